@@ -1,0 +1,39 @@
+"""The files that come with the package: SQL, migrations, the demo.
+
+In a checkout they stand at the top of the repository, where they are read; in a wheel, inside the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def directory(name: str) -> Path:
+    """Return the bundled directory `name`: "sql", "migrations" or "examples"."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def sql_files() -> list[Path]:
+    """List the files of sql/ in the order in which they are loaded: functions, views, grants."""
+    sql = directory("sql")
+    return [*sorted(sql.glob("functions/*.sql")), *sorted(sql.glob("views/*.sql")), sql / "grants.sql"]
+
+
+def sql_digest() -> str:
+    """Return the SHA-256, in hex, over the names and texts of sql/."""
+    digest = hashlib.sha256()
+    for file in sql_files():
+        digest.update(file.relative_to(directory("sql")).as_posix().encode())
+        digest.update(b"\0")
+        digest.update(file.read_bytes())
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def revisions() -> list[str]:
+    """List the revisions that this package knows, oldest first. A revision is the number its file begins with."""
+    return sorted(file.name.split("_")[0] for file in directory("migrations").glob("versions/[0-9]*.py"))

@@ -1,0 +1,71 @@
+"""Every error that pgqueue raises, in one tree.
+
+    PgQueueError
+    ├── ConfigError             a setting, a DSN, a module to load: exit code 2 on the command line
+    │   ├── EmbeddedError       the private server cannot be started here
+    │   └── DuplicateTask       two functions under one task name
+    ├── SchemaError             the database does not hold the schema that this version needs
+    │   └── MigrationError      a migration could not be carried out; nothing was changed
+    ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
+    ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
+    ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
+    ├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
+    └── LeaseLost               the reservation is no longer held: the result was not stored
+"""
+
+from __future__ import annotations
+
+
+class PgQueueError(Exception):
+    """Base of every error of this package.
+
+    `hint` says what to do next, or is None.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}. {self.hint}" if self.hint else message
+
+
+class ConfigError(PgQueueError):
+    """A setting, a DSN or a module to load is wrong. Exit code 2 on the command line."""
+
+
+class EmbeddedError(ConfigError):
+    """The embedded PostgreSQL server cannot be started here."""
+
+
+class DuplicateTask(ConfigError):
+    """Two functions were declared under one task name."""
+
+
+class SchemaError(PgQueueError):
+    """The database does not hold the schema that this version of pgqueue needs."""
+
+
+class MigrationError(SchemaError):
+    """A migration could not be carried out. Nothing was changed."""
+
+
+class InvalidArgument(PgQueueError):
+    """The queue refused a value (SQLSTATE 22023)."""
+
+
+class NotBuiltYet(PgQueueError):
+    """An option that the contract names and that a later release brings (SQLSTATE 0A000)."""
+
+
+class WrongIsolation(PgQueueError):
+    """`reserve` or `maintain` was called outside READ COMMITTED (SQLSTATE 25001)."""
+
+
+class LockedTooLong(PgQueueError):
+    """Another transaction holds the job's row (SQLSTATE 55P03). Nothing was changed."""
+
+
+class LeaseLost(PgQueueError):
+    """The reservation is no longer held, so nothing of the job was changed."""

@@ -1,0 +1,300 @@
+"""Bring the database's schema to where this package needs it.
+
+Tables migrate by alembic revision; functions, views and grants are reloaded from sql/ at head. All of it happens in
+one transaction under one advisory lock, so a migration that fails leaves nothing behind, and any number of them may
+run at once: one does the work, the others find it done.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+import sqlalchemy
+from alembic import command, op
+from alembic.config import Config
+from alembic.util.exc import CommandError
+from psycopg import sql
+
+from pgqueue import __version__, bundled
+from pgqueue.errors import ConfigError, MigrationError
+
+# First key of the queue's advisory locks, as pgqueue._lock_class() has it; the second key 3 is migrating.
+_LOCK = (1885827941, 3)
+
+# A statement of a migration waits this long for a table, then the whole migration starts over: a longer wait would
+# make every claim and every completion wait behind it.
+_LOCK_TIMEOUT = "2s"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a database stands. `revision` and `digest` are None where nothing is installed."""
+
+    revision: str | None
+    digest: str | None
+    head: str
+    head_digest: str
+
+    @property
+    def current(self) -> bool:
+        """True when nothing is left to migrate."""
+        return self.revision == self.head and self.digest == self.head_digest
+
+
+def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
+    """Migrate the database at `dsn` to revision `to` and return where it stands then.
+
+    At head the functions of sql/ are loaded; below it they are dropped, so that nothing runs on tables it was not
+    written for; "base" removes the queue and every job in it. Waits up to `patience` seconds for other migrations
+    and for locks on tables. Raises MigrationError (nothing was changed) and ConfigError (no such revision).
+
+        migrate("postgresql:///app")
+    """
+    known = bundled.revisions()
+    target = known[-1] if to == "head" else to
+    if target not in [*known, "base"]:
+        raise ConfigError(f"there is no revision {to!r}", hint=f"known: base, {', '.join(known)}, head")
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            with _connect(dsn) as connection:
+                if _lock(connection):
+                    _move(connection, target)
+                    return _status(_driver(connection))
+        except psycopg.errors.LockNotAvailable as error:
+            blocked: Exception | None = error
+        except sqlalchemy.exc.DBAPIError as error:
+            if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
+                raise _failed(error.orig or error) from error
+            blocked = error.orig
+        except psycopg.OperationalError:
+            raise
+        except psycopg.Error as error:
+            raise _failed(error) from error
+        except CommandError as error:
+            raise MigrationError(
+                f"the database is at a revision that this version of pgqueue does not know ({error})",
+                hint="install the version of pgqueue that migrated it, or a newer one",
+            ) from error
+        else:
+            blocked = None
+        if time.monotonic() > deadline:
+            raise MigrationError(
+                "another transaction holds a table of the queue" if blocked else "another migration is under way",
+                hint="look for long transactions in pg_stat_activity, then run pgqueue migrate again",
+            )
+        time.sleep(random.uniform(0.05, 0.5))
+
+
+def status(dsn: str) -> Status:
+    """Tell where the database at `dsn` stands, changing nothing."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        return _status(connection)
+
+
+def script(*, start: str = "base") -> str:
+    """Return one SQL text that brings a database from revision `start` to head; psql can run it.
+
+    Raises ConfigError when there is no revision `start`.
+    """
+    known = bundled.revisions()
+    if start not in [*known, "base"]:
+        raise ConfigError(f"there is no revision {start!r}", hint=f"known: base, {', '.join(known)}")
+    tables = io.StringIO()
+    if start != known[-1]:
+        command.upgrade(_config(None, tables), f"{start}:head", sql=True)
+    parts = [
+        f"-- pgqueue {__version__}: from revision {start} to {known[-1]}. One transaction: all of it or nothing.",
+        "-- psql -v ON_ERROR_STOP=1 -f this-file.sql",
+        "begin;",
+        f"set local lock_timeout = '{_LOCK_TIMEOUT}';",
+        f"do $$ begin while not pg_try_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]}) loop\n"
+        "    perform pg_sleep(0.2);\nend loop; end $$;",
+        "create schema if not exists pgqueue;",
+        tables.getvalue(),
+        "set local check_function_bodies = off;",
+        *(file.read_text() for file in bundled.sql_files()),
+        _AFTER,
+        _RELEASE.as_string(None).replace("%s", "{}").format(
+            *(sql.Literal(value).as_string(None) for value in _release())
+        )
+        + ";",
+        "commit;",
+        "",
+    ]
+    return "\n\n".join(parts)
+
+
+def run_sql(text: str) -> None:
+    """Run the SQL of a revision verbatim. For the files under migrations/.
+
+    It goes through the driver: alembic and SQLAlchemy would read `:word` as a parameter and eat `%`.
+    """
+    context = op.get_context()
+    if context.as_sql:
+        context.impl.static_output(text)
+        return
+    bind = op.get_bind()
+    with bind.connection.cursor() as cursor:
+        cursor.execute(text)
+
+
+# Enough partitions of history for the first hours; maintain() attaches the rest.
+_AFTER = "select pgqueue._attach_partitions(9, 4, 100);"
+
+_RELEASE = sql.SQL("insert into pgqueue.releases (revision, digest, version) values (%s, %s, %s)")
+
+
+def _release() -> tuple[str, str, str]:
+    return bundled.revisions()[-1], bundled.sql_digest(), __version__
+
+
+@contextmanager
+def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: psycopg.connect(dsn, application_name="pgqueue migrate"),
+        poolclass=sqlalchemy.NullPool,
+        isolation_level="READ COMMITTED",
+    )
+    with engine.connect() as connection, connection.begin():
+        yield connection
+
+
+def _driver(connection: sqlalchemy.Connection) -> psycopg.Connection[tuple[object, ...]]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver
+
+
+def _config(connection: sqlalchemy.Connection | None, output: io.StringIO | None = None) -> Config:
+    config = Config(output_buffer=output) if output else Config()
+    # A percent sign in the path would be read as an interpolation.
+    config.set_main_option("script_location", str(bundled.directory("migrations")).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+def _lock(connection: sqlalchemy.Connection) -> bool:
+    # Try and sleep: who waits in the server for a lock holds a snapshot, and a later migration that creates an
+    # index concurrently would wait for that snapshot while holding the lock.
+    driver = _driver(connection)
+    driver.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
+    row = driver.execute("select pg_try_advisory_xact_lock(%s, %s)", _LOCK).fetchone()
+    return row is not None and row[0] is True
+
+
+def _move(connection: sqlalchemy.Connection, target: str) -> None:
+    driver = _driver(connection)
+    before = _status(driver)
+    head = bundled.revisions()[-1]
+    if target == head and before.current:
+        return
+    if before.revision is None and target == "base":
+        return
+    driver.execute("create schema if not exists pgqueue")
+    if target != head:
+        _drop_routines(driver)
+    if target == "base" or (before.revision is not None and before.revision > target):
+        command.downgrade(_config(connection), target)
+    else:
+        command.upgrade(_config(connection), target)
+    if target == head:
+        _reload(driver)
+    elif target == "base":
+        driver.execute("drop table pgqueue.alembic_version")
+        driver.execute("drop schema pgqueue")
+
+
+def _status(driver: psycopg.Connection[tuple[object, ...]]) -> Status:
+    revision = digest = None
+    exists = driver.execute("select to_regclass('pgqueue.alembic_version')").fetchone()
+    if exists and exists[0] is not None:
+        row = driver.execute("select version_num from pgqueue.alembic_version").fetchone()
+        revision = str(row[0]) if row else None
+        loaded = driver.execute("select to_regprocedure('pgqueue.version()')").fetchone()
+        if loaded and loaded[0] is not None:
+            row = driver.execute("select digest from pgqueue.releases order by n desc limit 1").fetchone()
+            digest = str(row[0]) if row else None
+    return Status(revision, digest, bundled.revisions()[-1], bundled.sql_digest())
+
+
+def _reload(driver: psycopg.Connection[tuple[object, ...]]) -> None:
+    driver.execute("set local check_function_bodies = off")
+    before = _routines(driver)
+    for file in bundled.sql_files():
+        _load(driver, file.read_text())
+    # A routine whose row was not written now has no file any more: it belongs to an older release.
+    for oid, xmin in _routines(driver).items():
+        if before.get(oid) == xmin:
+            _drop(driver, "routine", f"{oid}::regprocedure")
+    driver.execute(_AFTER.encode())
+    driver.execute(_RELEASE, _release())
+
+
+def _load(driver: psycopg.Connection[tuple[object, ...]], text: str) -> None:
+    try:
+        with driver.transaction():
+            driver.execute(text.encode())
+    except (psycopg.errors.InvalidFunctionDefinition, psycopg.errors.InvalidTableDefinition):
+        # The signature does not stand: names of parameters, a return type or the columns of a view changed.
+        for kind, name in re.findall(r"create or replace (function|view) pgqueue\.(\w+)", text):
+            if kind == "view":
+                _drop(driver, "view", f"to_regclass('pgqueue.{name}')")
+            else:
+                rows = driver.execute(
+                    "select oid from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname = %s", (name,)
+                ).fetchall()
+                for (oid,) in rows:
+                    _drop(driver, "routine", f"{oid}::regprocedure")
+        driver.execute(text.encode())
+
+
+def _drop(driver: psycopg.Connection[tuple[object, ...]], kind: str, identity: str) -> None:
+    row = driver.execute(f"select ({identity})::text".encode()).fetchone()
+    if row is None or row[0] is None:
+        return
+    try:
+        # Never CASCADE: what depends on it is somebody else's.
+        driver.execute(f"drop {kind} {row[0]}".encode())
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise MigrationError(
+            f"{kind} {row[0]} changes its shape, and other objects depend on it: {error.diag.message_detail}",
+            hint="drop those objects, run pgqueue migrate, and create them again",
+        ) from error
+
+
+def _drop_routines(driver: psycopg.Connection[tuple[object, ...]]) -> None:
+    views = driver.execute(
+        "select relname from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
+    ).fetchall()
+    for (name,) in views:
+        _drop(driver, "view", f"to_regclass('pgqueue.{name}')")
+    for oid in _routines(driver):
+        _drop(driver, "routine", f"{oid}::regprocedure")
+
+
+def _routines(driver: psycopg.Connection[tuple[object, ...]]) -> dict[object, object]:
+    rows = driver.execute(
+        "select oid, xmin::text from pg_proc where pronamespace = 'pgqueue'::regnamespace order by oid"
+    ).fetchall()
+    return {oid: xmin for oid, xmin in rows}
+
+
+def _failed(error: BaseException) -> MigrationError:
+    if isinstance(error, psycopg.Error) and isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return MigrationError(
+            f"the role may not do this: {error.diag.message_primary}",
+            hint="migrate as the role that owns the schema pgqueue, or that may create it",
+        )
+    return MigrationError(f"the migration failed and nothing was changed: {error}")
+
+
+__all__ = ["Status", "migrate", "run_sql", "script", "status"]

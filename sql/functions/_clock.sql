@@ -1,0 +1,31 @@
+-- The one clock, and the one place that computes a job's place in the ready index.
+--
+-- _clock() is clock_timestamp(), not now(): a job enqueued late in a long transaction must not look old. Tests
+-- replace it to travel in time. Neither function pins search_path, so that both stay inlined.
+--
+-- _ready_at() takes the transaction's xid before it reads the clock. Whoever later looks for transactions that
+-- may still insert a job below some time t finds them by their xid: a transaction without one at t cannot have
+-- read a clock below t. Read the clock first, and a job could appear below a bound that everyone trusts.
+
+create or replace function pgqueue._clock()
+returns timestamptz
+language sql
+volatile
+parallel safe
+as $$
+    select pg_catalog.clock_timestamp()
+$$;
+
+comment on function pgqueue._clock() is 'Private: the clock of the queue.';
+
+create or replace function pgqueue._ready_at(p_run_at timestamptz)
+returns timestamptz
+language sql
+volatile
+parallel unsafe
+as $$
+    select case when pg_catalog.pg_current_xact_id() is not null then greatest(p_run_at, pgqueue._clock()) end
+$$;
+
+comment on function pgqueue._ready_at(timestamptz) is
+    'Private: ready_at of a job that is to run at p_run_at (null: now); never below the clock of a transaction that has its xid.';

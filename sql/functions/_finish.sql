@@ -1,0 +1,147 @@
+-- How a job ends: the live row goes and the history row comes, in one statement.
+--
+-- _finish is the only way out of jobs (save delete and zero retention). It takes rows in the order of their ids,
+-- and only under the reservation given: who was told another one changes nothing. p_executing says whether the
+-- job must be under way; where it must not, the caller has locked the row and read its reservation.
+-- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
+-- which is why the statement stands in an exception block.
+
+create or replace function pgqueue._finish(
+    p_job_ids bigint[],
+    p_reservations bigint[],
+    p_executing boolean,
+    p_state pgqueue.job_state,
+    p_results jsonb[] default null,
+    p_error jsonb default null
+)
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_finished bigint[];
+    v_mended boolean := false;
+begin
+    loop
+        begin
+            with wanted as materialized (
+                select w.id, w.reservation, w.result
+                from unnest(p_job_ids, p_reservations, p_results) w (id, reservation, result)
+                order by w.id
+            ),
+            gone as (
+                delete from pgqueue.jobs j
+                using wanted w
+                where j.id = w.id
+                    and j.reservation = w.reservation
+                    and (j.state = 'executing') = p_executing
+                returning j.*, w.result
+            ),
+            dated as (
+                select
+                    g.*,
+                    coalesce(
+                        g.retention,
+                        case p_state
+                            when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded, s.retention_succeeded)
+                            when 'dead' then coalesce(t.retention_dead, q.retention_dead, s.retention_dead)
+                            else coalesce(t.retention_cancelled, q.retention_cancelled, s.retention_cancelled)
+                        end
+                    ) as keep_for
+                from gone g
+                left join pgqueue.settings s on true
+                left join pgqueue.effective_tasks t on t.name = g.task
+                left join pgqueue.queues q on q.name = g.queue
+            ),
+            kept as (
+                insert into pgqueue.history (
+                    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state, attempts,
+                    max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
+                    errors, result
+                )
+                select
+                    d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, p_state,
+                    d.attempts, d.max_attempts, d.losses, d.priority,
+                    case when d.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
+                    d.queue, d.task, d.key, d.reserved_by, d.tags, d.args, d.headers,
+                    case
+                        when p_error is null then d.errors
+                        else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
+                    end,
+                    d.result
+                from dated d
+                where d.keep_for > '0'
+            )
+            select coalesce(array_agg(g.id), '{}') into v_finished from gone g;
+            return v_finished;
+        exception when check_violation then
+            if v_mended then
+                raise;
+            end if;
+            v_mended := true;
+            perform pgqueue._attach_partitions(9, 25, 100);
+        end;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb) is
+    'Private: moves jobs from jobs to history under their reservations and returns the ids that it moved.';
+
+create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
+returns bigint[]
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    select pgqueue._finish(
+        p_job_ids, p_reservations, false, 'cancelled', null,
+        '{"class": "Expired", "message": "it did not start before its expires_at"}'
+    )
+$$;
+
+comment on function pgqueue._finish_expired(bigint[], bigint[]) is 'Private: cancels jobs that did not start in time.';
+
+create or replace function pgqueue._with_error(
+    p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
+)
+returns jsonb
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select jsonb_agg(e.entry order by e.ord)
+    from (
+        select a.entry, a.ord
+        from jsonb_array_elements(
+            coalesce(p_errors, '[]')
+            || jsonb_build_array(
+                jsonb_strip_nulls(jsonb_build_object(
+                    'class', left(p_error ->> 'class', 200),
+                    'message', left(
+                        case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
+                        4000
+                    ),
+                    'traceback', right(p_error ->> 'traceback', 20000),
+                    'attempt', p_attempt,
+                    'worker', p_worker,
+                    'at', p_at
+                ))
+            )
+        ) with ordinality a (entry, ord)
+        order by a.ord desc
+        limit 10
+    ) e
+$$;
+
+comment on function pgqueue._with_error(jsonb, jsonb, integer, text, timestamptz) is
+    'Private: errors with one more, the last ten kept; class, message and traceback bounded.';

@@ -1,0 +1,102 @@
+-- Lanes that nobody registered, and lanes that nobody uses.
+--
+-- An enqueue that saw a lane registered may commit after maintain has dropped it; its job would stand in a lane
+-- that reserve does not visit. So maintain looks for jobs between the lanes that it knows. It probes only the
+-- gaps: a skip scan over the whole ready index would walk every dead entry in it.
+
+create or replace function pgqueue._find_lanes()
+returns integer
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_found integer := 0;
+    v_now timestamptz := pgqueue._clock();
+begin
+    for v_round in 1..100 loop
+        -- Each round finds the first lane in each gap, which splits the gap for the next.
+        with known as (
+            select distinct a.queue, a.priority from pgqueue.lanes a
+            union all
+            select '', -32768::smallint
+        ),
+        gaps as (
+            select
+                k.queue, k.priority,
+                lead(k.queue) over w as next_queue, lead(k.priority) over w as next_priority
+            from known k
+            window w as (order by k.queue, k.priority)
+        )
+        insert into pgqueue.lanes (queue, priority, seen_at)
+        select f.queue, f.priority, v_now
+        from (
+            select b.queue, b.priority
+            from gaps g
+            cross join lateral (
+                select j.queue, j.priority
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and (j.queue, j.priority) > (g.queue, g.priority)
+                    and (j.queue, j.priority) < (g.next_queue, g.next_priority)
+                order by j.queue, j.priority, j.resumed, j.ready_at, j.id
+                limit 1
+            ) b
+            where g.next_queue is not null
+            union all
+            select b.queue, b.priority
+            from gaps g
+            cross join lateral (
+                select j.queue, j.priority
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and (j.queue, j.priority) > (g.queue, g.priority)
+                order by j.queue, j.priority, j.resumed, j.ready_at, j.id
+                limit 1
+            ) b
+            where g.next_queue is null
+        ) f;
+        exit when not found;
+        v_found := v_found + 1;
+    end loop;
+    return v_found;
+end
+$$;
+
+comment on function pgqueue._find_lanes() is
+    'Private: registers lanes that hold ready jobs and are not registered; returns in how many rounds it found some.';
+
+create or replace function pgqueue._tidy_lanes(p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    delete from pgqueue.lanes a
+    using pgqueue.lanes b
+    where a.queue = b.queue
+        and a.priority = b.priority
+        and (a.seen_at, a.ctid) < (b.seen_at, b.ctid);
+
+    update pgqueue.lanes a
+    set seen_at = p_now
+    where a.seen_at not between p_now - interval '30 min' and p_now
+        and exists (
+            select
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed') and j.queue = a.queue and j.priority = a.priority
+        );
+
+    delete from pgqueue.lanes a where a.seen_at < p_now - interval '1 hour';
+end
+$$;
+
+comment on function pgqueue._tidy_lanes(timestamptz) is
+    'Private: merges lanes registered twice and drops those empty for an hour.';

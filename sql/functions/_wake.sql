@@ -1,0 +1,80 @@
+-- Wake-up and lanes: what every statement that makes a job ready has to do besides.
+--
+-- _wake asks one range question, who serves this queue and is asleep beyond the ready time, and notifies at
+-- most p_count of them at random, once per transaction and queue. Under an old snapshot (above READ COMMITTED)
+-- it cannot see who sleeps, so it notifies all on the common channel. It never waits and locks nothing.
+
+create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_mark text := E'\x1f' || p_queue || E'\x1f';
+    v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
+begin
+    if lower(current_setting('pgqueue.notify', true)) in ('off', 'false', 'no', '0')
+        or strpos(v_woken, v_mark) > 0
+        -- A NOTIFY queue that runs full makes every commit with a NOTIFY fail: better late than refused.
+        or pg_notification_queue_usage() > 0.5
+    then
+        return;
+    end if;
+
+    if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+        perform pg_notify(w.channel, 'wake')
+        from (
+            select s.channel
+            from (
+                select a.channel
+                from pgqueue.sleepers a
+                where a.queue in (p_queue, '')
+                    and a.until > p_ready_at
+                    and a.worker is distinct from p_except
+                limit 64
+            ) s
+            group by s.channel
+            order by random()
+            limit p_count
+        ) w;
+        if not found then
+            return;
+        end if;
+    else
+        perform pg_notify('pgqueue', p_queue);
+    end if;
+    perform set_config('pgqueue.woken', v_woken || v_mark, true);
+end
+$$;
+
+comment on function pgqueue._wake(text, timestamptz, integer, text) is
+    'Private: notifies at most p_count workers that serve p_queue and sleep beyond p_ready_at.';
+
+create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    insert into pgqueue.lanes (queue, priority, seen_at)
+    select p_queue, p_priority, p_now
+    where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority)
+$$;
+
+comment on function pgqueue._register_lane(text, smallint, timestamptz) is
+    'Private: makes a lane known to reserve. A plain insert: two callers that register one lane do not wait for each other.';
+
+create or replace function pgqueue._channel(p_worker text)
+returns text
+language sql
+immutable
+parallel safe
+as $$
+    select 'pgqueue_' || pg_catalog.md5(p_worker)
+$$;
+
+comment on function pgqueue._channel(text) is 'Private: the NOTIFY channel of a worker.';

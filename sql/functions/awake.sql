@@ -1,0 +1,22 @@
+-- awake: the worker found work and needs no wake-up. Deletes its own naps; without it they end by their time, and
+-- cost producers a NOTIFY until then.
+
+create or replace function pgqueue.awake(worker text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    perform pgqueue._check_name('worker', awake.worker, 256);
+    delete from pgqueue.sleepers where worker = awake.worker and until > v_now;
+end
+$$;
+
+comment on function pgqueue.awake(text) is 'The worker is busy again: producers need not wake it.';

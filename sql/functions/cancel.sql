@@ -1,0 +1,40 @@
+-- cancel: a job that does not run is cancelled now; one that runs is asked to stop.
+--
+-- Locks the job's row and waits for another holder at most 5 s (55P03). The worker that holds the job is notified
+-- and learns of it from extend; the job then ends as cancelled, unless it succeeds first.
+
+create or replace function pgqueue.cancel(job_id bigint)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_job record;
+begin
+    select j.id, j.reservation, j.state, j.reserved_by
+    into v_job
+    from pgqueue.jobs j
+    where j.id = cancel.job_id
+    for update;
+    if not found then
+        return null;
+    end if;
+    if v_job.state = 'executing' then
+        update pgqueue.jobs
+        set cancel_requested_at = coalesce(cancel_requested_at, pgqueue._clock())
+        where id = cancel.job_id;
+        perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
+        return 'requested';
+    end if;
+    perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
+    return 'cancelled';
+end
+$$;
+
+comment on function pgqueue.cancel(bigint) is
+    'Cancel a job. Returns cancelled, or requested for one that is executing (its worker is told), or null: there is nothing to cancel.';

@@ -1,0 +1,26 @@
+-- complete: one job is done. Also inside a handler's own transaction: then its effects and this commit together.
+--
+-- Locks the job's row. Waits for another holder of that row at most 5 s (55P03). Works at every isolation level.
+
+create or replace function pgqueue.complete(job_id bigint, reservation bigint, result jsonb default null)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    perform pgqueue._check_pairs(array[complete.job_id], array[complete.reservation]);
+    return cardinality(
+        pgqueue._finish(
+            array[complete.job_id], array[complete.reservation], true, 'succeeded', array[complete.result]
+        )
+    ) > 0;
+end
+$$;
+
+comment on function pgqueue.complete(bigint, bigint, jsonb) is
+    'The job succeeded: move it to history with its result. False when the reservation is no longer held; then nothing was changed. '
+    'Called in the same transaction as the job''s own writes, both are committed or neither.';

@@ -1,0 +1,71 @@
+-- declare_task: what the code says of a task, written by a worker at its start. Touches the declared_* columns
+-- only, and only when they differ: an operator's columns win and survive every deploy. Locks the task's row.
+
+create or replace function pgqueue.declare_task(
+    task text,
+    queue text default null,
+    priority integer default null,
+    max_attempts integer default null,
+    retry_policy text default null,
+    retry_delay interval default null,
+    retry_jitter double precision default null,
+    expires_in interval default null,
+    retention_succeeded interval default null,
+    retention_cancelled interval default null,
+    retention_dead interval default null
+)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('task', declare_task.task);
+    insert into pgqueue.tasks as t (
+        name, declared_queue, declared_priority, declared_max_attempts, declared_retry_policy, declared_retry_delay,
+        declared_retry_jitter, declared_expires_in, declared_retention_succeeded, declared_retention_cancelled,
+        declared_retention_dead
+    )
+    values (
+        declare_task.task, declare_task.queue, declare_task.priority, declare_task.max_attempts,
+        declare_task.retry_policy, declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in,
+        declare_task.retention_succeeded, declare_task.retention_cancelled, declare_task.retention_dead
+    )
+    on conflict (name) do update
+    set
+        declared_queue = excluded.declared_queue,
+        declared_priority = excluded.declared_priority,
+        declared_max_attempts = excluded.declared_max_attempts,
+        declared_retry_policy = excluded.declared_retry_policy,
+        declared_retry_delay = excluded.declared_retry_delay,
+        declared_retry_jitter = excluded.declared_retry_jitter,
+        declared_expires_in = excluded.declared_expires_in,
+        declared_retention_succeeded = excluded.declared_retention_succeeded,
+        declared_retention_cancelled = excluded.declared_retention_cancelled,
+        declared_retention_dead = excluded.declared_retention_dead
+    where (
+        t.declared_queue, t.declared_priority, t.declared_max_attempts, t.declared_retry_policy,
+        t.declared_retry_delay, t.declared_retry_jitter, t.declared_expires_in, t.declared_retention_succeeded,
+        t.declared_retention_cancelled, t.declared_retention_dead
+    ) is distinct from (
+        excluded.declared_queue, excluded.declared_priority, excluded.declared_max_attempts,
+        excluded.declared_retry_policy, excluded.declared_retry_delay, excluded.declared_retry_jitter,
+        excluded.declared_expires_in, excluded.declared_retention_succeeded, excluded.declared_retention_cancelled,
+        excluded.declared_retention_dead
+    );
+    return found;
+exception when check_violation or numeric_value_out_of_range then
+    perform pgqueue._refuse(
+        format('an option of task %s is out of range', quote_literal(declare_task.task)), sqlerrm,
+        'Compare the option with the comment on its column: \d+ pgqueue.tasks.'
+    );
+end
+$$;
+
+comment on function pgqueue.declare_task(
+    text, text, integer, integer, text, interval, double precision, interval, interval, interval, interval
+) is
+    'Say what the code knows of a task: options that hold where neither a job nor an operator says otherwise. False: nothing changed.';

@@ -1,0 +1,25 @@
+-- delete: a job and its traces are gone. Not for one that is executing: cancel that.
+--
+-- Locks the one row and waits for another holder at most 5 s (55P03).
+
+create or replace function pgqueue.delete(job_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+begin
+    delete from pgqueue.jobs where id = delete.job_id and state <> 'executing';
+    if not found then
+        delete from pgqueue.history where id = delete.job_id;
+    end if;
+    return found;
+end
+$$;
+
+comment on function pgqueue.delete(bigint) is
+    'Delete a job that is not executing, or its row in history. False: there is no such job, or it is executing.';

@@ -1,0 +1,285 @@
+-- enqueue: a producer's one call. Inserts one row into jobs, inside the caller's transaction.
+--
+-- It locks nothing that another enqueue could wait for. One query reads all it has to know: the options of task
+-- and queue, whether the lane is registered, and whether somebody who serves the queue is asleep now. Only then
+-- does it send NOTIFY, for NOTIFY serialises the commits of all who send it. A worker writes that it sleeps
+-- *before* its last looks, so the answer may be stale by as long as this transaction stays open, and no longer.
+-- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
+-- live rows only.
+
+create or replace function pgqueue.enqueue(
+    task text,
+    args jsonb default '{}',
+    queue text default null,
+    priority integer default null,
+    run_at timestamptz default null,
+    delay interval default null,
+    expires_in interval default null,
+    timeout interval default null,
+    max_attempts integer default null,
+    key text default null,
+    score numeric default null,
+    dedupe text default null,
+    dedupe_for interval default null,
+    on_conflict text default null,
+    depends_on bigint[] default null,
+    headers jsonb default null,
+    tags text[] default null,
+    retention interval default null
+)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_run_at timestamptz := coalesce(enqueue.run_at, v_now);
+    v_ready_at timestamptz := v_now;
+    v_queue text;
+    v_priority smallint;
+    v_expires_in interval;
+    v_max_args_bytes integer;
+    v_known boolean;
+    v_asleep boolean;
+    v_id bigint;
+begin
+    perform pgqueue._check_options(
+        enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
+        enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
+        enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
+    );
+
+    if enqueue.delay is not null then
+        v_run_at := v_now + enqueue.delay;
+    end if;
+    if v_run_at > v_now then
+        v_ready_at := pgqueue._ready_at(v_run_at);
+        perform pgqueue._check_run_at(v_run_at);
+    end if;
+
+    select
+        w.queue,
+        p.priority,
+        coalesce(enqueue.expires_in, t.expires_in),
+        coalesce((select s.max_args_bytes from pgqueue.settings s), 1048576),
+        exists (select from pgqueue.lanes l where l.queue = w.queue and l.priority = p.priority),
+        exists (select from pgqueue.sleepers s where s.queue in (w.queue, '') and s.until > v_ready_at)
+    into v_queue, v_priority, v_expires_in, v_max_args_bytes, v_known, v_asleep
+    from (values (1)) one (row)
+    left join pgqueue.effective_tasks t on t.name = enqueue.task
+    cross join lateral (select coalesce(enqueue.queue, t.queue, 'default') as queue) w
+    left join pgqueue.queues q on q.name = w.queue
+    cross join lateral (select coalesce(enqueue.priority, t.priority, q.priority, 0)::smallint as priority) p;
+
+    perform pgqueue._check_args(enqueue.args, v_max_args_bytes);
+
+    insert into pgqueue.jobs (
+        queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
+        expires_at, max_attempts, retention
+    )
+    values (
+        v_queue, enqueue.task, enqueue.args, enqueue.headers, enqueue.tags, v_priority, v_run_at, v_ready_at, v_now,
+        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention
+    )
+    returning id into v_id;
+
+    if not v_known then
+        insert into pgqueue.lanes (queue, priority, seen_at) values (v_queue, v_priority, v_now);
+    end if;
+    if v_asleep or current_setting('transaction_isolation') <> 'read committed' then
+        perform pgqueue._wake(v_queue, v_ready_at, 2, null);
+    end if;
+    return v_id;
+end
+$$;
+
+comment on function pgqueue.enqueue(
+    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
+    text, bigint[], jsonb, text[], interval
+) is
+    'Enqueue one job in the current transaction and return its id. '
+    'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
+    'queue, priority, max_attempts, expires_in and retention default to what the task, then the queue, says; '
+    'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
+    'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
+    'timeout, key, score, dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
+
+create or replace function pgqueue._check_options(
+    p_task text,
+    p_queue text,
+    p_priority integer,
+    p_run_at timestamptz,
+    p_delay interval,
+    p_expires_in interval,
+    p_timeout interval,
+    p_max_attempts integer,
+    p_key text,
+    p_score numeric,
+    p_dedupe text,
+    p_dedupe_for interval,
+    p_on_conflict text,
+    p_depends_on bigint[],
+    p_headers jsonb,
+    p_tags text[],
+    p_retention interval
+)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_unbuilt text;
+begin
+    if p_task is null or octet_length(p_task) not between 1 and 128 then
+        perform pgqueue._check_name('task', p_task);
+    end if;
+    -- Nearly every enqueue names a task and args and nothing else: one test sends it on.
+    if num_nonnulls(
+        p_queue, p_priority, p_run_at, p_delay, p_expires_in, p_timeout, p_max_attempts, p_key, p_score, p_dedupe,
+        p_dedupe_for, p_on_conflict, p_depends_on, p_headers, p_tags, p_retention
+    ) = 0
+    then
+        return;
+    end if;
+
+    v_unbuilt := case
+        when p_timeout is not null then 'timeout'
+        when p_key is not null then 'key'
+        when p_score is not null then 'score'
+        when p_dedupe is not null then 'dedupe'
+        when p_dedupe_for is not null then 'dedupe_for'
+        when p_on_conflict is not null then 'on_conflict'
+        when p_depends_on is not null then 'depends_on'
+    end;
+    if v_unbuilt is not null then
+        perform pgqueue._refuse(
+            format('%s is not built yet', v_unbuilt), 'Nothing was enqueued.',
+            format('Leave %s out; a later release of pgqueue brings it.', v_unbuilt), '0A000'
+        );
+    end if;
+    if p_queue is not null then
+        perform pgqueue._check_name('queue', p_queue);
+    end if;
+    if p_priority not between -100 and 100 then
+        perform pgqueue._refuse(
+            'priority must be between -100 and 100', format('It is %s.', p_priority),
+            'Give priority as a whole number; higher runs first, 0 is the default.'
+        );
+    end if;
+    if p_run_at is not null and p_delay is not null then
+        perform pgqueue._refuse(
+            'run_at and delay were both given', format('run_at is %s, delay is %s.', p_run_at, p_delay),
+            'Give run_at (an instant) or delay (an interval from now), not both.'
+        );
+    end if;
+    if not isfinite(p_run_at) then
+        perform pgqueue._check_run_at(p_run_at);
+    end if;
+    if p_delay is not null and (not isfinite(p_delay) or p_delay not between '-9999 years' and '9999 years') then
+        perform pgqueue._refuse(
+            'delay must be a finite interval that ends before the year 10000', format('It is %s.', p_delay),
+            'Give delay as an interval, such as ''2 hours''.'
+        );
+    end if;
+    if p_expires_in is not null
+        and (not isfinite(p_expires_in) or p_expires_in <= '0' or p_expires_in > '9999 years')
+    then
+        perform pgqueue._refuse(
+            'expires_in must be above zero and finite', format('It is %s.', p_expires_in),
+            'Give expires_in as an interval counted from run_at, such as ''1 hour'', or leave it out.'
+        );
+    end if;
+    if p_max_attempts not between 1 and 100000 then
+        perform pgqueue._refuse(
+            'max_attempts must be between 1 and 100000', format('It is %s.', p_max_attempts),
+            'Give max_attempts as the number of tries in all; 1 means that a failure is final.'
+        );
+    end if;
+    if p_headers is not null and jsonb_typeof(p_headers) <> 'object' then
+        perform pgqueue._refuse(
+            'headers must be a JSON object', format('It is a JSON %s.', jsonb_typeof(p_headers)),
+            'Give headers as an object, such as {"traceparent": "..."}.'
+        );
+    end if;
+    if pg_column_size(p_headers) > 65536 then
+        perform pgqueue._refuse(
+            'headers must be at most 64 KiB', format('It has %s bytes.', pg_column_size(p_headers)),
+            'Put data of the job into args; headers are for trace context.'
+        );
+    end if;
+    if p_tags is not null and (
+        cardinality(p_tags) > 100
+        or exists (select from unnest(p_tags) t (tag) where t.tag is null or octet_length(t.tag) not between 1 and 128)
+    ) then
+        perform pgqueue._refuse(
+            'tags must be at most 100 texts of 1 to 128 bytes', null, 'Give tags as text[] without nulls.'
+        );
+    end if;
+    if p_retention is not null and (not isfinite(p_retention) or p_retention not between '0' and '2 years') then
+        perform pgqueue._refuse(
+            'retention must be between zero and two years', format('It is %s.', p_retention),
+            'Give retention as an interval, such as ''30 days''; zero keeps no row in history.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_options(
+    text, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
+    bigint[], jsonb, text[], interval
+) is 'Private: refuses wrong options of a job, each by its name.';
+
+create or replace function pgqueue._check_run_at(p_run_at timestamptz)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if not isfinite(p_run_at) or p_run_at >= '10000-01-01 00:00:00+00' then
+        perform pgqueue._refuse(
+            'run_at must be finite and before the year 10000', format('It is %s.', p_run_at),
+            'Give run_at (or delay) nearer to now.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite or beyond the year 9999.';
+
+create or replace function pgqueue._check_args(p_args jsonb, p_max_bytes integer)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_args is null or jsonb_typeof(p_args) <> 'object' then
+        perform pgqueue._refuse(
+            'args must be a JSON object',
+            case when p_args is null then 'It is null.' else format('It is a JSON %s.', jsonb_typeof(p_args)) end,
+            'Give args as an object of named arguments, such as {"to": "a@b.c"}.'
+        );
+    end if;
+    -- The size of the datum is a cheap first look (a compressed one is small, so the threshold is low); only
+    -- what is not obviously small is written out to be measured.
+    if pg_column_size(p_args) > least(2000, p_max_bytes / 4) and octet_length(p_args::text) > p_max_bytes then
+        perform pgqueue._refuse(
+            format('args must be at most %s bytes of JSON', p_max_bytes),
+            format('They have %s bytes.', octet_length(p_args::text)),
+            'Store the data elsewhere and pass a reference in args, or raise pgqueue.settings.max_args_bytes.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_args(jsonb, integer) is 'Private: refuses args that are not an object or too large.';

@@ -1,0 +1,101 @@
+-- enqueue_many: n jobs of one task with the same options, in one statement, in the order given, all or none.
+--
+-- The same steps as enqueue (which see), with one insert and one wake-up for all.
+
+create or replace function pgqueue.enqueue_many(
+    task text,
+    args jsonb[],
+    queue text default null,
+    priority integer default null,
+    run_at timestamptz default null,
+    delay interval default null,
+    expires_in interval default null,
+    timeout interval default null,
+    max_attempts integer default null,
+    key text default null,
+    score numeric default null,
+    dedupe text default null,
+    dedupe_for interval default null,
+    on_conflict text default null,
+    depends_on bigint[] default null,
+    headers jsonb default null,
+    tags text[] default null,
+    retention interval default null
+)
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_run_at timestamptz := coalesce(enqueue_many.run_at, v_now);
+    v_ready_at timestamptz := v_now;
+    v_queue text;
+    v_priority smallint;
+    v_expires_in interval;
+    v_max_args_bytes integer;
+begin
+    perform pgqueue._check_options(
+        enqueue_many.task, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at, enqueue_many.delay,
+        enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts, enqueue_many.key,
+        enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
+        enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention
+    );
+    if enqueue_many.args is null then
+        perform pgqueue._refuse(
+            'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
+        );
+    end if;
+
+    if enqueue_many.delay is not null then
+        v_run_at := v_now + enqueue_many.delay;
+    end if;
+    if v_run_at > v_now then
+        v_ready_at := pgqueue._ready_at(v_run_at);
+        perform pgqueue._check_run_at(v_run_at);
+    end if;
+
+    select
+        w.queue,
+        p.priority,
+        coalesce(enqueue_many.expires_in, t.expires_in),
+        coalesce((select s.max_args_bytes from pgqueue.settings s), 1048576)
+    into v_queue, v_priority, v_expires_in, v_max_args_bytes
+    from (values (1)) one (row)
+    left join pgqueue.effective_tasks t on t.name = enqueue_many.task
+    cross join lateral (select coalesce(enqueue_many.queue, t.queue, 'default') as queue) w
+    left join pgqueue.queues q on q.name = w.queue
+    cross join lateral (select coalesce(enqueue_many.priority, t.priority, q.priority, 0)::smallint as priority) p;
+
+    perform pgqueue._check_args(a.args, v_max_args_bytes) from unnest(enqueue_many.args) a (args);
+
+    return query
+    insert into pgqueue.jobs (
+        queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
+        expires_at, max_attempts, retention
+    )
+    select
+        v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
+        v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention
+    from unnest(enqueue_many.args) with ordinality a (args, ord)
+    order by a.ord
+    returning id;
+
+    if found then
+        perform pgqueue._register_lane(v_queue, v_priority, v_now);
+        perform pgqueue._wake(v_queue, v_ready_at, 2, null);
+    end if;
+end
+$$;
+
+comment on function pgqueue.enqueue_many(
+    text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
+    text, bigint[], jsonb, text[], interval
+) is
+    'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
+    'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue.';

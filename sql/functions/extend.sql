@@ -1,0 +1,47 @@
+-- extend: the worker is alive and still at it.
+--
+-- Takes rows FOR UPDATE SKIP LOCKED and never waits: a row that somebody holds (a handler's own completion, not yet
+-- committed) counts as held, for expiry passes it over too, so one handler's open transaction cannot make its
+-- worker's other leases lapse. The second statement sees what the first wrote, and locked rows as last committed.
+
+create or replace function pgqueue.extend(job_ids bigint[], reservations bigint[], lease interval default '30 s')
+returns table (job_id bigint, lease_expires_at timestamptz, cancel_requested boolean)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 100
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
+    perform pgqueue._check_lease(extend.lease);
+
+    with held as materialized (
+        select j.ctid as place
+        from unnest(extend.job_ids, extend.reservations) w (id, reservation)
+        join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
+        for update of j skip locked
+    )
+    update pgqueue.jobs j
+    set
+        lease = extend.lease,
+        lease_expires_at = pgqueue._clock() + extend.lease
+    from held h
+    where j.ctid = h.place;
+
+    return query
+    select j.id, j.lease_expires_at, j.cancel_requested_at is not null
+    from unnest(extend.job_ids, extend.reservations) w (id, reservation)
+    join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing';
+end
+$$;
+
+comment on function pgqueue.extend(bigint[], bigint[], interval) is
+    'Extend leases. Returns the jobs that are still held, until when, and which of them somebody asked to cancel; '
+    'a job that is not returned is lost: stop working on it.';

@@ -1,0 +1,136 @@
+-- grant_access, revoke_access: who may do what. Nothing is granted to PUBLIC.
+--
+-- The rights are written down in grants and applied again at every reload, because replacing a function by DROP
+-- and CREATE loses what was granted on it. Public functions run with their owner's rights (security definer, path
+-- pinned), so no role needs a right on a table to use them. Not security definer themselves: whoever calls them
+-- must own the schema, or PostgreSQL refuses the GRANT. GRANT is dynamic SQL because roles are names.
+
+create or replace function pgqueue.grant_access(kind text, role name)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_grant(grant_access.kind, grant_access.role);
+    insert into pgqueue.grants (role, kind) values (grant_access.role, grant_access.kind) on conflict do nothing;
+    perform pgqueue._apply_grants();
+end
+$$;
+
+comment on function pgqueue.grant_access(text, name) is
+    'Let a role use the queue. kind: producer (enqueue, nothing else), worker (reserve and what follows), '
+    'operator (all functions, all views, settings) or reader (views and stats).';
+
+create or replace function pgqueue._check_grant(p_kind text, p_role name)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_kind is null or p_kind not in ('producer', 'worker', 'operator', 'reader') then
+        perform pgqueue._refuse(
+            'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
+            'Give kind as producer, worker, operator or reader.'
+        );
+    end if;
+    if p_role is null or not exists (select from pg_roles r where r.rolname = p_role) then
+        perform pgqueue._refuse(
+            'role does not exist', format('It is %s.', coalesce(quote_literal(p_role), 'null')),
+            'Create it first: create role ... login.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_grant(text, name) is 'Private: refuses unknown kinds and roles.';
+
+create or replace function pgqueue._apply_grants()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_grant record;
+    v_function record;
+begin
+    for v_function in
+        select p.oid::regprocedure::text as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
+    loop
+        execute format('revoke all on function %s from public', v_function.name);
+    end loop;
+
+    -- A role that was dropped since is passed over; its row stays until revoke_access.
+    for v_grant in
+        select g.role, g.kind from pgqueue.grants g join pg_roles r on r.rolname = g.role order by g.role, g.kind
+    loop
+        execute format('grant usage on schema pgqueue to %I', v_grant.role);
+        for v_function in
+            select p.oid::regprocedure::text as name
+            from pg_proc p
+            where p.pronamespace = 'pgqueue'::regnamespace
+                and p.proname = any (pgqueue._functions_of(v_grant.kind))
+        loop
+            execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
+        end loop;
+        if v_grant.kind in ('reader', 'operator') then
+            execute format('grant select on pgqueue.all_jobs, pgqueue.effective_tasks to %I', v_grant.role);
+            execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers to %I', v_grant.role);
+        end if;
+        if v_grant.kind = 'operator' then
+            execute format('grant insert, update, delete on pgqueue.queues, pgqueue.tasks to %I', v_grant.role);
+            execute format('grant update on pgqueue.settings to %I', v_grant.role);
+        end if;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._apply_grants() is 'Private: takes everything from PUBLIC and gives what pgqueue.grants says.';
+
+create or replace function pgqueue._functions_of(p_kind text)
+returns text[]
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select array_agg(f.name)
+    from (
+        values
+            ('enqueue', '{producer,operator}'::text[]),
+            ('enqueue_many', '{producer,operator}'),
+            ('reserve', '{worker,operator}'),
+            ('complete', '{worker,operator}'),
+            ('complete_many', '{worker,operator}'),
+            ('fail', '{worker,operator}'),
+            ('extend', '{worker,operator}'),
+            ('release', '{worker,operator}'),
+            ('release_unheld', '{worker,operator}'),
+            ('snooze', '{worker,operator}'),
+            ('hello', '{worker,operator}'),
+            ('beat', '{worker,operator}'),
+            ('bye', '{worker,operator}'),
+            ('idle', '{worker,operator}'),
+            ('awake', '{worker,operator}'),
+            ('maintain', '{worker,operator}'),
+            ('declare_task', '{worker,operator}'),
+            ('cancel', '{operator}'),
+            ('retry', '{operator}'),
+            ('delete', '{operator}'),
+            ('pause_queue', '{operator}'),
+            ('resume_queue', '{operator}'),
+            ('stats', '{reader,operator}'),
+            ('version', '{producer,worker,reader,operator}'),
+            -- The clock tells nobody anything; a worker compares due times with it.
+            ('_clock', '{producer,worker,reader,operator}')
+    ) f (name, kinds)
+    where p_kind = any (f.kinds)
+$$;
+
+comment on function pgqueue._functions_of(text) is 'Private: which functions each kind of role may call.';

@@ -1,0 +1,32 @@
+-- hello, beat, bye: a worker's life. hello and bye write its row of workers; beat only inserts, for a row updated
+-- every few seconds by every worker would under an old snapshot become a chain that every reader walks.
+
+create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
+returns text
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_channel text := pgqueue._channel(hello.worker);
+    v_now timestamptz := pgqueue._clock();
+begin
+    perform pgqueue._check_name('worker', hello.worker, 256);
+    perform pgqueue._check_queues(hello.queues);
+    insert into pgqueue.workers (name, channel, queues, info, started_at)
+    values (hello.worker, v_channel, hello.queues, coalesce(hello.info, '{}'), v_now)
+    on conflict (name) do update
+    set
+        queues = excluded.queues,
+        info = excluded.info;
+    insert into pgqueue.beats (worker, at) values (hello.worker, v_now);
+    return v_channel;
+end
+$$;
+
+comment on function pgqueue.hello(text, text[], jsonb) is
+    'A worker starts: register it, with the queues that it serves (null: all) and what it tells of itself. '
+    'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';

@@ -1,0 +1,109 @@
+-- idle: what a worker says when reserve came back with nothing. It writes that the worker sleeps; from its commit
+-- on, every enqueue that this worker could serve wakes it.
+--
+-- The order matters. A producer asks "who sleeps?" at its enqueue and commits later. So the worker first calls
+-- idle, *then* looks again at short pauses for about a second, and only then blocks: what was enqueued before the
+-- row stood is found by a look, what comes after is announced. Looks before the row find neither.
+-- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
+-- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
+
+create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
+returns table (channel text, next_due timestamptz, call_again_in interval)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_until timestamptz;
+    v_next_due timestamptz;
+    v_rank bigint;
+begin
+    perform pgqueue._check_name('worker', idle.worker, 256);
+    perform pgqueue._check_queues(idle.queues);
+    if idle."for" is null or not isfinite(idle."for") or idle."for" <= '0' or idle."for" > '1 hour' then
+        perform pgqueue._refuse(
+            '"for" must be above zero and at most one hour', format('It is %s.', coalesce(idle."for"::text, 'null')),
+            'Give "for" as the interval after which the worker looks by itself, such as ''5 s''.'
+        );
+    end if;
+    -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
+    v_until := v_now + idle."for" + interval '1 s';
+
+    select count(*) into v_rank
+    from (
+        select
+        from pgqueue.sleepers s
+        where s.queue = coalesce(idle.queues[1], '')
+            and s.until > v_now
+            and s.worker <> idle.worker
+        limit 50
+    ) asleep;
+
+    insert into pgqueue.sleepers (queue, until, worker, channel)
+    select q.name, v_until, idle.worker, pgqueue._channel(idle.worker)
+    from unnest(coalesce(idle.queues, array[''])) q (name);
+
+    select min(first.ready_at) into v_next_due
+    from (
+        select distinct a.queue, a.priority
+        from pgqueue.lanes a
+        where (idle.queues is null or a.queue = any (idle.queues))
+            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+    ) l
+    cross join lateral (
+        select j.ready_at
+        from pgqueue.jobs j
+        where j.state in ('waiting', 'failed')
+            and j.queue = l.queue
+            and j.priority = l.priority
+            and j.resumed = false
+            and j.ready_at > v_now
+        order by j.ready_at, j.id
+        limit 1
+    ) first;
+
+    return query
+    select
+        pgqueue._channel(idle.worker),
+        v_next_due + v_rank * interval '20 ms',
+        pgqueue._call_again_in(v_now);
+end
+$$;
+
+comment on function pgqueue.idle(text, text[], interval) is
+    'Nothing to do: the worker will sleep, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
+    'then wait for NOTIFY on channel, for next_due, or for "for" to pass. call_again_in: when to call maintain().';
+
+-- The fleet as a whole is to call maintain about once a second, whatever its size, with nobody in charge.
+create or replace function pgqueue._call_again_in(p_now timestamptz)
+returns interval
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_workers bigint;
+    v_at timestamptz;
+begin
+    select h.at into v_at from pgqueue.housekeeping h order by h.n desc limit 1;
+    if v_at is null or v_at not between p_now - interval '2 s' and p_now + interval '1 s' then
+        return random() * interval '200 ms';
+    end if;
+    select count(*) into v_workers from (select from pgqueue.workers limit 4) w;
+    -- Not rarer than every 4 s each: whoever was killed still counts for a while, and a gap of 5 s costs leases
+    -- their punctuality. maintain itself skips a call that comes too soon after another.
+    return greatest(v_workers, 1) * (0.5 + random()) * interval '1 s';
+end
+$$;
+
+comment on function pgqueue._call_again_in(timestamptz) is 'Private: when one worker should call maintain() again.';

@@ -1,0 +1,23 @@
+-- pause_queue, resume_queue: reserve passes a paused queue over. Producers go on, what is executing goes on.
+-- Each writes one row of queues.
+
+create or replace function pgqueue.pause_queue(queue text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('queue', pause_queue.queue);
+    insert into pgqueue.queues as q (name, paused_at)
+    values (pause_queue.queue, pgqueue._clock())
+    on conflict (name) do update set paused_at = excluded.paused_at where q.paused_at is null;
+    return found;
+end
+$$;
+
+comment on function pgqueue.pause_queue(text) is
+    'Hand out no more jobs of a queue, until resume_queue(). False: it was paused already.';

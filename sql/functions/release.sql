@@ -1,0 +1,119 @@
+-- release: gives jobs back uncounted, as if they had not been reserved.
+--
+-- Takes rows FOR UPDATE SKIP LOCKED: a row that somebody holds stays as it is and comes back with its lease.
+-- _put_back is the one way from executing back into the ready index, also for snooze and for lapsed leases.
+
+create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_held bigint[];
+begin
+    perform pgqueue._check_pairs(release.job_ids, release.reservations);
+    perform pgqueue._check_delay(release.delay);
+
+    select array_agg(h.id) into v_held
+    from (
+        select j.id
+        from unnest(release.job_ids, release.reservations) w (id, reservation)
+        join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
+        for update of j skip locked
+    ) h;
+    perform pgqueue._put_back(v_held, release.delay, false);
+
+    return query
+    select w.id
+    from unnest(release.job_ids, release.reservations) with ordinality w (id, reservation, ord)
+    where w.id <> all (coalesce(v_held, '{}'))
+        and not exists (
+            select from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
+        )
+    order by w.ord;
+end
+$$;
+
+comment on function pgqueue.release(bigint[], bigint[], interval) is
+    'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more.';
+
+create or replace function pgqueue._check_delay(p_delay interval)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years' then
+        perform pgqueue._refuse(
+            'delay must be between zero and ten years', format('It is %s.', coalesce(p_delay::text, 'null')),
+            'Give delay as an interval, such as ''5 min''.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_delay(interval) is 'Private: refuses delays that are null, negative or very long.';
+
+-- The caller has locked the rows, in executing. What comes back at once is read first in its lane, in the order of
+-- return; what comes back later takes its place by its time. A job that somebody asked to cancel ends here.
+create or replace function pgqueue._put_back(p_job_ids bigint[], p_delay interval, p_lost boolean)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+as $$
+declare
+    v_ready_at timestamptz;
+    v_cancelled_ids bigint[];
+    v_cancelled_reservations bigint[];
+    v_lane record;
+begin
+    if p_job_ids is null then
+        return;
+    end if;
+    v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
+
+    select array_agg(j.id), array_agg(j.reservation)
+    into v_cancelled_ids, v_cancelled_reservations
+    from pgqueue.jobs j
+    where j.id = any (p_job_ids) and j.cancel_requested_at is not null;
+    if v_cancelled_ids is not null then
+        perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
+    end if;
+
+    for v_lane in
+        with back as (
+            update pgqueue.jobs j
+            set
+                state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+                ready_at = v_ready_at,
+                resumed = (p_delay <= '0'),
+                attempts = greatest(j.attempts - 1, 0),
+                losses = j.losses + p_lost::integer,
+                lease_expires_at = null
+            where j.id = any (p_job_ids)
+            returning j.queue, j.priority
+        )
+        select distinct b.queue, b.priority from back b
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+    end loop;
+end
+$$;
+
+comment on function pgqueue._put_back(bigint[], interval, boolean) is
+    'Private: puts executing jobs, locked by the caller, back into the ready index.';

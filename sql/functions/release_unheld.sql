@@ -1,0 +1,45 @@
+-- release_unheld: what a worker says after it (re)connected. The reply of a reserve may have been lost on the
+-- way; the jobs stand as executing under this worker, which does not know of them. All that is booked on the
+-- worker and not in its list is given back, uncounted.
+--
+-- Takes rows FOR UPDATE SKIP LOCKED. It reads the index of leases, which holds executing jobs only.
+-- Two processes must never share a worker name: each would give back what the other runs.
+
+create or replace function pgqueue.release_unheld(
+    worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}'
+)
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+declare
+    v_unheld bigint[];
+begin
+    perform pgqueue._check_name('worker', release_unheld.worker, 256);
+    perform pgqueue._check_pairs(release_unheld.job_ids, release_unheld.reservations);
+
+    select array_agg(u.id) into v_unheld
+    from (
+        select j.id
+        from pgqueue.jobs j
+        where j.state = 'executing'
+            and j.reserved_by = release_unheld.worker
+            and not exists (
+                select
+                from unnest(release_unheld.job_ids, release_unheld.reservations) w (id, reservation)
+                where w.id = j.id and w.reservation = j.reservation
+            )
+        order by j.id
+        for update of j skip locked
+    ) u;
+    perform pgqueue._put_back(v_unheld, '0', false);
+    return query select u.id from unnest(v_unheld) u (id);
+end
+$$;
+
+comment on function pgqueue.release_unheld(text, bigint[], bigint[]) is
+    'Give back, uncounted, what is booked on the worker and not in the list of what it knows that it holds. Returns those ids.';

@@ -1,0 +1,23 @@
+-- resume_queue: the end of pause_queue. Wakes workers for what has come due meanwhile. Writes one row of queues.
+
+create or replace function pgqueue.resume_queue(queue text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('queue', resume_queue.queue);
+    update pgqueue.queues set paused_at = null where name = resume_queue.queue and paused_at is not null;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._wake(resume_queue.queue, pgqueue._clock(), 2, null);
+    return true;
+end
+$$;
+
+comment on function pgqueue.resume_queue(text) is 'Hand out jobs of a paused queue again. False: it was not paused.';

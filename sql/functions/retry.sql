@@ -1,0 +1,56 @@
+-- retry: a dead or cancelled job comes back with a fresh count, a failed one runs now.
+--
+-- Locks the one row, in jobs or in history, and waits for another holder at most 5 s (55P03). The job keeps its id,
+-- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off.
+
+create or replace function pgqueue.retry(job_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_lane record;
+begin
+    update pgqueue.jobs
+    set
+        ready_at = v_now,
+        resumed = true,
+        expires_at = null
+    where id = retry.job_id and state = 'failed'
+    returning queue, priority into v_lane;
+
+    if not found then
+        with gone as (
+            delete from pgqueue.history
+            where id = retry.job_id and state in ('dead', 'cancelled')
+            returning *
+        )
+        insert into pgqueue.jobs (
+            id, reservation, run_at, ready_at, created_at, reserved_at, state, max_attempts, losses, priority,
+            resumed, queue, task, key, reserved_by, tags, args, headers, errors
+        )
+        overriding system value
+        select
+            g.id, g.reservation, g.run_at, v_now, g.created_at, g.reserved_at, 'waiting', g.max_attempts, g.losses,
+            g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors
+        from gone g
+        returning queue, priority into v_lane;
+        if not found then
+            return false;
+        end if;
+    end if;
+
+    perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+    perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+    return true;
+end
+$$;
+
+comment on function pgqueue.retry(bigint) is
+    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job.';

@@ -1,0 +1,28 @@
+-- revoke_access: takes back what grant_access gave. For a role that no longer exists it forgets the grant.
+-- Not security definer: only the schema's owner may.
+
+create or replace function pgqueue.revoke_access(kind text, role name)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_found boolean;
+begin
+    delete from pgqueue.grants where role = revoke_access.role and kind = revoke_access.kind;
+    v_found := found;
+    if v_found and exists (select from pg_roles r where r.rolname = revoke_access.role) then
+        execute format('revoke all on all functions in schema pgqueue from %I', revoke_access.role);
+        execute format('revoke all on all tables in schema pgqueue from %I', revoke_access.role);
+        execute format('revoke all on schema pgqueue from %I', revoke_access.role);
+        perform pgqueue._apply_grants();
+    end if;
+    return v_found;
+end
+$$;
+
+comment on function pgqueue.revoke_access(text, name) is
+    'Take back what grant_access(kind, role) gave. False: there was no such grant.';

@@ -1,0 +1,30 @@
+-- snooze: the handler decided that it is too early. The job comes back after delay, and the try does not count.
+--
+-- Locks the job's row and waits for another holder at most 5 s (55P03).
+
+create or replace function pgqueue.snooze(job_id bigint, reservation bigint, delay interval)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    perform pgqueue._check_pairs(array[snooze.job_id], array[snooze.reservation]);
+    perform pgqueue._check_delay(snooze.delay);
+    perform
+    from pgqueue.jobs j
+    where j.id = snooze.job_id and j.reservation = snooze.reservation and j.state = 'executing'
+    for update;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._put_back(array[snooze.job_id], snooze.delay, false);
+    return true;
+end
+$$;
+
+comment on function pgqueue.snooze(bigint, bigint, interval) is
+    'Put a job off by delay; the try does not count. False when the reservation is no longer held.';

@@ -1,0 +1,119 @@
+-- stats: numbers for people and monitors, as one JSON document. Reads only; counts live jobs by scanning them, so
+-- with millions waiting it takes a second or so.
+
+create or replace function pgqueue.stats()
+returns jsonb
+language plpgsql
+stable
+parallel safe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_queues jsonb;
+    v_total jsonb;
+begin
+    with live as (
+        select
+            j.queue,
+            count(*) filter (where j.state = 'waiting') as waiting,
+            count(*) filter (where j.state = 'failed') as failed,
+            count(*) filter (where j.state = 'blocked') as blocked,
+            count(*) filter (where j.state = 'executing') as executing,
+            count(*) filter (where j.state in ('waiting', 'failed') and j.ready_at > v_now) as scheduled,
+            min(j.ready_at) filter (where j.state in ('waiting', 'failed') and j.ready_at <= v_now) as oldest
+        from pgqueue.jobs j
+        group by j.queue
+    ),
+    ended as (
+        select h.queue, count(*) filter (where h.state = 'dead') as dead
+        from pgqueue.history h
+        where h.state <> 'succeeded' and h.kept_until > v_now
+        group by h.queue
+    ),
+    named as (
+        select l.queue from live l
+        union
+        select e.queue from ended e
+        union
+        select q.name from pgqueue.queues q
+        union
+        select a.queue from pgqueue.lanes a
+    ),
+    counted as (
+        select
+            n.queue,
+            coalesce(l.waiting, 0) as waiting,
+            coalesce(l.failed, 0) as failed,
+            coalesce(l.blocked, 0) as blocked,
+            coalesce(l.executing, 0) as executing,
+            coalesce(l.scheduled, 0) as scheduled,
+            coalesce(e.dead, 0) as dead,
+            coalesce(round(extract(epoch from v_now - l.oldest), 3), 0) as lag,
+            q.paused_at
+        from named n
+        left join live l on l.queue = n.queue
+        left join ended e on e.queue = n.queue
+        left join pgqueue.queues q on q.name = n.queue
+    )
+    select
+        coalesce(
+            jsonb_agg(
+                jsonb_build_object(
+                    'queue', c.queue, 'length', c.waiting + c.failed, 'waiting', c.waiting, 'failed', c.failed,
+                    'scheduled', c.scheduled, 'blocked', c.blocked, 'executing', c.executing, 'dead', c.dead,
+                    'lag', c.lag, 'paused_at', c.paused_at
+                )
+                order by c.queue
+            ),
+            '[]'
+        ),
+        jsonb_build_object(
+            'length', coalesce(sum(c.waiting + c.failed), 0), 'waiting', coalesce(sum(c.waiting), 0),
+            'failed', coalesce(sum(c.failed), 0), 'scheduled', coalesce(sum(c.scheduled), 0),
+            'blocked', coalesce(sum(c.blocked), 0), 'executing', coalesce(sum(c.executing), 0),
+            'dead', coalesce(sum(c.dead), 0), 'lag', coalesce(max(c.lag), 0)
+        )
+    into v_queues, v_total
+    from counted c;
+
+    return jsonb_build_object(
+        'at', v_now,
+        'queues', v_queues,
+        'total', v_total,
+        'workers', (
+            select coalesce(
+                jsonb_agg(
+                    jsonb_build_object(
+                        'worker', w.name, 'queues', w.queues, 'info', w.info, 'started_at', w.started_at,
+                        'last_beat_at', b.at
+                    )
+                    order by w.name
+                ),
+                '[]'
+            )
+            from pgqueue.workers w
+            left join lateral (
+                select x.at from pgqueue.beats x where x.worker = w.name order by x.n desc limit 1
+            ) b on true
+        ),
+        'housekeeping', (
+            select jsonb_build_object(
+                'last_at', max(h.at),
+                'rescued', coalesce(max(h.rescued), 0),
+                'prolonged', coalesce(max(h.prolonged), 0),
+                'found_lanes', coalesce(max(h.found_lanes), 0),
+                'failures', coalesce(min(h.failures::text)::jsonb, '{}'),
+                'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now)),
+                'drop_failures', coalesce(max(h.drop_failures), 0)
+            )
+            from (select x.* from pgqueue.housekeeping x order by x.n desc limit 1) h
+        )
+    );
+end
+$$;
+
+comment on function pgqueue.stats() is
+    'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (of these, not due yet), blocked, executing, '
+    'dead, lag (age of the oldest due job in seconds); workers; housekeeping (when it last ran, what it rescued, which of its steps fail, which partitions are overdue).';

@@ -1,0 +1,45 @@
+-- all_jobs: every job, live and finished, as people query it. Reading it locks the partitions of history in
+-- ACCESS SHARE, which stops no completion; it only puts off the dropping of old partitions.
+
+create or replace view pgqueue.all_jobs as
+select
+    j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.run_at,
+    case when j.state in ('waiting', 'failed') then j.ready_at end as due_at,
+    j.created_at, j.expires_at, j.reserved_at, j.reserved_by,
+    case when j.state = 'executing' then j.reservation end as reservation,
+    j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
+    j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result
+from pgqueue.jobs j
+union all
+select
+    h.id, h.queue, h.task, h.state, h.priority, h.attempts, h.max_attempts, h.run_at, null,
+    h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
+    h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result
+from pgqueue.history h;
+
+comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
+comment on column pgqueue.all_jobs.id is 'The id that enqueue returned.';
+comment on column pgqueue.all_jobs.queue is 'Its queue.';
+comment on column pgqueue.all_jobs.task is 'Its task.';
+comment on column pgqueue.all_jobs.state is 'waiting, executing, failed (will be retried), blocked; succeeded, dead, cancelled.';
+comment on column pgqueue.all_jobs.priority is 'Higher runs first.';
+comment on column pgqueue.all_jobs.attempts is 'Tries so far, the one under way included.';
+comment on column pgqueue.all_jobs.max_attempts is 'Tries that it has, where the job itself says so; null: as its task says.';
+comment on column pgqueue.all_jobs.run_at is 'When it was to run, as its producer said.';
+comment on column pgqueue.all_jobs.due_at is 'From when on it may be reserved: its run_at, its next try, or the end of a snooze.';
+comment on column pgqueue.all_jobs.created_at is 'When it was enqueued.';
+comment on column pgqueue.all_jobs.expires_at is 'It does not start after this.';
+comment on column pgqueue.all_jobs.reserved_at is 'When it was last reserved.';
+comment on column pgqueue.all_jobs.reserved_by is 'The worker that holds it, or held it last.';
+comment on column pgqueue.all_jobs.reservation is 'The reservation under which it is executing.';
+comment on column pgqueue.all_jobs.lease_expires_at is 'Until when that reservation holds unless extended.';
+comment on column pgqueue.all_jobs.cancel_requested_at is 'When somebody asked to cancel it while it was executing.';
+comment on column pgqueue.all_jobs.finished_at is 'When it ended.';
+comment on column pgqueue.all_jobs.kept_until is 'When history forgets it.';
+comment on column pgqueue.all_jobs.losses is 'How often its lease lapsed.';
+comment on column pgqueue.all_jobs.key is 'Order group.';
+comment on column pgqueue.all_jobs.tags is 'Labels.';
+comment on column pgqueue.all_jobs.args is 'Arguments of the task.';
+comment on column pgqueue.all_jobs.headers is 'Trace context and middleware data.';
+comment on column pgqueue.all_jobs.errors is 'The last ten errors, oldest first.';
+comment on column pgqueue.all_jobs.result is 'What complete was given.';

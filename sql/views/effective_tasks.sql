@@ -1,0 +1,30 @@
+-- What holds for a task: an operator's word where there is one, else the code's.
+
+create or replace view pgqueue.effective_tasks as
+select
+    t.name,
+    coalesce(t.queue, t.declared_queue) as queue,
+    coalesce(t.priority, t.declared_priority) as priority,
+    coalesce(t.max_attempts, t.declared_max_attempts) as max_attempts,
+    coalesce(t.retry_policy, t.declared_retry_policy) as retry_policy,
+    coalesce(t.retry_delay, t.declared_retry_delay) as retry_delay,
+    coalesce(t.retry_jitter, t.declared_retry_jitter) as retry_jitter,
+    coalesce(t.expires_in, t.declared_expires_in) as expires_in,
+    coalesce(t.retention_succeeded, t.declared_retention_succeeded) as retention_succeeded,
+    coalesce(t.retention_cancelled, t.declared_retention_cancelled) as retention_cancelled,
+    coalesce(t.retention_dead, t.declared_retention_dead) as retention_dead
+from pgqueue.tasks t;
+
+comment on view pgqueue.effective_tasks is
+    'The options that hold for each task: what an operator set in pgqueue.tasks, else what the code declared; null: the default.';
+comment on column pgqueue.effective_tasks.name is 'The task.';
+comment on column pgqueue.effective_tasks.queue is 'Queue of jobs that name none.';
+comment on column pgqueue.effective_tasks.priority is 'Priority of jobs that name none.';
+comment on column pgqueue.effective_tasks.max_attempts is 'Tries before a job is dead; null: 11.';
+comment on column pgqueue.effective_tasks.retry_policy is 'fixed or exponential; null: exponential.';
+comment on column pgqueue.effective_tasks.retry_delay is 'Delay of the policy; null: 30 seconds.';
+comment on column pgqueue.effective_tasks.retry_jitter is 'Random part of a delay; null: 0.1.';
+comment on column pgqueue.effective_tasks.expires_in is 'How long after run_at a job may still start; null: for ever.';
+comment on column pgqueue.effective_tasks.retention_succeeded is 'How long history keeps succeeded jobs; null: as queue and settings say.';
+comment on column pgqueue.effective_tasks.retention_cancelled is 'The same for cancelled jobs.';
+comment on column pgqueue.effective_tasks.retention_dead is 'The same for dead jobs.';

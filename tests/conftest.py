@@ -1,0 +1,130 @@
+"""Fixtures: one server for the run, one migrated database for each test that asks for it.
+
+`database`        a fresh clone; `.dsn`, `.connect()`, `await .connect_async()`, `.session()`
+`empty_database`  the same without our schema
+`conn`            a connection to `database`, in autocommit mode
+`clock`           the queue's clock in `database`: `.set()`, `.advance()`, `.now()`, `.back_to_real()`
+
+With `-n` the server is started by the controlling process and shared by all.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import psycopg
+import pytest
+
+from pgqueue.errors import EmbeddedError
+from tests.databases import Clock, Cloner, Database
+from tests.server import Server, start_server
+
+_SERVER = pytest.StashKey[Server]()
+_CLONER = pytest.StashKey[Cloner]()
+_RUN_ID = pytest.StashKey[str]()
+
+
+class XdistNode(Protocol):
+    """What we use of an xdist worker, seen from the controller; xdist itself may be missing."""
+
+    config: pytest.Config
+    workerinput: dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def cloner(request: pytest.FixtureRequest) -> Cloner:
+    """Makes databases; tests of migrations take from it what they need."""
+    return _cloner(request.config)
+
+
+@pytest.fixture
+def database(cloner: Cloner) -> Iterator[Database]:
+    """A database of the test's own, at head."""
+    database = cloner.migrated()
+    yield database
+    cloner.drop(database)
+
+
+@pytest.fixture
+def empty_database(cloner: Cloner) -> Iterator[Database]:
+    """A database of the test's own, in which no migration has run."""
+    database = cloner.empty()
+    yield database
+    cloner.drop(database)
+
+
+@pytest.fixture
+def conn(database: Database) -> psycopg.Connection:
+    return database.connect()
+
+
+@pytest.fixture
+def clock(database: Database) -> Clock:
+    # A connection of its own: the test may hold a transaction open on `conn`.
+    return Clock(database.connect())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    workerinput = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        config.stash[_RUN_ID] = workerinput["pgqueue_run_id"]
+        return
+    if config.option.collectonly:
+        return
+    try:
+        config.stash[_SERVER] = start_server()
+    except EmbeddedError as error:
+        pytest.exit(f"no PostgreSQL to test on: {error}", returncode=3)
+    config.stash[_RUN_ID] = uuid.uuid4().hex[:8]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: XdistNode) -> None:
+    node.workerinput["pgqueue_dsn"] = node.config.stash[_SERVER].dsn
+    node.workerinput["pgqueue_run_id"] = node.config.stash[_RUN_ID]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    server = config.stash.get(_SERVER, None)
+    if server is not None:
+        cloner = _cloner(config)
+        cloner.drop_template()
+    if _CLONER in config.stash:
+        config.stash[_CLONER].close()
+    if server is not None:
+        server.stop()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    server = config.stash.get(_SERVER, None)
+    return None if server is None else f"PostgreSQL {server.version()}: {server.description}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Properties travel with the reports from xdist's workers; markers do not.
+    for item in items:
+        for marker in item.iter_markers("covers"):
+            item.user_properties.extend(("covers", line) for line in marker.args)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    covered = {
+        str(line)
+        for report in terminalreporter.getreports("passed")
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, line in report.user_properties
+        if name == "covers"
+    }
+    if covered:
+        lines = sorted(covered, key=lambda line: (line[:1], len(line), line))
+        terminalreporter.write_line(f"behaviours covered: {len(lines)} ({' '.join(lines)})")
+
+
+def _cloner(config: pytest.Config) -> Cloner:
+    if _CLONER not in config.stash:
+        workerinput = getattr(config, "workerinput", None)
+        dsn = config.stash[_SERVER].dsn if workerinput is None else workerinput["pgqueue_dsn"]
+        config.stash[_CLONER] = Cloner(dsn, config.stash[_RUN_ID])
+    return config.stash[_CLONER]

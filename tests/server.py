@@ -1,0 +1,132 @@
+"""The PostgreSQL that the tests run on: the first of these that there is.
+
+1. `PGQUEUE_TEST_DSN`: a server of yours, whose role needs CREATEDB and nothing else;
+2. a container, if a Docker engine answers: `PGQUEUE_TEST_IMAGE`, by default postgres:17-alpine;
+3. the embedded server, in a temporary directory.
+
+Ours run without fsync: a crash of the machine may take the test data with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+
+from pgqueue import embedded
+from tests.facts import wait_until
+
+_DEFAULT_IMAGE = "postgres:17-alpine"
+_DOCKER_ANSWERS_WITHIN_S = 2
+_SETTINGS = {
+    "max_connections": "200",
+    # Two-phase commit is tested, and off by default.
+    "max_prepared_transactions": "10",
+}
+_NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`description` says what it is and why; `stop` ends what we started, and nothing else."""
+
+    dsn: str
+    description: str
+    stop: Callable[[], None]
+
+    def version(self) -> str:
+        with psycopg.connect(self.dsn) as conn:
+            return conn.info.parameter_status("server_version") or "?"
+
+
+def start_server() -> Server:
+    """Find or start the server. EmbeddedError says what to install when there is none to be had."""
+    dsn = os.environ.get("PGQUEUE_TEST_DSN")
+    if dsn:
+        return Server(dsn, "PGQUEUE_TEST_DSN", _nothing)
+    refusal = _docker_refuses()
+    if refusal is None:
+        try:
+            return _container(os.environ.get("PGQUEUE_TEST_IMAGE", _DEFAULT_IMAGE))
+        except Exception as error:
+            # Whatever it was (no registry to pull from, no disk), there is still a server to test on.
+            refusal = f"container failed: {type(error).__name__}"
+    return _embedded(refusal)
+
+
+def _docker_refuses() -> str | None:
+    if find_spec("testcontainers") is None:
+        return "testcontainers is not installed"
+    with warnings.catch_warnings():
+        # The package forgets the socket that it could not connect; a run with -W error would stumble over it.
+        warnings.simplefilter("ignore", ResourceWarning)
+        answers = _docker_answers()
+        gc.collect()
+    return None if answers else "no Docker engine answers"
+
+
+def _docker_answers() -> bool:
+    from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
+
+    try:
+        client = DockerClient(timeout=_DOCKER_ANSWERS_WITHIN_S).client
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except Exception:
+        # Errors of requests and urllib3 come through, as well as its own.
+        return False
+
+
+def _container(image: str) -> Server:
+    from testcontainers.core.container import DockerContainer  # noqa: PLC0415
+
+    settings = [f"-c{name}={value}" for name, value in (_SETTINGS | _NOT_DURABLE).items()]
+    container = (
+        DockerContainer(image)
+        .with_env("POSTGRES_PASSWORD", "pgqueue")
+        .with_exposed_ports(5432)
+        .with_command(["postgres", *settings])
+    )
+    container.start()
+    try:
+        host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
+        dsn = f"postgresql://postgres:pgqueue@{host}:{port}/postgres"
+        # Over TCP the image answers only when its set-up, and the restart after it, are done.
+        wait_until(lambda: _answers(dsn), timeout=60)
+    except BaseException:
+        container.stop()
+        raise
+    return Server(dsn, f"container {image}", container.stop)
+
+
+def _embedded(why: str) -> Server:
+    directory = Path(tempfile.mkdtemp(prefix="pgqueue-tests-"))
+    dsn = embedded.start(directory, durable=False, options=_SETTINGS)
+
+    def stop() -> None:
+        embedded.stop(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    return Server(dsn, f"embedded ({why})", stop)
+
+
+def _answers(dsn: str) -> bool:
+    try:
+        psycopg.connect(dsn, connect_timeout=2).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    pass
