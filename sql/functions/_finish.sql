@@ -21,6 +21,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set jit = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -56,7 +57,7 @@ begin
                         end
                     ) as keep_for
                 from gone g
-                left join pgqueue.settings s on true
+                left join pgqueue.settings s on s.one
                 left join pgqueue.effective_tasks t on t.name = g.task
                 left join pgqueue.queues q on q.name = g.queue
             ),

@@ -12,6 +12,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 as $$
 declare
@@ -23,7 +24,7 @@ begin
         with known as (
             select distinct a.queue, a.priority from pgqueue.lanes a
             union all
-            select '', -32768::smallint
+            select '', (-32768)::smallint
         ),
         gaps as (
             select
@@ -77,6 +78,7 @@ volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 begin
     delete from pgqueue.lanes a

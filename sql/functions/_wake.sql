@@ -11,6 +11,7 @@ volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_mark text := E'\x1f' || p_queue || E'\x1f';

@@ -5,7 +5,8 @@
 -- does it send NOTIFY, for NOTIFY serialises the commits of all who send it. A worker writes that it sleeps
 -- *before* its last looks, so the answer may be stale by as long as this transaction stays open, and no longer.
 -- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
--- live rows only.
+-- live rows only; JIT is off because a plan that nevertheless holds such a scan looks expensive to it, and
+-- compiling takes 100 ms.
 
 create or replace function pgqueue.enqueue(
     task text,
@@ -34,6 +35,7 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -66,7 +68,7 @@ begin
         w.queue,
         p.priority,
         coalesce(enqueue.expires_in, t.expires_in),
-        coalesce((select s.max_args_bytes from pgqueue.settings s), 1048576),
+        coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576),
         exists (select from pgqueue.lanes l where l.queue = w.queue and l.priority = p.priority),
         exists (select from pgqueue.sleepers s where s.queue in (w.queue, '') and s.until > v_ready_at)
     into v_queue, v_priority, v_expires_in, v_max_args_bytes, v_known, v_asleep

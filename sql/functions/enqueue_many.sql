@@ -29,6 +29,7 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -64,7 +65,7 @@ begin
         w.queue,
         p.priority,
         coalesce(enqueue_many.expires_in, t.expires_in),
-        coalesce((select s.max_args_bytes from pgqueue.settings s), 1048576)
+        coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576)
     into v_queue, v_priority, v_expires_in, v_max_args_bytes
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task

@@ -17,6 +17,7 @@ rows 1
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set jit = off
 set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
@@ -90,6 +91,7 @@ volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_workers bigint;
