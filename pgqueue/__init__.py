@@ -1,3 +1,51 @@
-"""A job queue that needs nothing but PostgreSQL."""
+"""A job queue that needs nothing but PostgreSQL.
+
+    from pgqueue import App, enqueue
+
+    app = App()
+
+    @app.task
+    def greet(name: str) -> None:
+        print("Hello", name)
+
+    enqueue(connection, "greet", {"name": "Ada"})     # in the connection's own transaction
+
+then `pgqueue worker -r module:app`.
+"""
 
 __version__ = "0.1.0"
+
+from pgqueue.enqueue import enqueue, enqueue_many
+from pgqueue.errors import (
+    ConfigError,
+    DuplicateTask,
+    InvalidArgument,
+    LeaseLost,
+    LockedTooLong,
+    MigrationError,
+    NotBuiltYet,
+    PgQueueError,
+    SchemaError,
+    WrongIsolation,
+)
+from pgqueue.job import Job
+from pgqueue.tasks import App, Task, TaskOptions
+
+__all__ = [
+    "App",
+    "ConfigError",
+    "DuplicateTask",
+    "InvalidArgument",
+    "Job",
+    "LeaseLost",
+    "LockedTooLong",
+    "MigrationError",
+    "NotBuiltYet",
+    "PgQueueError",
+    "SchemaError",
+    "Task",
+    "TaskOptions",
+    "WrongIsolation",
+    "enqueue",
+    "enqueue_many",
+]

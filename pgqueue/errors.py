@@ -1,16 +1,16 @@
 """Every error that pgqueue raises, in one tree.
 
-    PgQueueError
-    ├── ConfigError             a setting, a DSN, a module to load: exit code 2 on the command line
-    │   ├── EmbeddedError       the private server cannot be started here
-    │   └── DuplicateTask       two functions under one task name
-    ├── SchemaError             the database does not hold the schema that this version needs
-    │   └── MigrationError      a migration could not be carried out; nothing was changed
-    ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
-    ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
-    ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
-    ├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
-    └── LeaseLost               the reservation is no longer held: the result was not stored
+PgQueueError
+├── ConfigError             a setting, a DSN, a module to load: exit code 2 on the command line
+│   ├── EmbeddedError       the private server cannot be started here
+│   └── DuplicateTask       two functions under one task name
+├── SchemaError             the database does not hold the schema that this version needs
+│   └── MigrationError      a migration could not be carried out; nothing was changed
+├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
+├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
+├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
+├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
+└── LeaseLost               the reservation is no longer held: the result was not stored
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ def script(*, start: str = "base") -> str:
         "set local check_function_bodies = off;",
         *(file.read_text() for file in bundled.sql_files()),
         _AFTER,
-        _RELEASE.as_string(None).replace("%s", "{}").format(
-            *(sql.Literal(value).as_string(None) for value in _release())
-        )
+        _RELEASE.as_string(None)
+        .replace("%s", "{}")
+        .format(*(sql.Literal(value).as_string(None) for value in _release()))
         + ";",
         "commit;",
         "",
@@ -141,9 +141,7 @@ def run_sql(text: str) -> None:
     if context.as_sql:
         context.impl.static_output(text)
         return
-    bind = op.get_bind()
-    with bind.connection.cursor() as cursor:
-        cursor.execute(text)
+    _driver(op.get_bind()).execute(text.encode())
 
 
 # Enough partitions of history for the first hours; maintain() attaches the rest.
@@ -285,7 +283,7 @@ def _routines(driver: psycopg.Connection[tuple[object, ...]]) -> dict[object, ob
     rows = driver.execute(
         "select oid, xmin::text from pg_proc where pronamespace = 'pgqueue'::regnamespace order by oid"
     ).fetchall()
-    return {oid: xmin for oid, xmin in rows}
+    return dict(rows)
 
 
 def _failed(error: BaseException) -> MigrationError:

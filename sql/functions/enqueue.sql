@@ -181,12 +181,14 @@ begin
             'Give run_at (an instant) or delay (an interval from now), not both.'
         );
     end if;
-    if not isfinite(p_run_at) then
+    if p_run_at is not null then
         perform pgqueue._check_run_at(p_run_at);
     end if;
-    if p_delay is not null and (not isfinite(p_delay) or p_delay not between '-9999 years' and '9999 years') then
+    -- Not before our era: the languages that read run_at have no such dates, and a worker of theirs could never
+    -- read the reply of reserve.
+    if p_delay is not null and (not isfinite(p_delay) or p_delay not between '-1000 years' and '9999 years') then
         perform pgqueue._refuse(
-            'delay must be a finite interval that ends before the year 10000', format('It is %s.', p_delay),
+            'delay must be a finite interval that ends between the years 1000 and 9999', format('It is %s.', p_delay),
             'Give delay as an interval, such as ''2 hours''.'
         );
     end if;
@@ -246,16 +248,16 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if not isfinite(p_run_at) or p_run_at >= '10000-01-01 00:00:00+00' then
+    if p_run_at not between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
         perform pgqueue._refuse(
-            'run_at must be finite and before the year 10000', format('It is %s.', p_run_at),
+            'run_at must be finite and between the years 2 and 9999', format('It is %s.', p_run_at),
             'Give run_at (or delay) nearer to now.'
         );
     end if;
 end
 $$;
 
-comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite or beyond the year 9999.';
+comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite, before our era or beyond the year 9999.';
 
 create or replace function pgqueue._check_args(p_args jsonb, p_max_bytes integer)
 returns void

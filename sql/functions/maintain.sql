@@ -2,8 +2,8 @@
 --
 -- A transaction-scoped advisory try-lock lets one caller do the work; nobody is a leader. Each step stands in its
 -- own exception block, takes a bounded number of rows, and none waits for a row or longer than 50 ms for a table:
--- rescue first, DDL last. A step that fails is shown in stats() and stops no other. What the next run has to know
--- is inserted as a new row of housekeeping, never updated, and read newest first.
+-- rescue first, DDL last. A step that fails is shown in stats(), until a later run of it succeeds, and stops no other.
+-- What the next run has to know is inserted as a new row of housekeeping, never updated, and read newest first.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
 returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval)
@@ -24,7 +24,7 @@ declare
     v_expired bigint := 0;
     v_found integer := 0;
     v_step text;
-    v_failures jsonb := '{}';
+    v_failures jsonb;
     v_each_minute boolean;
     v_dropped boolean;
 begin
@@ -42,6 +42,7 @@ begin
         return;
     end if;
 
+    v_failures := coalesce(v_last.failures, '{}');
     v_next := v_last;
     v_next.at := v_now;
     v_next.gap_at := pgqueue._gap_at(v_now);
@@ -55,6 +56,7 @@ begin
 
     begin
         v_step := 'leases';
+        v_failures := v_failures - v_step;
         select r.rescued, r.prolonged into v_leases from pgqueue._rescue(1000, v_next.gap_at) r;
     exception when others then
         v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
@@ -62,6 +64,7 @@ begin
 
     begin
         v_step := 'expiry';
+        v_failures := v_failures - v_step;
         v_expired := pgqueue._expire_jobs(1000);
     exception when others then
         v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
@@ -69,6 +72,7 @@ begin
 
     begin
         v_step := 'clock';
+        v_failures := v_failures - v_step;
         if v_next.stepped_from is not null then
             perform pgqueue._bring_forward(v_next.stepped_from, 5000);
             -- Transactions that were open at the step may still commit jobs from there: go on for a while.
@@ -82,17 +86,23 @@ begin
 
     begin
         v_step := 'lanes';
+        v_failures := v_failures - v_step;
         v_found := pgqueue._find_lanes();
-        if v_each_minute then
-            perform pgqueue._tidy_lanes(v_now);
-        end if;
     exception when others then
         v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
     end;
 
     if v_each_minute then
         begin
+            v_step := 'tidy';
+            v_failures := v_failures - v_step;
+            perform pgqueue._tidy_lanes(v_now);
+        exception when others then
+            v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+        end;
+        begin
             v_step := 'workers';
+            v_failures := v_failures - v_step;
             perform pgqueue._tidy_workers(v_now);
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
@@ -102,6 +112,7 @@ begin
     if v_last.partitions_at is null or v_now not between v_last.partitions_at and v_last.partitions_at + interval '1 hour' then
         begin
             v_step := 'partitions';
+            v_failures := v_failures - v_step;
             if pgqueue._attach_partitions(40, 36, 6) < 6 then
                 v_next.partitions_at := v_now;
             end if;
@@ -117,6 +128,7 @@ begin
     then
         begin
             v_step := 'drop';
+            v_failures := v_failures - v_step;
             v_dropped := pgqueue._drop_partition(v_now);
             if v_dropped then
                 v_next.drop_at := v_now;
@@ -189,7 +201,7 @@ as $$
 $$;
 
 comment on function pgqueue._with_failure(jsonb, jsonb, text, text, text, timestamptz) is
-    'Private: the failures of this run with one more, counted on from the last run''s.';
+    'Private: the failures known with one more, counted on from the last run''s.';
 
 create or replace function pgqueue._tidy_workers(p_now timestamptz)
 returns void

@@ -7,7 +7,9 @@
 -- reason the plan is pinned here: always generic, never by scanning or sorting jobs, also where the table was
 -- empty or never analysed when the plan was made.
 -- Jobs past their expires_at are cancelled on the way. When it comes up short it takes back lapsed leases, so a
--- client that never calls maintain is rescued as well.
+-- client that never calls maintain is rescued as well. After either it looks again, past what it has taken: until
+-- the UPDATE those rows stand in the ready index, and its own locks do not hide them. (v_seen is empty in the first
+-- look, for comparing each row with hundreds of others costs more than claiming it.)
 
 create or replace function pgqueue.reserve(
     worker text,
@@ -52,6 +54,7 @@ declare
     v_resumed boolean;
     v_rows tid[];
     v_taken tid[] := '{}';
+    v_seen tid[] := '{}';
     v_left integer := reserve.max_jobs;
     v_expired_ids bigint[];
     v_expired_reservations bigint[];
@@ -122,6 +125,7 @@ begin
                         and j.priority = v_lane.priority
                         and j.resumed = v_resumed
                         and j.ready_at <= v_now
+                        and j.ctid <> all (v_seen)
                     order by j.ready_at, j.id
                     limit v_left
                     for update skip locked
@@ -131,6 +135,7 @@ begin
                 v_last_queue := v_lane.queue;
                 if v_expired_ids is not null then
                     perform pgqueue._finish_expired(v_expired_ids, v_expired_reservations);
+                    v_seen := v_taken;
                 elsif v_left > 0 and v_resumed then
                     v_resumed := false;
                 else
@@ -143,6 +148,7 @@ begin
         exit when v_left = 0 or v_rescued;
         v_rescued := true;
         exit when not pgqueue._rescue_and_find(v_left = reserve.max_jobs);
+        v_seen := v_taken;
     end loop;
 
     if v_left = 0 then

@@ -1,0 +1,41 @@
+# All you need is Python 3.11+ and make. The first target builds .venv; the server comes with it.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
+TESTS ?= -n 2
+BENCH ?=
+
+bin := $(VENV)/bin
+# In the environment, not beside it: gone when that is gone.
+installed := $(VENV)/installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(installed) ## watch a small shop at work, on a server of its own
+	$(bin)/pgqueue demo
+
+test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
+	$(bin)/pytest $(TESTS)
+
+check: $(installed) ## style, types and the floors of the house
+	$(bin)/ruff check
+	$(bin)/mypy
+	$(bin)/lint-imports
+
+bench: $(installed) ## measure the figures of the README
+	$(bin)/python -m benchmarks $(BENCH)
+
+clean: ## remove whatever git does not know, save the embedded server's data
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(installed): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("pgqueue needs Python 3.11 or newer; name it: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	$(bin)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,121 @@
+"""Where the settings come from: which database, and how a worker is to behave."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgqueue.errors import ConfigError
+
+# libpq gives up on a peer that went away without a word only after hours; a worker must know within a lease.
+_TCP_DEFAULTS = {
+    "connect_timeout": "10",
+    "keepalives": "1",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+
+
+def find_dsn(explicit: str | None = None, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the DSN to use, or None when nothing is configured anywhere (then the embedded server is the default).
+
+    In this order: `explicit`, PGQUEUE_DSN, DATABASE_URL, the libpq variables (PGHOST, PGSERVICE, ...; the DSN is
+    then empty). Raises ConfigError when it is no valid DSN.
+    """
+    for source, dsn in (
+        ("--dsn", explicit),
+        ("PGQUEUE_DSN", environ.get("PGQUEUE_DSN")),
+        ("DATABASE_URL", environ.get("DATABASE_URL")),
+    ):
+        if dsn:
+            return _checked(source, dsn)
+    if any(environ.get(name) for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT", "PGUSER")):
+        return ""
+    return None
+
+
+def worker_dsn(dsn: str, application_name: str) -> str:
+    """Add what a long-lived connection needs and the DSN does not say: a name, keepalives, timeouts."""
+    given = conninfo_to_dict(dsn)
+    extra = {name: value for name, value in _TCP_DEFAULTS.items() if name not in given}
+    if "application_name" not in given:
+        extra["application_name"] = application_name[:63]
+    return make_conninfo(dsn, **extra)
+
+
+def describe_dsn(dsn: str) -> str:
+    """Name the server and database of a DSN for people, without its password."""
+    parts = conninfo_to_dict(dsn)
+    host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
+    database = parts.get("dbname") or os.environ.get("PGDATABASE") or "the default database"
+    return f"{database} on {host}"
+
+
+def _checked(source: str, dsn: str) -> str:
+    # SQLAlchemy's way of naming a driver: postgresql+psycopg://
+    dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        raise ConfigError(
+            f"{source} is not a PostgreSQL DSN: {str(error).strip()}",
+            hint="give it as postgresql://user@host/database or as host=... dbname=...",
+        ) from error
+    return dsn
+
+
+def _default_name() -> str:
+    # Unique for each process: release_unheld gives back what is booked under the name and not in the list.
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """How a worker behaves. Durations are in seconds.
+
+    queues            the queues to serve; None: all of them
+    weights           one for each queue; None: equal
+    strategy          how `reserve` chooses among queues: weighted or strict
+    concurrency       handlers that run at the same time
+    lease             how long a reservation holds; extended at a third of it
+    poll_interval     how long an idle worker sleeps when nobody wakes it
+    shutdown_timeout  how long running jobs may go on after a first TERM or INT
+    listen            False: poll only (behind PgBouncer in transaction mode)
+    prepare           False: no prepared statements (behind PgBouncer in transaction mode)
+    until_empty       stop when nothing is due any more
+    name              unique name of the worker process
+    """
+
+    queues: tuple[str, ...] | None = None
+    weights: tuple[int, ...] | None = None
+    strategy: str = "weighted"
+    concurrency: int = 20
+    lease: float = 30.0
+    poll_interval: float = 5.0
+    shutdown_timeout: float = 30.0
+    listen: bool = True
+    prepare: bool = True
+    until_empty: bool = False
+    name: str = field(default_factory=_default_name)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("concurrency", 1, 10_000),
+            ("lease", 1.0, 86_400.0),
+            ("poll_interval", 0.01, 3_600.0),
+            ("shutdown_timeout", 0.0, 86_400.0),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"{name.replace('_', '-')} is {value}", hint=f"give a value between {low:g} and {high:g}"
+                )

@@ -1,0 +1,30 @@
+"""A job as its handler sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One reserved job. A handler gets it when it has a parameter annotated `Job`.
+
+    `attempt` counts from 1; `reservation` is the fence under which this try runs; times are aware datetimes by the
+    database's clock.
+    """
+
+    id: int
+    task: str
+    args: dict[str, Any]
+    headers: dict[str, Any] | None
+    queue: str
+    key: str | None
+    priority: int
+    attempt: int
+    max_attempts: int
+    reservation: int
+    run_at: datetime
+    created_at: datetime
+    lease_expires_at: datetime

@@ -1,0 +1,405 @@
+"""The one module that names `pgqueue.*`: every statement of the package, each written once.
+
+A function here builds a `Call`: a statement, its parameters, and how to read its rows. `perform` runs it on a
+synchronous connection, `perform_async` on an asynchronous one; both read plain tuples whatever row factory the
+connection has, and turn the SQLSTATEs of the queue into the errors of `pgqueue.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+import orjson
+import psycopg
+from psycopg.rows import tuple_row
+
+from pgqueue.errors import (
+    InvalidArgument,
+    LockedTooLong,
+    NotBuiltYet,
+    PgQueueError,
+    SchemaError,
+    WrongIsolation,
+)
+
+T = TypeVar("T")
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One statement, ready to run. `binary` asks for rows in binary format, which are cheaper to read."""
+
+    text: bytes
+    params: tuple[object, ...]
+    read: Callable[[list[Row]], T]
+    binary: bool = False
+
+
+def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
+    """Run `call` in the connection's current transaction."""
+    try:
+        with connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(call.text, call.params, binary=call.binary)
+            return call.read(cursor.fetchall())
+    except psycopg.Error as error:
+        raise translated(error) from error
+
+
+async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T]) -> T:
+    """Run `call` in the connection's current transaction."""
+    try:
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(call.text, call.params, binary=call.binary)
+            return call.read(await cursor.fetchall())
+    except psycopg.Error as error:
+        raise translated(error) from error
+
+
+def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
+    """Return the error of ours that a SQLSTATE stands for, or the error itself."""
+    message = error.diag.message_primary or str(error)
+    if error.diag.message_detail:
+        message = f"{message}: {error.diag.message_detail.rstrip('.')}"
+    hint = error.diag.message_hint
+    match error.sqlstate:
+        case "22023" | "22003" | "22008" | "22P02" | "22P05" | "22015" | "54000":
+            return InvalidArgument(message, hint=hint)
+        case "0A000":
+            return NotBuiltYet(message, hint=hint)
+        case "25001":
+            return WrongIsolation(message, hint=hint)
+        case "55P03":
+            return LockedTooLong(
+                "another transaction holds the job", hint="try again when it has ended; nothing was changed"
+            )
+        case "3F000" | "42883" | "42P01":
+            return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
+    return error
+
+
+def to_json(value: object, what: str) -> str:
+    """Write `value` as JSON text. Raises InvalidArgument, naming `what`, for what JSON cannot hold."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{what} cannot be written as JSON: {error}",
+            hint="use str, int (64 bit), float, bool, None, list, dict with str keys, datetime, UUID, Enum, dataclass",
+        ) from error
+
+
+# Producing
+
+# The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
+_OPTION_TYPES = {
+    "queue": "text",
+    "priority": "integer",
+    "run_at": "timestamptz",
+    "delay": "interval",
+    "expires_in": "interval",
+    "timeout": "interval",
+    "max_attempts": "integer",
+    "key": "text",
+    "score": "numeric",
+    "dedupe": "text",
+    "dedupe_for": "interval",
+    "on_conflict": "text",
+    "depends_on": "bigint[]",
+    "headers": "jsonb",
+    "tags": "text[]",
+    "retention": "interval",
+}
+
+
+def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[int]:
+    """One job; reads its id."""
+    names, values = _options(options)
+    return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), _first)
+
+
+def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[list[int]]:
+    """One job for each of `args`; reads their ids in order."""
+    names, values = _options(options)
+    texts = [to_json(each, "args") for each in args]
+    return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), _column)
+
+
+@lru_cache(maxsize=256)
+def _enqueue_text(function: str, args_type: str, names: tuple[str, ...]) -> bytes:
+    options = "".join(f", {name} => %s::{_OPTION_TYPES[name]}" for name in names)
+    return f"select pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
+
+
+def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[object]]:
+    names: list[str] = []
+    values: list[object] = []
+    for name, value in options.items():
+        if name not in _OPTION_TYPES:
+            raise TypeError(f"enqueue() has no option {name!r}; it has {', '.join(_OPTION_TYPES)}")
+        if value is None:
+            continue
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidArgument(
+                f"{name} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+            )
+        if name == "headers":
+            value = to_json(value, name)
+        elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
+            value = list(value)
+        names.append(name)
+        values.append(value)
+    return tuple(names), values
+
+
+# Consuming
+
+
+def reserve(
+    worker: str,
+    max_jobs: int,
+    queues: Sequence[str] | None,
+    weights: Sequence[int] | None,
+    lease: float,
+    strategy: str,
+) -> Call[list[Row]]:
+    """Claim jobs; reads rows in the order of the fields of `Job`."""
+    return Call(
+        b"select id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
+        b" created_at, lease_expires_at"
+        b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)",
+        (worker, max_jobs, _array(queues), _array(weights), timedelta(seconds=lease), strategy),
+        _rows,
+        binary=True,
+    )
+
+
+def complete_many(held: Sequence[tuple[int, int]]) -> Call[list[int]]:
+    """Complete (id, reservation) pairs; reads the ids that were not held."""
+    ids, reservations = _pairs(held)
+    return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
+
+
+def fail(job_id: int, reservation: int, error: Mapping[str, object], retry: bool = True) -> Call[str | None]:
+    """Report a failed try; reads the new state, or None when the lease is lost."""
+    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
+    text = to_json(error, "error").replace("\\u0000", "\\ufffd")
+    return Call(
+        b"select pgqueue.fail(%s::bigint, %s::bigint, %s::jsonb, retry => %s::boolean)",
+        (job_id, reservation, text, retry),
+        _first,
+    )
+
+
+def extend(held: Sequence[tuple[int, int]], lease: float) -> Call[list[Row]]:
+    """Extend leases; reads (id, lease_expires_at, cancel_requested) of those that are still held."""
+    ids, reservations = _pairs(held)
+    return Call(
+        b"select job_id, lease_expires_at, cancel_requested"
+        b" from pgqueue.extend(%s::bigint[], %s::bigint[], %s::interval)",
+        (ids, reservations, timedelta(seconds=lease)),
+        _rows,
+    )
+
+
+def release(held: Sequence[tuple[int, int]], delay: float = 0.0) -> Call[list[int]]:
+    """Give jobs back, uncounted; reads the ids that were not held."""
+    ids, reservations = _pairs(held)
+    return Call(
+        b"select pgqueue.release(%s::bigint[], %s::bigint[], %s::interval)",
+        (ids, reservations, timedelta(seconds=delay)),
+        _column,
+    )
+
+
+def release_unheld(worker: str, held: Sequence[tuple[int, int]]) -> Call[list[int]]:
+    """Give back what is booked on the worker and not in `held`; reads those ids."""
+    ids, reservations = _pairs(held)
+    return Call(
+        b"select pgqueue.release_unheld(%s::text, %s::bigint[], %s::bigint[])", (worker, ids, reservations), _column
+    )
+
+
+def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object]) -> Call[str]:
+    """Register the worker; reads its channel."""
+    return Call(
+        b"select pgqueue.hello(%s::text, %s::text[], %s::jsonb)",
+        (worker, _array(queues), to_json(info, "info")),
+        _first,
+    )
+
+
+def beat(worker: str) -> Call[bool]:
+    """Say that the worker lives; reads whether it is registered."""
+    return Call(b"select pgqueue.beat(%s::text)", (worker,), _first)
+
+
+def bye(worker: str) -> Call[None]:
+    """The worker ends."""
+    return Call(b"select pgqueue.bye(%s::text)", (worker,), _nothing)
+
+
+def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float]]:
+    """Write that the worker sleeps; reads its channel, seconds to the next due time, and to the next maintain."""
+    return Call(
+        b"select channel, extract(epoch from next_due - pgqueue._clock())::float8,"
+        b" extract(epoch from call_again_in)::float8"
+        b" from pgqueue.idle(%s::text, %s::text[], %s::interval)",
+        (worker, _array(queues), timedelta(seconds=seconds)),
+        _one,
+    )
+
+
+def awake(worker: str) -> Call[None]:
+    """The worker is busy; producers need not wake it."""
+    return Call(b"select pgqueue.awake(%s::text)", (worker,), _nothing)
+
+
+def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float]]:
+    """Keep house; reads (ran, rescued, prolonged, expired, seconds to the next call)."""
+    return Call(
+        b"select ran, rescued, prolonged, expired, extract(epoch from call_again_in)::float8"
+        b" from pgqueue.maintain(%s::interval)",
+        (timedelta(seconds=max_age),),
+        _one,
+    )
+
+
+def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
+    """Write what the code says of a task; reads whether anything changed."""
+    return Call(
+        b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"
+        b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval)",
+        (
+            name,
+            *(
+                options.get(option)
+                for option in (
+                    "queue",
+                    "priority",
+                    "max_attempts",
+                    "retry_policy",
+                    "retry_delay",
+                    "retry_jitter",
+                    "expires_in",
+                    "retention_succeeded",
+                    "retention_cancelled",
+                    "retention_dead",
+                )
+            ),
+        ),
+        _first,
+    )
+
+
+def version() -> Call[tuple[str, str, str] | None]:
+    """Read (version, revision, digest) of what is installed."""
+    return Call(b"select version, revision, digest from pgqueue.version()", (), _maybe_one)
+
+
+# Operating
+
+
+def stats() -> Call[dict[str, Any]]:
+    """Read the numbers of the queue."""
+    return Call(b"select pgqueue.stats()", (), _first)
+
+
+def cancel(job_id: int) -> Call[str | None]:
+    """Cancel a job; reads "cancelled", "requested" or None."""
+    return Call(b"select pgqueue.cancel(%s::bigint)", (job_id,), _first)
+
+
+def retry(job_id: int) -> Call[bool]:
+    """Run a dead, cancelled or failed job now; reads whether there was one."""
+    return Call(b"select pgqueue.retry(%s::bigint)", (job_id,), _first)
+
+
+def delete(job_id: int) -> Call[bool]:
+    """Delete a job that is not executing; reads whether there was one."""
+    return Call(b"select pgqueue.delete(%s::bigint)", (job_id,), _first)
+
+
+def pause_queue(queue: str) -> Call[bool]:
+    """Hand out no more jobs of a queue; reads whether that changed anything."""
+    return Call(b"select pgqueue.pause_queue(%s::text)", (queue,), _first)
+
+
+def resume_queue(queue: str) -> Call[bool]:
+    """Hand out jobs of a paused queue again; reads whether that changed anything."""
+    return Call(b"select pgqueue.resume_queue(%s::text)", (queue,), _first)
+
+
+def grant_access(kind: str, role: str) -> Call[None]:
+    """Let a role use the queue."""
+    return Call(b"select pgqueue.grant_access(%s::text, %s::name)", (kind, role), _nothing)
+
+
+def revoke_access(kind: str, role: str) -> Call[bool]:
+    """Take back what grant_access gave; reads whether there was anything."""
+    return Call(b"select pgqueue.revoke_access(%s::text, %s::name)", (kind, role), _first)
+
+
+def find_job(job_id: int) -> Call[dict[str, Any] | None]:
+    """Read everything about one job."""
+    return Call(b"select to_jsonb(j) from pgqueue.all_jobs j where j.id = %s::bigint", (job_id,), _maybe_first)
+
+
+def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int) -> Call[list[dict[str, Any]]]:
+    """Read jobs, newest first."""
+    clauses = []
+    params: list[object] = []
+    for column, value in (("queue", queue), ("task", task), ("state::text", state)):
+        if value is not None:
+            clauses.append(f"j.{column} = %s::text")
+            params.append(value)
+    where = f" where {' and '.join(clauses)}" if clauses else ""
+    return Call(
+        f"select to_jsonb(j) from pgqueue.all_jobs j{where} order by j.id desc limit %s::integer".encode(),
+        (*params, limit),
+        _column,
+    )
+
+
+# Reading
+
+
+def _rows(rows: list[Row]) -> list[Row]:
+    return rows
+
+
+def _column(rows: list[Row]) -> list[Any]:
+    return [row[0] for row in rows]
+
+
+def _one(rows: list[Row]) -> Any:
+    return rows[0]
+
+
+def _maybe_one(rows: list[Row]) -> Any:
+    return rows[0] if rows else None
+
+
+def _first(rows: list[Row]) -> Any:
+    return rows[0][0]
+
+
+def _maybe_first(rows: list[Row]) -> Any:
+    return rows[0][0] if rows else None
+
+
+def _nothing(rows: list[Row]) -> None:
+    return None
+
+
+def _pairs(held: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    return [id for id, _ in held], [reservation for _, reservation in held]
+
+
+def _array(values: Sequence[T] | None) -> list[T] | None:
+    return None if values is None else list(values)

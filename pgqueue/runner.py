@@ -1,0 +1,249 @@
+"""Run handlers: take reserved jobs, call their functions, report how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from pgqueue.job import Job
+from pgqueue.queries import Row
+from pgqueue.tasks import App, Task
+
+log = logging.getLogger("pgqueue.worker")
+
+
+class End(Enum):
+    """How a try ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RELEASED = "released"
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A job that this worker has reserved and not yet finished.
+
+    `deadline` is the monotonic time until which the lease holds for certain, counted from before the request that
+    last extended it. `interrupt` says why the handler is to stop; None while it may go on.
+    """
+
+    row: Row
+    deadline: float
+    runner: asyncio.Task[None] | None = None
+    interrupt: End | None = None
+    reason: str = ""
+    ended: End | None = None
+    error: dict[str, object] | None = None
+    delay: float = 0.0
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.row[0], self.row[9]
+
+    def __str__(self) -> str:
+        return f"job {self.row[0]} (task {self.row[1]}, queue {self.row[4]}, attempt {self.row[7]})"
+
+
+class Runner:
+    """Runs at most `concurrency` handlers at a time: async ones as tasks, sync ones in threads.
+
+    Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines run them, one job after the other, so that
+    a job costs no task of its own.
+    """
+
+    def __init__(self, app: App, concurrency: int, on_end: Callable[[Held], None]) -> None:
+        self.running = 0
+        self._app = app
+        self._concurrency = concurrency
+        self._on_end = on_end
+        self._waiting: asyncio.Queue[Held] = asyncio.Queue()
+        self._coroutines: set[asyncio.Task[None]] = set()
+        self._idle = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._pace = _Pace()
+
+    @property
+    def unstarted(self) -> int:
+        """Jobs taken and not yet started."""
+        return self._waiting.qsize()
+
+    def is_busy(self, jobs: int) -> bool:
+        """Tell whether more than `jobs` were run in the last 100 ms."""
+        return self._pace.last() > jobs
+
+    def room(self) -> int:
+        """How many more jobs are useful now: free slots, and a buffer of what was started in the last 100 ms."""
+        room = self._concurrency + self._pace.buffer() - self.running - self.unstarted
+        # In batches: as long as there is something to start, wait until half of all is free.
+        if self.unstarted and room < (self._concurrency + self._pace.buffer()) / 2:
+            return 0
+        return max(room, 0)
+
+    def take(self, held: Held) -> None:
+        """Run a job as soon as a slot is free."""
+        self._waiting.put_nowait(held)
+        if self._idle < self._waiting.qsize() and len(self._coroutines) < self._concurrency:
+            coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
+            self._coroutines.add(coroutine)
+            coroutine.add_done_callback(self._coroutines.discard)
+
+    def stop(self, held: Held, end: End, reason: str) -> None:
+        """Ask a handler to stop; its job ends as `end`. An async one is cancelled; a thread cannot be."""
+        if held.interrupt is not None or held.ended is not None:
+            return
+        held.interrupt = end
+        held.reason = reason
+        if held.runner is not None:
+            held.runner.cancel()
+
+    def give_back_unstarted(self) -> list[Held]:
+        """Return the jobs that were not started; they are not this runner's any more."""
+        unstarted = []
+        while not self._waiting.empty():
+            unstarted.append(self._waiting.get_nowait())
+        return unstarted
+
+    def close(self) -> None:
+        """End the coroutines. Threads that still run a handler go on until the process ends."""
+        for coroutine in self._coroutines:
+            coroutine.cancel()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run_jobs(self) -> None:
+        while True:
+            self._idle += 1
+            try:
+                held = await self._waiting.get()
+            finally:
+                self._idle -= 1
+            task = self._app.tasks.get(held.row[1])
+            if held.interrupt is not None:
+                self._end(held, held.interrupt)
+            elif task is None:
+                held.delay = 10.0
+                self._end(held, End.RELEASED)
+            else:
+                self.running += 1
+                started = time.monotonic()
+                try:
+                    await self._run_job(held, task)
+                finally:
+                    self.running -= 1
+                    self._pace.ran(time.monotonic() - started)
+
+    async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
+        try:
+            arguments = held.row[2]
+            if task.job_parameter is not None:
+                arguments = {**arguments, task.job_parameter: Job(*held.row)}
+            if task.is_async:
+                held.runner = asyncio.current_task()
+                try:
+                    await task.function(**arguments)
+                finally:
+                    held.runner = None
+            else:
+                await self._in_thread(partial(task.function, **arguments))
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if held.interrupt is None or current is None:
+                # The runner itself is ended, not the job.
+                raise
+            current.uncancel()
+            self._interrupted(held)
+        except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
+            held.error = describe(error)
+            self._end(held, End.FAILED)
+        else:
+            self._end(held, End.SUCCEEDED)
+
+    async def _in_thread(self, call: Callable[[], object]) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="pgqueue")
+        error = await asyncio.get_running_loop().run_in_executor(self._threads, _contained, call)
+        if error is not None:
+            raise error
+
+    def _interrupted(self, held: Held) -> None:
+        assert held.interrupt is not None
+        if held.interrupt is End.FAILED:
+            held.error = {"class": "Interrupted", "message": held.reason}
+        self._end(held, held.interrupt)
+
+    def _end(self, held: Held, end: End) -> None:
+        held.ended = end
+        self._on_end(held)
+
+
+class _Pace:
+    """Counts the jobs of the last 100 ms, to size the buffer by. Most of the time it only adds one to a number."""
+
+    _SPAN = 0.1
+    _MOST = 1000
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._now = 0
+        self._before = 0
+        self._mean = 0.0
+
+    def ran(self, seconds: float) -> None:
+        self._roll()
+        self._now += 1
+        self._mean += (seconds - self._mean) / 16
+
+    def buffer(self) -> int:
+        """Jobs to hold beyond the free slots: none for handlers that take longer than 100 ms on average."""
+        return 0 if self._mean > self._SPAN else min(self.last(), self._MOST)
+
+    def last(self) -> int:
+        """Jobs run in the last 100 ms, to within one such span."""
+        self._roll()
+        return max(self._now, self._before)
+
+    def _roll(self) -> None:
+        now = time.monotonic()
+        passed = now - self._since
+        if passed >= self._SPAN:
+            self._before = self._now if passed < 2 * self._SPAN else 0
+            self._now = 0
+            self._since = now
+
+
+def describe(error: BaseException) -> dict[str, object]:
+    """Write an exception for the job's errors: class, message and traceback, as text that PostgreSQL can hold."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be shown)"
+    where = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename == __file__:
+        where = where.tb_next
+    trace = "".join(traceback.format_exception(kind, error, where, limit=-50))
+    return {"class": name, "message": _clean(message), "traceback": _clean(trace)}
+
+
+def _clean(text: str) -> str:
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _contained(call: Callable[[], object]) -> BaseException | None:
+    # SystemExit raised in a thread of the pool would end the thread; StopIteration cannot pass through a future.
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None

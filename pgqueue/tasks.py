@@ -1,0 +1,230 @@
+"""Tasks: named functions, and the App that knows them."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import psycopg
+
+from pgqueue.enqueue import enqueue, enqueue_many
+from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
+from pgqueue.job import Job
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What the code says of a task. None leaves it to the queue, then to the defaults.
+
+    An operator's columns in `pgqueue.tasks` win over these; a job's own options win over both.
+
+    queue             queue of jobs that name none
+    priority          -100 to 100, higher runs first
+    max_attempts      tries before a job is dead; default 11
+    retry_policy      "fixed" or "exponential" (the default: retry_delay + n^5 seconds, n = retries so far)
+    retry_delay       default 30 seconds
+    retry_jitter      random part of a delay, as a fraction of it; default 0.1
+    expires_in        how long after its run_at a job may still start
+    retention_*       how long history keeps jobs that ended so; zero keeps no row
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    retry_policy: str | None = None
+    retry_delay: timedelta | str | None = None
+    retry_jitter: float | None = None
+    expires_in: timedelta | str | None = None
+    retention_succeeded: timedelta | str | None = None
+    retention_cancelled: timedelta | str | None = None
+    retention_dead: timedelta | str | None = None
+
+    def as_mapping(self) -> dict[str, object]:
+        """Return the options that are set."""
+        values = ((name, getattr(self, name)) for name in self.__slots__)
+        return {name: value for name, value in values if value is not None}
+
+
+class Task(Generic[P, R]):
+    """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
+
+    `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays.
+    """
+
+    def __init__(self, name: str, function: Callable[P, R], options: TaskOptions) -> None:
+        self.name = name
+        self.function = function
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        self.job_parameter = _job_parameter(function)
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        parameters = inspect.signature(function).parameters.values()
+        self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    @overload
+    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    @overload
+    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(
+        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+    ) -> int | Awaitable[int]:
+        """Enqueue a call of this task with these arguments and return the job's id, as `pgqueue.enqueue` does.
+
+        Raises InvalidArgument when the arguments do not fit the function; then nothing was enqueued.
+
+            send_email.enqueue(connection, "a@b.c", subject="Hello")
+        """
+        return self.using().enqueue(connection, *args, **kwargs)
+
+    @overload
+    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    @overload
+    def enqueue_many(
+        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+    ) -> Awaitable[list[int]]: ...
+    def enqueue_many(
+        self,
+        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        /,
+        args: Iterable[Mapping[str, Any]],
+    ) -> list[int] | Awaitable[list[int]]:
+        """Enqueue one call for each mapping of keyword arguments, in one statement; see `pgqueue.enqueue_many`."""
+        return self.using().enqueue_many(connection, args)
+
+    def using(self, **options: Any) -> TaskCall:
+        """Return this task with options for its next jobs: queue, priority, run_at, delay, ... as `pgqueue.enqueue`.
+
+        send_email.using(queue="critical", delay=timedelta(minutes=5)).enqueue(connection, "a@b.c")
+        """
+        return TaskCall(self, options)
+
+    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Name positional arguments as the function does. Raises InvalidArgument when they do not fit it."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArgument(
+                f"these arguments do not fit task {self.name}{self._signature}: {error}",
+                hint="give the arguments that the function takes",
+            ) from error
+        named: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            elif kind is inspect.Parameter.VAR_POSITIONAL:
+                raise InvalidArgument(
+                    f"task {self.name} takes *{name}, and arguments of a job have names",
+                    hint=f"give it a parameter that takes a list instead of *{name}",
+                )
+            else:
+                named[name] = value
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall:
+    """A task with options for the jobs to come. Made by `Task.using`."""
+
+    task: Task[Any, Any]
+    options: Mapping[str, Any]
+
+    @overload
+    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    @overload
+    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(
+        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+    ) -> int | Awaitable[int]:
+        """Enqueue a call with these arguments; see `Task.enqueue`."""
+        return enqueue(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+
+    @overload
+    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    @overload
+    def enqueue_many(
+        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+    ) -> Awaitable[list[int]]: ...
+    def enqueue_many(
+        self,
+        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        /,
+        args: Iterable[Mapping[str, Any]],
+    ) -> list[int] | Awaitable[list[int]]:
+        """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
+        bound = [self.task.bind(**each) for each in args]
+        return enqueue_many(connection, self.task, bound, **self.options)
+
+
+@dataclass(slots=True)
+class App:
+    """The tasks of an application. A worker is started with one.
+
+    app = App()
+
+    @app.task(queue="mail", max_attempts=5)
+    async def send_email(to: str) -> None: ...
+    """
+
+    tasks: dict[str, Task[Any, Any]] = field(default_factory=dict)
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self, function: None = None, /, *, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(
+        self, function: Callable[P, R] | None = None, /, *, name: str | None = None, **options: Any
+    ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
+        """Declare a function as a task, under `name` or the function's own.
+
+        The options are those of `TaskOptions`. Raises DuplicateTask when the name is taken, ConfigError when it is
+        empty or longer than 128 bytes, TypeError for an unknown option.
+        """
+        declared = TaskOptions(**options)
+
+        def declare(function: Callable[P, R]) -> Task[P, R]:
+            task = Task(name if name is not None else function.__name__, function, declared)
+            if not 1 <= len(task.name.encode()) <= 128:
+                raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
+            if task.name in self.tasks:
+                raise DuplicateTask(
+                    f"two functions are declared as task {task.name!r}:"
+                    f" {_where(self.tasks[task.name].function)} and {_where(function)}",
+                    hint="give one of them another name: @app.task(name=...)",
+                )
+            self.tasks[task.name] = task
+            return task
+
+        return declare if function is None else declare(function)
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _job_parameter(function: Callable[..., Any]) -> str | None:
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:
+        # Annotations that name what cannot be imported here: compare them as they are written.
+        hints = getattr(function, "__annotations__", {})
+    for name, hint in hints.items():
+        if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):
+            return name
+    return None
