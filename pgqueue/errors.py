@@ -28,7 +28,7 @@ class PgQueueError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return f"{message}. {self.hint}" if self.hint else message
+        return f"{message}; {self.hint}" if self.hint else message
 
 
 class ConfigError(PgQueueError):

@@ -17,9 +17,10 @@ _BATCH = 2000
 class Leases:
     """The jobs that this worker holds, by (id, reservation).
 
-    Every third of a lease all are extended. For a job that the database does not return, `on_lost` is called; for one that somebody asked to cancel, `on_cancel`.
-    A lease that could not be extended counts as lost by this process's own monotonic clock, counted from before the
-    request that last extended it, because from then on somebody else may hold the job.
+    Every third of a lease all are extended. For a job that the database does not return, `on_lost` is called; for
+    one that somebody asked to cancel, `on_cancel`. A lease that could not be extended counts as lost by this
+    process's own monotonic clock, counted from before the request that last extended it, because from then on
+    somebody else may hold the job.
 
     While every host of the DSN refuses connections no server can give a lease away, and one that comes back after
     more than 5 s prolongs lapsed leases by one length. So a refusal is worth one more lease, once.

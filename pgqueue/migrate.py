@@ -8,6 +8,7 @@ run at once: one does the work, the others find it done.
 from __future__ import annotations
 
 import io
+import logging
 import random
 import re
 import time
@@ -24,6 +25,9 @@ from psycopg import sql
 
 from pgqueue import __version__, bundled
 from pgqueue.errors import ConfigError, MigrationError
+
+# What alembic says at level info is said better by the result.
+logging.getLogger("alembic").setLevel(logging.WARNING)
 
 # First key of the queue's advisory locks, as pgqueue._lock_class() has it; the second key 3 is migrating.
 _LOCK = (1885827941, 3)
@@ -283,7 +287,7 @@ def _routines(driver: psycopg.Connection[tuple[object, ...]]) -> dict[object, ob
     rows = driver.execute(
         "select oid, xmin::text from pg_proc where pronamespace = 'pgqueue'::regnamespace order by oid"
     ).fetchall()
-    return dict(rows)
+    return {row[0]: row[1] for row in rows}
 
 
 def _failed(error: BaseException) -> MigrationError:

@@ -203,15 +203,25 @@ class App:
             if not 1 <= len(task.name.encode()) <= 128:
                 raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
             if task.name in self.tasks:
-                raise DuplicateTask(
-                    f"two functions are declared as task {task.name!r}:"
-                    f" {_where(self.tasks[task.name].function)} and {_where(function)}",
-                    hint="give one of them another name: @app.task(name=...)",
-                )
+                raise _duplicate(task.name, self.tasks[task.name].function, function)
             self.tasks[task.name] = task
             return task
 
         return declare if function is None else declare(function)
+
+    def include(self, other: App) -> None:
+        """Take in the tasks of another App. Raises DuplicateTask when both have one of the same name."""
+        for name, task in other.tasks.items():
+            mine = self.tasks.setdefault(name, task)
+            if mine is not task:
+                raise _duplicate(name, mine.function, task.function)
+
+
+def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) -> DuplicateTask:
+    return DuplicateTask(
+        f"two functions are declared as task {name!r}: {_where(one)} and {_where(other)}",
+        hint="give one of them another name: @app.task(name=...)",
+    )
 
 
 def _where(function: Callable[..., Any]) -> str:

