@@ -37,3 +37,7 @@ def sql_digest() -> str:
 def revisions() -> list[str]:
     """List the revisions that this package knows, oldest first. A revision is the number its file begins with."""
     return sorted(file.name.split("_")[0] for file in directory("migrations").glob("versions/[0-9]*.py"))
+
+
+if __name__ == "__main__":
+    print(sql_digest())  # noqa: T201

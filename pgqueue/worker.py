@@ -76,6 +76,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._napping_until = 0.0
         self._due_at = float("inf")
+        self._woke = False
         self._channel = ""
         self._warned: dict[str, float] = {}
         self.completed = 0
@@ -96,7 +97,8 @@ class Worker:
 
     async def run(self) -> bool:
         """Work until stopped. True when every job that was started has ended; False when some were cut off."""
-        await self._start()
+        if not await self._started():
+            return True
         loops = [
             self._keep_running("claiming", self._claim_forever),
             self._keep_running("finishing", self._finish_forever),
@@ -118,7 +120,20 @@ class Worker:
             for link in (self._claiming, self._finishing, self._keeping):
                 await link.close()
 
-    # Start and end
+    async def _started(self) -> bool:
+        """Start, unless told to stop while the server is still being waited for."""
+        starting = asyncio.create_task(self._start())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return False
+            await starting
+            return True
+        finally:
+            for each in (starting, stopping):
+                each.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
 
     async def _start(self) -> None:
         config = self.config
@@ -189,6 +204,8 @@ class Worker:
 
     async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
         config = self.config
+        # It ends by itself after the statement under way; one that hangs is cut off.
+        await asyncio.wait([claiming], timeout=2.0)
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
         unstarted = self._runner.give_back_unstarted()
@@ -223,12 +240,15 @@ class Worker:
             # A hanging database cannot hang the shutdown: what is not stored comes back with its lease.
             async with asyncio.timeout(5.0):
                 await self._until_finished(lambda: bool(self._ends or self._leases.held))
-                await self._finishing.perform(queries.bye(config.name))
         except TimeoutError:
-            log.error(
-                "%d ends of jobs could not be stored; they come back when their leases lapse", len(self._leases.held)
-            )
+            left = len(self._leases.held)
+            log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
             return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                # Of a claim that was cut off above.
+                await self._finishing.perform(queries.release_unheld(config.name, []))
+                await self._finishing.perform(queries.bye(config.name))
         log.info("worker %s ends: %d jobs succeeded, %d failed", config.name, self.completed, self.failed)
         return not cut_off
 
@@ -313,27 +333,32 @@ class Worker:
         """Return when it is time to reserve again.
 
         Asleep from here on: every enqueue that sees the row wakes us. The row is written first, and only then come
-        the looks, for what was enqueued before it stood and is committed after.
+        the looks, for what was enqueued before it stood and is committed after. While the row stands, no looks are
+        needed: it is renewed before it ends.
         """
         config = self.config
+        if not config.listen:
+            # Nobody can wake us, so nobody is asked to.
+            await self._woken(config.poll_interval * random.uniform(0.9, 1.0))
+            return
         if not self._napping_until:
+            self._due_at = float("inf")
             if self._runner.is_busy(_BUSY) and await self._look(_BUSY_LOOK, _BUSY_LOOK, _BUSY_LOOKS):
                 return
             await self._lie_down()
             if await self._look(_FIRST_LOOK, _LONGEST_LOOK, _ALL_LOOKS):
                 return
-        due = self._due_at - time.monotonic()
-        # Renewed before the row ends, so that there is no gap, and not in step with other workers.
-        nap = min(due, self._napping_until - 0.5 - random.uniform(0.0, 0.1) * config.poll_interval - time.monotonic())
-        if await self._woken(nap):
-            return
-        if time.monotonic() >= self._napping_until - 0.5 - 0.1 * config.poll_interval:
+        # Not in step with other workers, and so early that the row stands without a gap.
+        renew_at = self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval
+        if self._woke or time.monotonic() >= min(renew_at, self._due_at):
+            # Woken for nothing: somebody else took the job, or it comes due later than this nap knows.
             await self._lie_down()
-        elif due <= nap:
-            self._due_at = float("inf")
+            renew_at = self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval
+        self._woke = await self._woken(min(renew_at, self._due_at) - time.monotonic())
 
     async def _lie_down(self) -> None:
         config = self.config
+        self._woke = False
         _, due_in, _ = await self._claiming.perform(queries.idle(config.name, config.queues, config.poll_interval))
         # As the database has it: poll_interval and a second.
         self._napping_until = self._claiming.sent_at + config.poll_interval + 1.0
@@ -344,16 +369,19 @@ class Worker:
         end = time.monotonic() + total
         pause = first
         while time.monotonic() < end and not self._stopping.is_set():
-            await self._woken(min(pause, max(self._due_at - time.monotonic(), 0.0005)))
-            if self._runner.room() == 0:
+            self._woke |= await self._woken(min(pause, max(self._due_at - time.monotonic(), 0.0005)))
+            room = self._runner.room()
+            if room == 0:
                 return True
-            claimed = await self._claim(max(self._runner.room(), 1))
+            claimed = await self._claim(room)
             if claimed:
-                if self._runner.is_busy(_BUSY):
+                if claimed == room or self._runner.is_busy(_BUSY):
                     await self._rise()
                 return True
             if self._due_at <= time.monotonic():
+                # It came and somebody else took it: ask again what comes next, after the looks.
                 self._due_at = float("inf")
+                self._woke = True
             pause = min(pause * 2, longest)
         return self._stopping.is_set()
 
@@ -399,7 +427,14 @@ class Worker:
             self._end_came.clear()
             while self._ends:
                 batch = [self._ends.popleft() for _ in range(min(len(self._ends), _BATCH))]
-                await self._finish(batch)
+                try:
+                    await self._finish(batch)
+                except Exception:
+                    # What was not stored is tried again: a job whose end were forgotten here would be extended
+                    # for ever.
+                    self._ends.extend(held for held in batch if held.pair in self._leases.held)
+                    self._end_came.set()
+                    raise
                 self._room_came.set()
 
     async def _finish(self, batch: list[Held]) -> None:
@@ -433,7 +468,7 @@ class Worker:
             gone = set(lost)
             for held in batch:
                 if held.pair[0] in gone:
-                    log.warning("%s ended, but its lease was lost: nothing was stored", held)
+                    log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
 
     async def _fail(self, held: Held) -> None:
         error = held.error or {}

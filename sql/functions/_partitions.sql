@@ -33,6 +33,9 @@ begin
     loop
         -- Two completions that miss one partition: the second waits here and then finds it.
         perform pg_advisory_xact_lock(pgqueue._lock_class(), 2);
+        -- The lock that attaching takes anyway. Taking it here also takes in what others have created meanwhile;
+        -- without it the next line would ask this session's cache, which still says that there is no such table.
+        execute format('lock table only pgqueue.%I in share update exclusive mode', v_part.parent);
         continue when to_regclass('pgqueue.' || v_part.name) is not null;
         execute format('create table pgqueue.%I (like pgqueue.%I)', v_part.name, v_part.parent);
         execute format(

@@ -17,11 +17,7 @@ declare
     v_mark text := E'\x1f' || p_queue || E'\x1f';
     v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
 begin
-    if lower(current_setting('pgqueue.notify', true)) in ('off', 'false', 'no', '0')
-        or strpos(v_woken, v_mark) > 0
-        -- A NOTIFY queue that runs full makes every commit with a NOTIFY fail: better late than refused.
-        or pg_notification_queue_usage() > 0.5
-    then
+    if strpos(v_woken, v_mark) > 0 or not pgqueue._may_notify() then
         return;
     end if;
 
@@ -53,6 +49,22 @@ $$;
 
 comment on function pgqueue._wake(text, timestamptz, integer, text) is
     'Private: notifies at most p_count workers that serve p_queue and sleep beyond p_ready_at.';
+
+create or replace function pgqueue._may_notify()
+returns boolean
+language sql
+volatile
+parallel safe
+as $$
+    -- A NOTIFY queue that runs full makes every commit with a NOTIFY fail: better late than refused.
+    select
+        coalesce(pg_catalog.lower(pg_catalog.current_setting('pgqueue.notify', true)), 'on')
+            not in ('off', 'false', 'no', '0')
+        and pg_catalog.pg_notification_queue_usage() <= 0.5
+$$;
+
+comment on function pgqueue._may_notify() is
+    'Private: false where set pgqueue.notify = off, for bulk loads and PREPARE TRANSACTION, or where the server''s queue of notifications is half full.';
 
 create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
 returns void

@@ -28,7 +28,9 @@ begin
         update pgqueue.jobs
         set cancel_requested_at = coalesce(cancel_requested_at, pgqueue._clock())
         where id = cancel.job_id;
-        perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
+        if pgqueue._may_notify() then
+            perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
+        end if;
         return 'requested';
     end if;
     perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');

@@ -56,8 +56,8 @@ declare
     v_taken tid[] := '{}';
     v_seen tid[] := '{}';
     v_left integer := reserve.max_jobs;
-    v_expired_ids bigint[];
-    v_expired_reservations bigint[];
+    v_pass_over boolean;
+    v_expired boolean;
     v_last_queue text;
     v_rescued boolean := false;
 begin
@@ -111,21 +111,21 @@ begin
                 first.ready_at
         loop
             v_resumed := v_lane.resumed;
+            v_pass_over := false;
             loop
                 select
                     array_agg(c.place) filter (where c.expires_at is null or c.expires_at > v_now),
-                    array_agg(c.id) filter (where c.expires_at <= v_now),
-                    array_agg(c.reservation) filter (where c.expires_at <= v_now)
-                into v_rows, v_expired_ids, v_expired_reservations
+                    coalesce(bool_or(c.expires_at <= v_now), false)
+                into v_rows, v_expired
                 from (
-                    select j.ctid as place, j.id, j.reservation, j.expires_at
+                    select j.ctid as place, j.expires_at
                     from pgqueue.jobs j
                     where j.state in ('waiting', 'failed')
                         and j.queue = v_lane.queue
                         and j.priority = v_lane.priority
                         and j.resumed = v_resumed
                         and j.ready_at <= v_now
-                        and j.ctid <> all (v_seen)
+                        and (not v_pass_over or j.expires_at is null or j.expires_at > v_now)
                     order by j.ready_at, j.id
                     limit v_left
                     for update skip locked
@@ -133,9 +133,10 @@ begin
                 v_taken := v_taken || v_rows;
                 v_left := v_left - coalesce(cardinality(v_rows), 0);
                 v_last_queue := v_lane.queue;
-                if v_expired_ids is not null then
-                    perform pgqueue._finish_expired(v_expired_ids, v_expired_reservations);
-                    v_seen := v_taken;
+                if v_expired then
+                    -- A bounded number is cancelled here; should there be more, they are passed over.
+                    perform pgqueue._expire_jobs(1000);
+                    v_pass_over := true;
                 elsif v_left > 0 and v_resumed then
                     v_resumed := false;
                 else
