@@ -16,7 +16,7 @@ comment on type pgqueue.job_state is
 -- What an administrator may set for the whole queue: one row, read by every enqueue, hardly ever written.
 create table pgqueue.settings (
     one boolean primary key default true check (one),
-    max_args_bytes integer not null default 1048576 check (max_args_bytes between 1 and 200000000),
+    max_args_bytes integer not null default 1048576 check (max_args_bytes between 262144 and 200000000),
     retention_succeeded interval not null default '1 day'
         check (retention_succeeded >= '0' and retention_succeeded <= '2 years'),
     retention_cancelled interval not null default '7 days'
@@ -27,7 +27,7 @@ create table pgqueue.settings (
 insert into pgqueue.settings default values;
 comment on table pgqueue.settings is 'One row of settings; an update takes effect at once.';
 comment on column pgqueue.settings.one is 'Always true: there is one row.';
-comment on column pgqueue.settings.max_args_bytes is 'Largest args of a job, in bytes of JSON text. Default 1 MiB.';
+comment on column pgqueue.settings.max_args_bytes is 'Largest args of a job, in bytes of JSON text; at least 256 KiB. Default 1 MiB.';
 comment on column pgqueue.settings.retention_succeeded is 'How long a succeeded job stays in history, unless its job, task or queue says otherwise. Zero: no row is kept.';
 comment on column pgqueue.settings.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.settings.retention_dead is 'The same for dead jobs.';

@@ -45,16 +45,32 @@ declare
     v_queue text;
     v_priority smallint;
     v_expires_in interval;
-    v_max_args_bytes integer;
     v_known boolean;
     v_asleep boolean;
     v_id bigint;
 begin
-    perform pgqueue._check_options(
-        enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
-        enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
-        enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
-    );
+    -- Nearly every enqueue names a task and args and nothing else: it is not worth a call to check the rest.
+    if octet_length(enqueue.task) between 1 and 128
+        and num_nonnulls(
+            enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
+            enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
+            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
+        ) = 0
+    then
+        null;
+    else
+        perform pgqueue._check_options(
+            enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
+            enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
+            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
+        );
+    end if;
+    if jsonb_typeof(enqueue.args) = 'object' and pg_column_size(enqueue.args) <= 1000 then
+        -- Also when it is stored compressed: no limit may be set below what that could hold.
+        null;
+    else
+        perform pgqueue._check_args(enqueue.args);
+    end if;
 
     if enqueue.delay is not null then
         v_run_at := v_now + enqueue.delay;
@@ -68,17 +84,14 @@ begin
         w.queue,
         p.priority,
         coalesce(enqueue.expires_in, t.expires_in),
-        coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576),
         exists (select from pgqueue.lanes l where l.queue = w.queue and l.priority = p.priority),
         exists (select from pgqueue.sleepers s where s.queue in (w.queue, '') and s.until > v_ready_at)
-    into v_queue, v_priority, v_expires_in, v_max_args_bytes, v_known, v_asleep
+    into v_queue, v_priority, v_expires_in, v_known, v_asleep
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue.task
     cross join lateral (select coalesce(enqueue.queue, t.queue, 'default') as queue) w
     left join pgqueue.queues q on q.name = w.queue
     cross join lateral (select coalesce(enqueue.priority, t.priority, q.priority, 0)::smallint as priority) p;
-
-    perform pgqueue._check_args(enqueue.args, v_max_args_bytes);
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
@@ -142,15 +155,6 @@ begin
     if p_task is null or octet_length(p_task) not between 1 and 128 then
         perform pgqueue._check_name('task', p_task);
     end if;
-    -- Nearly every enqueue names a task and args and nothing else: one test sends it on.
-    if num_nonnulls(
-        p_queue, p_priority, p_run_at, p_delay, p_expires_in, p_timeout, p_max_attempts, p_key, p_score, p_dedupe,
-        p_dedupe_for, p_on_conflict, p_depends_on, p_headers, p_tags, p_retention
-    ) = 0
-    then
-        return;
-    end if;
-
     v_unbuilt := case
         when p_timeout is not null then 'timeout'
         when p_key is not null then 'key'
@@ -259,13 +263,15 @@ $$;
 
 comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite, before our era or beyond the year 9999.';
 
-create or replace function pgqueue._check_args(p_args jsonb, p_max_bytes integer)
+create or replace function pgqueue._check_args(p_args jsonb)
 returns void
 language plpgsql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_max_bytes integer;
 begin
     if p_args is null or jsonb_typeof(p_args) <> 'object' then
         perform pgqueue._refuse(
@@ -274,16 +280,19 @@ begin
             'Give args as an object of named arguments, such as {"to": "a@b.c"}.'
         );
     end if;
-    -- The size of the datum is a cheap first look (a compressed one is small, so the threshold is low); only
-    -- what is not obviously small is written out to be measured.
-    if pg_column_size(p_args) > least(2000, p_max_bytes / 4) and octet_length(p_args::text) > p_max_bytes then
-        perform pgqueue._refuse(
-            format('args must be at most %s bytes of JSON', p_max_bytes),
-            format('They have %s bytes.', octet_length(p_args::text)),
-            'Store the data elsewhere and pass a reference in args, or raise pgqueue.settings.max_args_bytes.'
-        );
+    -- The size of the datum is a cheap first look; a compressed one is small, so only what is not obviously small
+    -- is written out to be measured.
+    if pg_column_size(p_args) > 1000 then
+        v_max_bytes := coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576);
+        if octet_length(p_args::text) > v_max_bytes then
+            perform pgqueue._refuse(
+                format('args must be at most %s bytes of JSON', v_max_bytes),
+                format('They have %s bytes.', octet_length(p_args::text)),
+                'Store the data elsewhere and pass a reference in args, or raise pgqueue.settings.max_args_bytes.'
+            );
+        end if;
     end if;
 end
 $$;
 
-comment on function pgqueue._check_args(jsonb, integer) is 'Private: refuses args that are not an object or too large.';
+comment on function pgqueue._check_args(jsonb) is 'Private: refuses args that are not an object or too large.';

@@ -39,7 +39,6 @@ declare
     v_queue text;
     v_priority smallint;
     v_expires_in interval;
-    v_max_args_bytes integer;
 begin
     perform pgqueue._check_options(
         enqueue_many.task, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at, enqueue_many.delay,
@@ -52,6 +51,9 @@ begin
             'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
         );
     end if;
+    perform pgqueue._check_args(a.args)
+    from unnest(enqueue_many.args) a (args)
+    where jsonb_typeof(a.args) is distinct from 'object' or pg_column_size(a.args) > 1000;
 
     if enqueue_many.delay is not null then
         v_run_at := v_now + enqueue_many.delay;
@@ -64,16 +66,13 @@ begin
     select
         w.queue,
         p.priority,
-        coalesce(enqueue_many.expires_in, t.expires_in),
-        coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576)
-    into v_queue, v_priority, v_expires_in, v_max_args_bytes
+        coalesce(enqueue_many.expires_in, t.expires_in)
+    into v_queue, v_priority, v_expires_in
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task
     cross join lateral (select coalesce(enqueue_many.queue, t.queue, 'default') as queue) w
     left join pgqueue.queues q on q.name = w.queue
     cross join lateral (select coalesce(enqueue_many.priority, t.priority, q.priority, 0)::smallint as priority) p;
-
-    perform pgqueue._check_args(a.args, v_max_args_bytes) from unnest(enqueue_many.args) a (args);
 
     return query
     insert into pgqueue.jobs (
