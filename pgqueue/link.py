@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-import orjson
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
@@ -144,7 +143,7 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
             dsn, autocommit=True, prepare_threshold=2 if prepare else None
         )
     try:
-        set_json_loads(orjson.loads, connection)
+        set_json_loads(queries.from_json, connection)
         cursor = await connection.execute("show default_transaction_isolation")
         row = await cursor.fetchone()
         if row is not None and row[0] != "read committed":

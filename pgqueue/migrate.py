@@ -122,6 +122,7 @@ def script(*, start: str = "base") -> str:
         f"do $$ begin while not pg_try_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]}) loop\n"
         "    perform pg_sleep(0.2);\nend loop; end $$;",
         "create schema if not exists pgqueue;",
+        *([] if start == "base" else [_DROP_ROUTINES]),
         tables.getvalue(),
         "set local check_function_bodies = off;",
         *(file.read_text() for file in bundled.sql_files()),
@@ -147,6 +148,27 @@ def run_sql(text: str) -> None:
         return
     _driver(op.get_bind()).execute(text.encode())
 
+
+# Without looking at the database there is no telling which signatures stand: psql drops them all, never CASCADE.
+_DROP_ROUTINES = """
+do $$
+declare
+    v_drop text;
+begin
+    for v_drop in
+        select format('drop view pgqueue.%I', c.relname)
+        from pg_class c
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+        union all
+        select format('drop routine %s', p.oid::regprocedure)
+        from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+    loop
+        execute v_drop;
+    end loop;
+end
+$$;
+"""
 
 # Enough partitions of history for the first hours; maintain() attaches the rest.
 _AFTER = "select pgqueue._attach_partitions(9, 4, 100);"
@@ -231,12 +253,15 @@ def _status(driver: psycopg.Connection[tuple[object, ...]]) -> Status:
 def _reload(driver: psycopg.Connection[tuple[object, ...]]) -> None:
     driver.execute("set local check_function_bodies = off")
     before = _routines(driver)
-    for file in bundled.sql_files():
+    *code, grants = bundled.sql_files()
+    for file in code:
         _load(driver, file.read_text())
-    # A routine whose row was not written now has no file any more: it belongs to an older release.
+    # A routine whose row was not written now has no file any more: it belongs to an older release. Asked before the
+    # grants, which write every row.
     for oid, xmin in _routines(driver).items():
         if before.get(oid) == xmin:
             _drop(driver, "routine", f"{oid}::regprocedure")
+    _load(driver, grants.read_text())
     driver.execute(_AFTER.encode())
     driver.execute(_RELEASE, _release())
 

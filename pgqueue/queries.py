@@ -94,6 +94,25 @@ def to_json(value: object, what: str) -> str:
         ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for JSON that PostgreSQL can hold and this process cannot: a number beyond a float, nesting beyond 1000.
+
+    A value, and not an exception: one job's args must not make the whole reply of `reserve` unreadable, for then
+    every worker would claim that job again and again, and lose all that it claimed with it.
+    """
+
+    reason: str
+
+
+def from_json(text: bytes | str) -> Any:
+    """Read JSON, or return `Unreadable`."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return Unreadable(str(error))
+
+
 # Producing
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.

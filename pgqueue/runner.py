@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any
 
+from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
-from pgqueue.queries import Row
+from pgqueue.queries import Row, Unreadable
 from pgqueue.tasks import App, Task
 
 log = logging.getLogger("pgqueue.worker")
@@ -69,6 +71,7 @@ class Runner:
         self._coroutines: set[asyncio.Task[None]] = set()
         self._idle = 0
         self._threads: ThreadPoolExecutor | None = None
+        self._closed = False
         self._pace = _Pace()
 
     @property
@@ -114,13 +117,14 @@ class Runner:
 
     def close(self) -> None:
         """End the coroutines. Threads that still run a handler go on until the process ends."""
+        self._closed = True
         for coroutine in self._coroutines:
             coroutine.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run_jobs(self) -> None:
-        while True:
+        while not self._closed:
             self._idle += 1
             try:
                 held = await self._waiting.get()
@@ -140,27 +144,30 @@ class Runner:
                 finally:
                     self.running -= 1
                     self._pace.ran(time.monotonic() - started)
+                    _forget_cancellations()
 
     async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
         try:
-            arguments = held.row[2]
+            arguments = _readable(held)
             if task.job_parameter is not None:
                 arguments = {**arguments, task.job_parameter: Job(*held.row)}
             if task.is_async:
-                held.runner = asyncio.current_task()
-                try:
-                    await task.function(**arguments)
-                finally:
-                    held.runner = None
+                await self._on_loop(held, task.function(**arguments))
             else:
-                await self._in_thread(partial(task.function, **arguments))
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if held.interrupt is None or current is None:
+                result = await self._in_thread(partial(task.function, **arguments))
+                if inspect.isawaitable(result):
+                    # A plain function around an async one: left alone, it would succeed without having run.
+                    await self._on_loop(held, result)
+        except asyncio.CancelledError as error:
+            if self._closed:
                 # The runner itself is ended, not the job.
                 raise
-            current.uncancel()
-            self._interrupted(held)
+            if held.interrupt is None:
+                # The handler's own: it awaited something that was cancelled.
+                held.error = describe(error)
+                self._end(held, End.FAILED)
+            else:
+                self._interrupted(held)
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
             held.error = describe(error)
@@ -168,12 +175,20 @@ class Runner:
         else:
             self._end(held, End.SUCCEEDED)
 
-    async def _in_thread(self, call: Callable[[], object]) -> None:
+    async def _on_loop(self, held: Held, call: Awaitable[object]) -> None:
+        held.runner = asyncio.current_task()
+        try:
+            await call
+        finally:
+            held.runner = None
+
+    async def _in_thread(self, call: Callable[[], object]) -> object:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="pgqueue")
-        error = await asyncio.get_running_loop().run_in_executor(self._threads, _contained, call)
+        result, error = await asyncio.get_running_loop().run_in_executor(self._threads, _contained, call)
         if error is not None:
             raise error
+        return result
 
     def _interrupted(self, held: Held) -> None:
         assert held.interrupt is not None
@@ -240,10 +255,27 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-def _contained(call: Callable[[], object]) -> BaseException | None:
+def _contained(call: Callable[[], object]) -> tuple[object, BaseException | None]:
     # SystemExit raised in a thread of the pool would end the thread; StopIteration cannot pass through a future.
     try:
-        call()
+        return call(), None
     except BaseException as error:
-        return error
-    return None
+        return None, error
+
+
+def _readable(held: Held) -> dict[str, Any]:
+    for what, value in (("args", held.row[2]), ("headers", held.row[3])):
+        if isinstance(value, Unreadable):
+            raise InvalidArgument(
+                f"{what} cannot be read here: {value.reason}",
+                hint="enqueue it with numbers that a float can hold, nested less than 1000 deep",
+            )
+    arguments: dict[str, Any] = held.row[2]
+    return arguments
+
+
+def _forget_cancellations() -> None:
+    # A handler may have swallowed the one that was meant for it; a TaskGroup of the next would take it for its own.
+    current = asyncio.current_task()
+    while current is not None and current.cancelling():
+        current.uncancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -62,7 +63,7 @@ class Task(Generic[P, R]):
         self.name = name
         self.function = function
         self.options = options
-        self.is_async = inspect.iscoroutinefunction(function)
+        self.is_async = inspect.iscoroutinefunction(_definition(function))
         self.job_parameter = _job_parameter(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -199,7 +200,7 @@ class App:
         declared = TaskOptions(**options)
 
         def declare(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(name if name is not None else function.__name__, function, declared)
+            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared)
             if not 1 <= len(task.name.encode()) <= 128:
                 raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
             if task.name in self.tasks:
@@ -225,15 +226,23 @@ def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) ->
 
 
 def _where(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Where a handler's `async` and its annotations are written: behind partials, and in an object's __call__.
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if inspect.isroutine(function) else function.__call__
 
 
 def _job_parameter(function: Callable[..., Any]) -> str | None:
+    definition = _definition(function)
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(definition)
     except Exception:
         # Annotations that name what cannot be imported here: compare them as they are written.
-        hints = getattr(function, "__annotations__", {})
+        hints = getattr(definition, "__annotations__", {})
     for name, hint in hints.items():
         if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):
             return name

@@ -198,6 +198,7 @@ create table pgqueue.history (
     reserved_at timestamptz,
     finished_at timestamptz not null,
     kept_until timestamptz not null,
+    retention interval,
     state pgqueue.job_state not null,
     attempts integer not null,
     max_attempts integer,
@@ -229,6 +230,7 @@ comment on column pgqueue.history.created_at is 'When it was enqueued.';
 comment on column pgqueue.history.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.history.finished_at is 'When it ended.';
 comment on column pgqueue.history.kept_until is 'When this row expires.';
+comment on column pgqueue.history.retention is 'How long the job itself said that it is kept; null: its task, queue or settings said so.';
 comment on column pgqueue.history.state is 'succeeded, dead or cancelled.';
 comment on column pgqueue.history.attempts is 'Tries that it took.';
 comment on column pgqueue.history.max_attempts is 'Tries that it had, where the job itself said so.';

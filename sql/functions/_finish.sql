@@ -63,12 +63,12 @@ begin
             ),
             kept as (
                 insert into pgqueue.history (
-                    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, state, attempts,
+                    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
                     errors, result
                 )
                 select
-                    d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, p_state,
+                    d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
                     d.attempts, d.max_attempts, d.losses, d.priority,
                     case when d.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
                     d.queue, d.task, d.key, d.reserved_by, d.tags, d.args, d.headers,

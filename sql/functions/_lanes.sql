@@ -79,6 +79,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     delete from pgqueue.lanes a
@@ -90,10 +91,12 @@ begin
     update pgqueue.lanes a
     set seen_at = p_now
     where a.seen_at not between p_now - interval '30 min' and p_now
-        and exists (
-            select
+        -- A scalar subquery: of an EXISTS the planner may make a join that reads every waiting job.
+        and (
+            select true
             from pgqueue.jobs j
             where j.state in ('waiting', 'failed') and j.queue = a.queue and j.priority = a.priority
+            limit 1
         );
 
     delete from pgqueue.lanes a where a.seen_at < p_now - interval '1 hour';

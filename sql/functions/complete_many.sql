@@ -31,9 +31,10 @@ begin
     -- As a rule all were held, and then there is nothing to compare.
     if cardinality(v_finished) < cardinality(complete_many.job_ids) then
         return query
-        select w.id from unnest(complete_many.job_ids) with ordinality w (id, ord)
-        except all
-        select f.id from unnest(v_finished) with ordinality f (id, ord);
+        select w.id
+        from unnest(complete_many.job_ids) with ordinality w (id, ord)
+        where w.id <> all (v_finished)
+        order by w.ord;
     end if;
 end
 $$;

@@ -3,6 +3,8 @@
 -- Takes rows FOR UPDATE SKIP LOCKED and never waits: a row that somebody holds (a handler's own completion, not yet
 -- committed) counts as held, for expiry passes it over too, so one handler's open transaction cannot make its
 -- worker's other leases lapse. The second statement sees what the first wrote, and locked rows as last committed.
+-- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
+-- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
 
 create or replace function pgqueue.extend(job_ids bigint[], reservations bigint[], lease interval default '30 s')
 returns table (job_id bigint, lease_expires_at timestamptz, cancel_requested boolean)
@@ -19,15 +21,21 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
+declare
+    v_executing constant pgqueue.job_state := 'executing';
 begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
     perform pgqueue._check_lease(extend.lease);
 
     with held as materialized (
-        select j.ctid as place
+        select h.place
         from unnest(extend.job_ids, extend.reservations) w (id, reservation)
-        join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
-        for update of j skip locked
+        cross join lateral (
+            select j.ctid as place
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+            for update skip locked
+        ) h
     )
     update pgqueue.jobs j
     set
@@ -37,9 +45,14 @@ begin
     where j.ctid = h.place;
 
     return query
-    select j.id, j.lease_expires_at, j.cancel_requested_at is not null
+    select h.id, h.lease_expires_at, h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
-    join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing';
+    cross join lateral (
+        select j.id, j.lease_expires_at, j.cancel_requested_at
+        from pgqueue.jobs j
+        where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+        limit 1
+    ) h;
 end
 $$;
 

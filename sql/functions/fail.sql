@@ -20,6 +20,8 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
+    -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
+    v_executing constant pgqueue.job_state := 'executing';
     v_job record;
     v_error jsonb := coalesce(fail.error, '{}');
     v_delay interval;
@@ -43,7 +45,7 @@ begin
     left join pgqueue.effective_tasks t on t.name = j.task
     where j.id = fail.job_id
         and j.reservation = fail.reservation
-        and j.state = 'executing'
+        and j.state = v_executing
     for update of j;
     if not found then
         return null;

@@ -38,14 +38,14 @@ begin
     -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
     v_until := v_now + idle."for" + interval '1 s';
 
-    select count(*) into v_rank
+    select count(distinct asleep.worker) into v_rank
     from (
-        select
+        select s.worker
         from pgqueue.sleepers s
         where s.queue = coalesce(idle.queues[1], '')
             and s.until > v_now
             and s.worker <> idle.worker
-        limit 50
+        limit 100
     ) asleep;
 
     insert into pgqueue.sleepers (queue, until, worker, channel)

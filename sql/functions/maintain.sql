@@ -51,7 +51,10 @@ begin
         v_next.minute_at := v_now;
     end if;
     if v_now < v_last.at - interval '1 s' then
-        v_next.stepped_from := greatest(v_last.at, v_last.stepped_from) + interval '1 s';
+        -- Where the clock stood at most: at the last run, or at the newest job that came after it.
+        v_next.stepped_from := interval '1 s' + greatest(
+            v_last.at, v_last.stepped_from, (select j.created_at from pgqueue.jobs j order by j.id desc limit 1)
+        );
     end if;
 
     begin

@@ -1,6 +1,7 @@
 -- release: gives jobs back uncounted, as if they had not been reserved.
 --
 -- Takes rows FOR UPDATE SKIP LOCKED: a row that somebody holds stays as it is and comes back with its lease.
+-- LATERAL and a variable for the state: see extend.
 -- _put_back is the one way from executing back into the ready index, also for snooze and for lapsed leases.
 
 create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
@@ -17,6 +18,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    v_executing constant pgqueue.job_state := 'executing';
     v_held bigint[];
 begin
     perform pgqueue._check_pairs(release.job_ids, release.reservations);
@@ -24,10 +26,14 @@ begin
 
     select array_agg(h.id) into v_held
     from (
-        select j.id
+        select l.id
         from unnest(release.job_ids, release.reservations) w (id, reservation)
-        join pgqueue.jobs j on j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
-        for update of j skip locked
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+            for update skip locked
+        ) l
     ) h;
     perform pgqueue._put_back(v_held, release.delay, false);
 
@@ -37,7 +43,7 @@ begin
     where w.id <> all (coalesce(v_held, '{}'))
         and not exists (
             select from pgqueue.jobs j
-            where j.id = w.id and j.reservation = w.reservation and j.state = 'executing'
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
         )
     order by w.ord;
 end

@@ -126,6 +126,7 @@ begin
                         and j.resumed = v_resumed
                         and j.ready_at <= v_now
                         and (not v_pass_over or j.expires_at is null or j.expires_at > v_now)
+                        and j.ctid <> all (v_seen)
                     order by j.ready_at, j.id
                     limit v_left
                     for update skip locked
@@ -137,6 +138,7 @@ begin
                     -- A bounded number is cancelled here; should there be more, they are passed over.
                     perform pgqueue._expire_jobs(1000);
                     v_pass_over := true;
+                    v_seen := v_taken;
                 elsif v_left > 0 and v_resumed then
                     v_resumed := false;
                 else

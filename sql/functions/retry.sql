@@ -14,6 +14,10 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
+    -- Variables: constants would let a plan go by a partial index, through all that waits or all that is dead, where
+    -- it was made while that was little.
+    v_failed constant pgqueue.job_state := 'failed';
+    v_ended constant pgqueue.job_state[] := '{dead,cancelled}';
     v_now timestamptz := pgqueue._ready_at(null);
     v_lane record;
 begin
@@ -22,22 +26,23 @@ begin
         ready_at = v_now,
         resumed = true,
         expires_at = null
-    where id = retry.job_id and state = 'failed'
+    where id = retry.job_id and state = v_failed
     returning queue, priority into v_lane;
 
     if not found then
         with gone as (
             delete from pgqueue.history
-            where id = retry.job_id and state in ('dead', 'cancelled')
+            where id = retry.job_id and state = any (v_ended)
             returning *
         )
         insert into pgqueue.jobs (
-            id, reservation, run_at, ready_at, created_at, reserved_at, state, max_attempts, losses, priority,
+            id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses, priority,
             resumed, queue, task, key, reserved_by, tags, args, headers, errors
         )
         overriding system value
         select
-            g.id, g.reservation, g.run_at, v_now, g.created_at, g.reserved_at, 'waiting', g.max_attempts, g.losses,
+            g.id, g.reservation, g.run_at, v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
+            g.losses,
             g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors
         from gone g
         returning queue, priority into v_lane;

@@ -11,12 +11,15 @@ security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
+declare
+    -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
+    v_executing constant pgqueue.job_state := 'executing';
 begin
     perform pgqueue._check_pairs(array[snooze.job_id], array[snooze.reservation]);
     perform pgqueue._check_delay(snooze.delay);
     perform
     from pgqueue.jobs j
-    where j.id = snooze.job_id and j.reservation = snooze.reservation and j.state = 'executing'
+    where j.id = snooze.job_id and j.reservation = snooze.reservation and j.state = v_executing
     for update;
     if not found then
         return false;

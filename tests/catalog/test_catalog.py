@@ -1,0 +1,189 @@
+"""What `\\df+ pgqueue.*` and `\\d+ pgqueue.*` show: the manual of a psql user, and the habits of the house."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+
+from pgqueue import bundled
+
+# One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
+UNPINNED = {"_clock", "_ready_at", "_channel", "_lock_class", "_may_notify"}
+
+
+def names(conn: psycopg.Connection, query: str) -> list[str]:
+    return [row[0] for row in conn.execute(query.encode()).fetchall()]
+
+
+def test_every_function_says_what_it_does(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and coalesce(length(obj_description(p.oid, 'pg_proc')), 0) < 10
+        """,
+    ) == []
+
+
+def test_private_functions_are_marked_as_such_and_public_ones_are_not(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        r"""
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and (p.proname like '\_%') <> (obj_description(p.oid, 'pg_proc') like 'Private:%')
+        """,
+    ) == []
+
+
+def test_every_table_view_and_type_says_what_it_is(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select c.relname::text from pg_class c
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v')
+            and obj_description(c.oid, 'pg_class') is null
+            and c.relname <> 'alembic_version'
+        union all
+        select t.typname::text from pg_type t
+        where t.typnamespace = 'pgqueue'::regnamespace and t.typtype = 'e'
+            and obj_description(t.oid, 'pg_type') is null
+        union all
+        select 'the schema' where obj_description('pgqueue'::regnamespace, 'pg_namespace') is null
+        """,
+    ) == []
+
+
+def test_every_column_says_what_it_holds(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v')
+            and a.attnum > 0 and not a.attisdropped and not c.relispartition
+            and c.relname <> 'alembic_version'
+            and col_description(c.oid, a.attnum) is null
+        """,
+    ) == []
+
+
+def test_every_function_pins_its_search_path(conn: psycopg.Connection) -> None:
+    unpinned = names(
+        conn,
+        """
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and not ('search_path=pg_catalog, pg_temp' = any (coalesce(p.proconfig, '{}')))
+        """,
+    )
+    assert set(unpinned) <= UNPINNED
+
+
+def test_the_functions_without_a_pinned_path_are_plain_sql(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select p.proname::text from pg_proc p join pg_language l on l.oid = p.prolang
+        where p.pronamespace = 'pgqueue'::regnamespace and p.proconfig is null
+            and (l.lanname <> 'sql' or p.prosecdef)
+        """,
+    ) == []
+
+
+def test_what_runs_with_its_owners_rights_is_public(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        r"""
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and p.prosecdef <> (
+                p.proname not like '\_%' and p.proname not in ('grant_access', 'revoke_access')
+            )
+        """,
+    ) == []
+
+
+def test_no_function_is_overloaded(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace
+        group by proname having count(*) > 1
+        """,
+    ) == []
+
+
+def test_nothing_is_granted_to_public(conn: psycopg.Connection) -> None:
+    assert names(
+        conn,
+        """
+        select p.oid::regprocedure::text
+        from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+        where p.pronamespace = 'pgqueue'::regnamespace and a.grantee = 0
+        union all
+        select c.relname::text
+        from pg_class c, aclexplode(c.relacl) a
+        where c.relnamespace = 'pgqueue'::regnamespace and a.grantee = 0
+        union all
+        select n.nspname::text
+        from pg_namespace n, aclexplode(n.nspacl) a
+        where n.nspname = 'pgqueue' and a.grantee = 0
+        union all
+        select t.typname::text
+        from pg_type t, aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) a
+        where t.typnamespace = 'pgqueue'::regnamespace and t.typtype = 'e' and a.grantee = 0
+        """,
+    ) == []
+
+
+def test_each_public_function_has_a_file_of_its_name(conn: psycopg.Connection) -> None:
+    public = names(
+        conn,
+        r"select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'",
+    )
+    files = [file.stem for file in bundled.directory("sql").glob("functions/[!_]*.sql")]
+    assert sorted(files) == sorted(public)
+
+
+def test_each_file_creates_the_one_public_function_of_its_name_and_private_ones() -> None:
+    for file in bundled.directory("sql").glob("functions/*.sql"):
+        created = re.findall(r"^create or replace function pgqueue\.(\w+)", file.read_text(), re.MULTILINE)
+        public = [name for name in created if not name.startswith("_")]
+        assert public == ([] if file.stem.startswith("_") else [file.stem]), file.name
+        assert created[0] == file.stem or file.stem.startswith("_"), file.name
+
+
+def test_each_file_opens_with_what_it_is_for() -> None:
+    for file in bundled.sql_files():
+        assert file.read_text().startswith("-- "), file.name
+
+
+def test_the_queue_is_installed_once_and_knows_its_version(conn: psycopg.Connection) -> None:
+    row = conn.execute("select revision, digest from pgqueue.version()").fetchone()
+    assert row == (bundled.revisions()[-1], bundled.sql_digest())
+
+
+def test_the_newest_revision_pins_the_digest_of_sql() -> None:
+    [newest] = bundled.directory("migrations").glob(f"versions/{bundled.revisions()[-1]}_*.py")
+    pinned = re.search(r'^SQL_DIGEST = "(\w*)"', newest.read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert pinned[1] == bundled.sql_digest(), "sql/ changed: run make digest"
+
+
+def test_the_revision_that_a_files_name_begins_with_is_the_one_inside() -> None:
+    head = None
+    for file in sorted(Path(bundled.directory("migrations") / "versions").glob("[0-9]*.py")):
+        text = file.read_text()
+        assert f'revision = "{file.name.split("_")[0]}"' in text
+        down = "None" if head is None else f'"{head}"'
+        assert f"down_revision = {down}" in text
+        head = file.name.split("_")[0]
+    assert head == bundled.revisions()[-1]
+
+
+def test_alembics_head_is_the_newest_file(conn: psycopg.Connection) -> None:
+    rows = conn.execute("select version_num from pgqueue.alembic_version").fetchall()
+    assert rows == [(bundled.revisions()[-1],)]

@@ -1,0 +1,191 @@
+"""Who may do what, asked of the database for every function and table there is."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from pgqueue import bundled
+from pgqueue.migrate import migrate
+from tests.calls import call, enqueue, ids, reserve, value
+from tests.databases import Database
+
+ANYONE = {"version", "_clock"}
+PRODUCER = ANYONE | {"enqueue", "enqueue_many"}
+WORKER = ANYONE | {
+    "reserve",
+    "complete",
+    "complete_many",
+    "fail",
+    "extend",
+    "release",
+    "release_unheld",
+    "snooze",
+    "hello",
+    "beat",
+    "bye",
+    "idle",
+    "awake",
+    "maintain",
+    "declare_task",
+}
+READER = ANYONE | {"stats"}
+OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"}
+FUNCTIONS = {
+    "producer": PRODUCER,
+    "worker": WORKER,
+    "reader": READER,
+    "operator": PRODUCER | WORKER | READER | OPERATING,
+}
+READS = {f"{table}:SELECT" for table in ("all_jobs", "effective_tasks", "queues", "tasks", "settings", "workers")}
+WRITES = {f"{table}:{right}" for table in ("queues", "tasks") for right in ("INSERT", "UPDATE", "DELETE")}
+TABLES: dict[str, set[str]] = {
+    "producer": set(),
+    "worker": set(),
+    "reader": READS,
+    "operator": READS | WRITES | {"settings:UPDATE"},
+}
+
+
+@pytest.fixture
+def role(conn: psycopg.Connection) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex[:12]} role"
+    conn.execute(f'create role "{name}"'.encode())
+    yield name
+    conn.execute("reset role")
+    conn.execute(f'drop owned by "{name}"'.encode())
+    conn.execute(f'drop role "{name}"'.encode())
+
+
+def functions(conn: psycopg.Connection, role: str) -> set[str]:
+    rows = conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        " and has_function_privilege(%s, oid, 'execute')",
+        [role],
+    )
+    return {row[0] for row in rows}
+
+
+def tables(conn: psycopg.Connection, role: str) -> set[str]:
+    rows = conn.execute(
+        "select c.relname || ':' || r.name from pg_class c,"
+        " unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) r (name)"
+        " where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')"
+        " and has_table_privilege(%s, c.oid, r.name)",
+        [role],
+    )
+    return {row[0] for row in rows}
+
+
+def test_every_public_function_is_for_some_kind_of_role(conn: psycopg.Connection) -> None:
+    rows = conn.execute(
+        r"select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'"
+    )
+    public = {row[0] for row in rows}
+    assert public - FUNCTIONS["operator"] == {"grant_access", "revoke_access"}
+
+
+def test_a_role_without_a_grant_may_do_nothing(conn: psycopg.Connection, role: str) -> None:
+    assert (functions(conn, role), tables(conn, role)) == (set(), set())
+    assert value(conn, "select has_schema_privilege(%s, 'pgqueue', 'usage')", role) is False
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_role_may_do_what_its_kind_says_and_nothing_else(
+    conn: psycopg.Connection, role: str, kind: str
+) -> None:
+    call(conn, "grant_access", kind, role)
+    call(conn, "grant_access", kind, role)
+    assert functions(conn, role) == FUNCTIONS[kind]
+    assert tables(conn, role) == TABLES[kind]
+    assert value(conn, "select has_schema_privilege(%s, 'pgqueue', 'create')", role) is False
+    assert call(conn, "revoke_access", kind, role) is True
+    assert call(conn, "revoke_access", kind, role) is False
+    assert (functions(conn, role), tables(conn, role)) == (set(), set())
+
+
+def test_taking_back_one_kind_leaves_the_other(conn: psycopg.Connection, role: str) -> None:
+    call(conn, "grant_access", "producer", role)
+    call(conn, "grant_access", "worker", role)
+    assert call(conn, "revoke_access", "worker", role) is True
+    assert functions(conn, role) == PRODUCER
+
+
+def test_a_producer_really_enqueues_and_really_nothing_else(conn: psycopg.Connection, role: str) -> None:
+    call(conn, "grant_access", "producer", role)
+    conn.execute(f'set role "{role}"'.encode())
+    job_id = enqueue(conn)
+    for refused in (
+        "select * from pgqueue.reserve('w')",
+        "select * from pgqueue.jobs",
+        "select * from pgqueue.all_jobs",
+        "delete from pgqueue.jobs",
+        "insert into pgqueue.jobs (task) values ('t')",
+        "select pgqueue.cancel(1)",
+        "select pgqueue._finish('{1}', '{1}', true, 'succeeded')",
+        "select pgqueue.grant_access('operator', current_user)",
+        "create table pgqueue.mine ()",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute(refused.encode())
+    conn.execute("reset role")
+    assert ids(reserve(conn)) == [job_id]
+
+
+def test_a_worker_really_works(conn: psycopg.Connection, role: str) -> None:
+    call(conn, "grant_access", "worker", role)
+    for _ in range(3):
+        enqueue(conn)
+    conn.execute(f'set role "{role}"'.encode())
+    call(conn, "hello", "w")
+    call(conn, "idle", "w")
+    first, second, third = reserve(conn, 3)
+    assert call(conn, "complete", first.id, first.reservation) is True
+    assert call(conn, "fail", second.id, second.reservation) == "failed"
+    assert call(conn, "release", [third.id], [third.reservation]) is None
+    assert call(conn, "maintain") is True
+
+
+@pytest.mark.parametrize("changed", ["body", "shape"])
+def test_grants_survive_a_reload(
+    database: Database,
+    conn: psycopg.Connection,
+    role: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: str,
+) -> None:
+    call(conn, "grant_access", "operator", role)
+    for name in ("sql", "migrations"):
+        shutil.copytree(bundled.directory(name), tmp_path / name)
+    monkeypatch.setattr(bundled, "directory", lambda name: tmp_path / name)
+    for name, old, new in {
+        "body": [("functions/enqueue.sql", "return v_id;", "return v_id + 0;")],
+        # Both have to be dropped and created.
+        "shape": [
+            ("functions/stats.sql", "returns jsonb", "returns json"),
+            ("views/effective_tasks.sql", "    t.name,\n", "    t.name, 1 as another,\n"),
+        ],
+    }[changed]:
+        file = tmp_path / "sql" / name
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+    assert migrate(database.dsn).current
+    assert functions(conn, role) == FUNCTIONS["operator"]
+    assert tables(conn, role) == TABLES["operator"]
+
+
+def test_a_role_that_is_gone_stops_no_reload_and_can_be_forgotten(conn: psycopg.Connection) -> None:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {name}".encode())
+    call(conn, "grant_access", "reader", name)
+    conn.execute(f"drop owned by {name}".encode())
+    conn.execute(f"drop role {name}".encode())
+    conn.execute("select pgqueue._apply_grants()")
+    assert call(conn, "revoke_access", "reader", name) is True
+    assert value(conn, "select count(*) from pgqueue.grants") == 0

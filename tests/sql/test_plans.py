@@ -1,0 +1,255 @@
+"""The plans that the functions run by, as auto_explain shows them: never a scan or a sort of jobs.
+
+They must be right for a plan that was cached while the tables were empty and never analysed, and for one made on a
+full table. Asked of the statements themselves, inside the functions, with their settings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table
+from tests.databases import Cloner
+
+WAITING = FUTURE = 30_000
+EXECUTING = 2_000
+
+FILL = f"""
+insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at, state, reservation, lease,
+    lease_expires_at, reserved_by)
+select 'default', 't', '{{}}', 0, at, at, at, state::pgqueue.job_state, reservation, lease, ends, worker
+from (
+    select clock_timestamp() - '1 h'::interval + n * '1 us'::interval as at, 'waiting' as state, 0 as reservation,
+        null::interval as lease, null::timestamptz as ends, null as worker
+    from generate_series(1, {WAITING}) n
+    union all
+    select clock_timestamp() + '1 h'::interval + n * '1 us'::interval, 'waiting', 0, null, null, null
+    from generate_series(1, {FUTURE}) n
+    union all
+    select clock_timestamp() - '1 h'::interval, 'executing', 1, '1 day', clock_timestamp() + '1 day', 'other'
+    from generate_series(1, {EXECUTING}) n
+) x;
+insert into pgqueue.sleepers
+select 'default', now() - n * '1 s'::interval, 'w' || n % 500, 'c' from generate_series(1, 5000) n;
+insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
+"""
+
+WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history"}
+
+
+@dataclass
+class Node:
+    kind: str
+    relation: str | None
+    index: str | None
+    condition: str
+    rows: float
+    removed: float
+    parents: tuple[str, ...]
+
+
+class Explained:
+    """A connection whose statements, those inside functions too, come with their plans."""
+
+    def __init__(self, conn: psycopg.Connection) -> None:
+        self.conn = conn
+        try:
+            conn.execute("load 'auto_explain'")
+        except psycopg.Error as error:
+            pytest.skip(f"auto_explain cannot be loaded: {error}")
+        self._plans: list[dict[str, Any]] = []
+        conn.add_notice_handler(self._notice)
+        for name, setting in {
+            "log_level": "notice",
+            "log_format": "json",
+            "log_nested_statements": "on",
+            "log_analyze": "on",
+            "log_timing": "off",
+            "log_min_duration": "0",
+        }.items():
+            conn.execute(f"set auto_explain.{name} = '{setting}'".encode())
+        conn.execute("set jit = on")
+
+    def nodes(self, run: Callable[[psycopg.Connection], object]) -> list[Node]:
+        self._plans.clear()
+        run(self.conn)
+        assert self._plans, "auto_explain said nothing"
+        assert [plan for plan in self._plans if "JIT" in plan] == []
+        return [node for plan in self._plans for node in _flatten(plan["Plan"], ())]
+
+    def _notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        text = notice.message_primary or ""
+        if "plan:" in text:
+            self._plans.append(json.loads(text.partition("plan:")[2]))
+
+
+def _flatten(plan: dict[str, Any], parents: tuple[str, ...]) -> Iterator[Node]:
+    yield Node(
+        plan["Node Type"],
+        plan.get("Relation Name"),
+        plan.get("Index Name"),
+        plan.get("Index Cond", plan.get("TID Cond", "")),
+        plan.get("Actual Rows", 0) * plan.get("Actual Loops", 0),
+        plan.get("Rows Removed by Filter", 0) * plan.get("Actual Loops", 0),
+        parents,
+    )
+    for child in plan.get("Plans", []):
+        yield from _flatten(child, (*parents, plan["Node Type"]))
+
+
+def use_everything(conn: psycopg.Connection) -> None:
+    """Call each function a few times, so that its plans are cached."""
+    for _ in range(7):
+        enqueue(conn)
+        enqueue_many(conn, 2)
+        enqueue_many(conn, 4)
+        held = reserve(conn, 7)
+        table(conn, "extend", *pairs(held))
+        call(conn, "complete", held[0].id, held[0].reservation)
+        column(conn, "complete_many", *pairs(held[1:3]))
+        operate_and_give_back(conn, held[3:])
+        column(conn, "complete_many", *pairs(reserve(conn, 10)))
+        table(conn, "idle", "w")
+        call(conn, "awake", "w")
+        maintain(conn)
+
+
+def operate_and_give_back(conn: psycopg.Connection, held: list[Any]) -> None:
+    failed, snoozed, released, dead = held
+    call(conn, "fail", failed.id, failed.reservation)
+    call(conn, "retry", failed.id)
+    call(conn, "snooze", snoozed.id, snoozed.reservation, "0")
+    column(conn, "release", *pairs([released]))
+    call(conn, "fail", dead.id, dead.reservation, retry=False)
+    call(conn, "retry", dead.id)
+    call(conn, "cancel", dead.id)
+    call(conn, "delete", dead.id)
+
+
+@pytest.fixture(scope="module", params=["cached on empty tables", "made on full tables, analysed"])
+def explained(request: pytest.FixtureRequest, cloner: Cloner) -> Iterator[Explained]:
+    database = cloner.migrated()
+    conn = database.connect()
+    cached = request.param == "cached on empty tables"
+    conn.execute("alter table pgqueue.jobs set (autovacuum_enabled = off)")
+    enqueue(conn)
+    column(conn, "complete_many", *pairs(reserve(conn)))
+    if cached:
+        use_everything(conn)
+    conn.execute(FILL.encode())
+    if not cached:
+        conn.execute("analyze")
+    yield Explained(conn)
+    cloner.drop(database)
+
+
+def check(nodes: list[Node]) -> None:
+    """No scan of a table that may be large, and no index read for more than it gives."""
+    for node in nodes:
+        if node.kind == "Seq Scan" and node.parents == ("ModifyTable",) and node.relation != "jobs":
+            continue  # clearing away, once a minute
+        assert not (node.relation in WATCHED and node.kind == "Seq Scan"), node
+        assert not (node.relation == "jobs" and node.kind == "Bitmap Heap Scan" and node.rows > 100), node
+        if node.relation == "jobs" and node.index not in (None, "jobs_pkey"):
+            assert node.removed <= 10, node
+            assert node.rows <= 1000, node
+
+
+def of_ready_index(nodes: list[Node]) -> list[Node]:
+    return [node for node in nodes if node.index == "jobs_ready"]
+
+
+@pytest.mark.covers("D5")
+def test_reserve_reads_its_lane_by_a_range_of_the_ready_index(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: reserve(conn, 100))
+    check(nodes)
+    reads = of_ready_index(nodes)
+    assert reads
+    for node in reads:
+        for part in ("queue =", "priority =", "resumed =", "ready_at <="):
+            assert part in node.condition, node
+        assert node.parents[-1] != "Sort"
+    assert max(node.rows for node in reads) == 100
+    [claim] = [node for node in nodes if node.kind == "Tid Scan"]
+    assert claim.rows == 100
+
+
+def test_reserve_of_named_queues_in_strict_order_does_so_too(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: reserve(conn, 5, queues=["a", "default"], strategy="strict"))
+    check(nodes)
+    assert {node.rows for node in of_ready_index(nodes)} == {0, 1, 5}
+
+
+def test_jobs_of_the_future_are_not_touched(explained: Explained) -> None:
+    def nothing_due(conn: psycopg.Connection) -> None:
+        conn.execute("begin")
+        conn.execute(
+            "update pgqueue.jobs set ready_at = ready_at + '1 day' where state = 'waiting' and ready_at < now()"
+        )
+        conn.execute("savepoint s")
+
+    explained.conn.execute("set auto_explain.log_min_duration = -1")
+    nothing_due(explained.conn)
+    explained.conn.execute("set auto_explain.log_min_duration = 0")
+    nodes = explained.nodes(lambda conn: reserve(conn, 100))
+    explained.conn.execute("rollback")
+    explained.conn.execute("set auto_explain.log_min_duration = 0")
+    check(nodes)
+    assert {node.rows for node in of_ready_index(nodes)} == {0}
+
+
+@pytest.mark.covers("D5")
+def test_enqueue_reads_no_jobs_and_asks_for_sleepers_by_a_range(explained: Explained) -> None:
+    for enqueueing in (enqueue, lambda conn: enqueue_many(conn, 50)):
+        nodes = explained.nodes(enqueueing)
+        check(nodes)
+        assert [node for node in nodes if node.relation == "jobs"] == [
+            node for node in nodes if node.relation == "jobs" and node.kind == "ModifyTable"
+        ]
+        asked = [node for node in nodes if (node.index or "").startswith("sleepers")]
+        assert asked
+        for node in asked:
+            assert node.index == "sleepers_by_queue", node
+            assert "until >" in node.condition
+            assert node.rows + node.removed == 0
+
+
+def test_finishing_and_extending_go_by_the_primary_key(explained: Explained) -> None:
+    held = reserve(explained.conn, 40)
+    nodes = explained.nodes(lambda conn: table(conn, "extend", *pairs(held)))
+    check(nodes)
+    assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
+    for finishing in (
+        lambda conn: column(conn, "complete_many", *pairs(held[:20])),
+        lambda conn: call(conn, "complete", held[20].id, held[20].reservation),
+        lambda conn: column(conn, "release", *pairs(held[21:36])),
+        lambda conn: operate_and_give_back(conn, held[36:]),
+    ):
+        nodes = explained.nodes(finishing)
+        check(nodes)
+        by = {node.index for node in nodes if node.relation == "jobs" and node.index}
+        assert by == {"jobs_pkey"}, [node for node in nodes if node.relation == "jobs"]
+
+
+def test_rescue_reads_the_leases_that_lapsed_and_no_other(explained: Explained) -> None:
+    explained.conn.execute("set auto_explain.log_min_duration = -1")
+    [held] = reserve(explained.conn, lease="1 us")
+    explained.conn.execute("set auto_explain.log_min_duration = 0")
+    nodes = explained.nodes(lambda conn: conn.execute("select * from pgqueue._rescue(100, null)"))
+    check(nodes)
+    reads = [node for node in nodes if node.index == "jobs_lease"]
+    assert [node.rows for node in reads] == [1, 1]
+    assert all("lease_expires_at <=" in node.condition for node in reads)
+    assert held.id
+
+
+def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
+    check(explained.nodes(maintain))
+    check(explained.nodes(lambda conn: table(conn, "idle", "w", ["default", "other"])))
+    check(explained.nodes(lambda conn: call(conn, "awake", "w")))

@@ -1,0 +1,120 @@
+"""A worker's life as SQL: hello, beat, idle, awake, bye."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.calls import call, enqueue, maintain, reserve_one, state, stats, table, value
+from tests.databases import Clock
+
+NOON = "2030-01-01 12:00+00"
+
+
+def test_a_worker_registers_beats_and_leaves(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    assert call(conn, "beat", "w") is False
+    channel = call(conn, "hello", "w", ["a", "b"], Jsonb({"host": "h"}))
+    assert channel == call(conn, "idle", "w")
+    assert channel.isidentifier()
+    clock.advance("10 s")
+    assert call(conn, "beat", "w") is True
+    [worker] = stats(conn).workers
+    assert (worker["worker"], worker["queues"], worker["info"]) == ("w", ["a", "b"], {"host": "h"})
+    assert worker["last_beat_at"].startswith("2030-01-01T12:00:10")
+
+    call(conn, "hello", "w", None, Jsonb({"host": "h2"}))
+    [worker] = stats(conn).workers
+    assert (worker["queues"], worker["info"]) == (None, {"host": "h2"})
+    enqueue(conn)
+    held = reserve_one(conn)
+    call(conn, "idle", "w")
+    call(conn, "bye", "w")
+    assert stats(conn).workers == []
+    assert value(conn, "select count(*) from pgqueue.sleepers where until > pgqueue._clock()") == 0
+    assert call(conn, "beat", "w") is False
+    assert state(conn, held.id) == "executing"
+
+
+def test_a_worker_that_is_silent_for_minutes_is_forgotten_and_told_by_its_next_beat(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    call(conn, "hello", "silent")
+    call(conn, "hello", "beating")
+    for _ in range(6):
+        clock.advance("61 s")
+        assert call(conn, "beat", "beating") is True
+        maintain(conn)
+    assert [worker["worker"] for worker in stats(conn).workers] == ["beating"]
+    assert call(conn, "beat", "silent") is False
+
+
+def test_old_naps_beats_and_runs_are_cleared_away(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    call(conn, "hello", "w")
+    call(conn, "idle", "w")
+    conn.execute(
+        "insert into pgqueue.housekeeping (at) select pgqueue._clock() from generate_series(1, 4000)"
+    )
+    for _ in range(12):
+        clock.advance("61 s")
+        call(conn, "beat", "w")
+        maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.sleepers") == 0
+    assert value(conn, "select count(*) from pgqueue.beats") <= 11
+    assert value(conn, "select count(*) from pgqueue.housekeeping") <= 3602
+
+
+@pytest.mark.covers("G3")
+def test_idle_tells_when_the_next_job_of_its_queues_is_due(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    assert table(conn, "idle", "w")[0].next_due is None
+    enqueue(conn, queue="a", delay="2 min")
+    enqueue(conn, queue="a", priority=5, delay="3 min")
+    enqueue(conn, queue="b", delay="1 min")
+    enqueue(conn, queue="p", delay="1 s")
+    call(conn, "pause_queue", "p")
+
+    def next_due(worker: str, *queues: str) -> timedelta | None:
+        [row] = table(conn, "idle", worker, list(queues) or None)
+        return row.next_due and row.next_due - clock.now()
+
+    assert next_due("one", "a") == timedelta(minutes=2)
+    assert next_due("many", "b", "a") == timedelta(minutes=1)
+    assert next_due("none", "empty") is None
+    # By rank: a thousand workers do not jump at one job.
+    assert next_due("two", "a") == timedelta(minutes=2, milliseconds=40)
+    assert next_due("three", "a") == timedelta(minutes=2, milliseconds=60)
+
+
+def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+
+    def call_again_in() -> float:
+        again: timedelta = table(conn, "idle", "w")[0].call_again_in
+        return again.total_seconds()
+
+    assert call_again_in() <= 0.2
+    maintain(conn)
+    alone = [call_again_in() for _ in range(40)]
+    assert all(0.5 <= seconds <= 1.5 for seconds in alone)
+    for n in range(30):
+        call(conn, "hello", f"w{n}")
+    many = [call_again_in() for _ in range(40)]
+    # Never so rarely that a gap of 5 s could open.
+    assert all(2 <= seconds <= 6 for seconds in many)
+    assert max(many) > 2.5
+    clock.advance("3 s")
+    assert call_again_in() <= 0.2
+
+
+def test_awake_takes_back_the_workers_own_nap(conn: psycopg.Connection) -> None:
+    call(conn, "idle", "one")
+    call(conn, "idle", "two", ["a", "b"])
+    assert value(conn, "select count(*) from pgqueue.sleepers") == 3
+    call(conn, "awake", "two")
+    assert value(conn, "select array_agg(worker) from pgqueue.sleepers") == ["one"]
