@@ -1,0 +1,185 @@
+"""What every benchmark needs: a server, databases with the queue in them, statistics, and a report."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from rich.console import Console
+from rich.table import Table
+
+from pgqueue import embedded
+from pgqueue.migrate import migrate
+
+# Durable, as in production: a commit waits for the disk. Checkpoints are kept out of the measurements, for when one
+# falls into a run is chance.
+_OPTIONS = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+    "max_connections": "100",
+}
+
+_TEMPLATE = "pgqueue_bench_template"
+
+Connection = psycopg.Connection[tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A figure that must not be above a limit."""
+
+    what: str
+    measured: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return self.measured <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a benchmark found: a table for people, figures for programs, and the bounds that give the verdict."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    figures: Mapping[str, object]
+    bounds: Sequence[Bound] = field(default_factory=tuple)
+
+    @property
+    def holds(self) -> bool:
+        return all(bound.holds for bound in self.bounds)
+
+    def show(self, console: Console) -> None:
+        table = Table(title=self.title, title_justify="left")
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+        for bound in self.bounds:
+            verdict = "[green]holds[/]" if bound.holds else "[red]is missed[/]"
+            console.print(f"{bound.what}: {bound.measured:.4g}, the bound of {bound.limit:g} {verdict}")
+        if not self.bounds:
+            console.print("Reported only: there is no bound.")
+
+    def as_json(self, name: str, server: str) -> str:
+        return orjson.dumps(
+            {
+                "benchmark": name,
+                "server": server,
+                "figures": self.figures,
+                "bounds": [
+                    {"what": bound.what, "measured": bound.measured, "limit": bound.limit, "holds": bound.holds}
+                    for bound in self.bounds
+                ],
+                "holds": self.holds,
+            }
+        ).decode()
+
+
+class Server:
+    """A server on which every measurement gets a database of its own, cloned from one that was migrated."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            self.version = connection.info.parameter_status("server_version") or "?"
+            _create(connection, _TEMPLATE, None)
+        migrate(make_conninfo(dsn, dbname=_TEMPLATE))
+
+    @contextmanager
+    def database(self, name: str) -> Iterator[str]:
+        """Yield the DSN of a new, migrated database; it is dropped afterwards."""
+        name = f"pgqueue_bench_{name}"
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            _create(connection, name, _TEMPLATE)
+            try:
+                yield make_conninfo(self._dsn, dbname=name)
+            finally:
+                _drop(connection, name)
+
+    def close(self) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            _drop(connection, _TEMPLATE)
+
+
+@contextmanager
+def serving(dsn: str | None) -> Iterator[Server]:
+    """Use the server at `dsn`, whose role needs CREATEDB; without one, start a private server and remove it again."""
+    if dsn is not None:
+        server = Server(dsn)
+        try:
+            yield server
+        finally:
+            server.close()
+        return
+    directory = Path(tempfile.mkdtemp(prefix="pgqueue-bench-"))
+    try:
+        with embedded.running(directory, durable=True, options=_OPTIONS) as own:
+            yield Server(own)
+    finally:
+        embedded.stop(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def fill(connection: Connection, jobs: int, *, delay: str | None = None, chunk: int = 50_000) -> None:
+    """Enqueue no-op jobs, `chunk` of them in each statement and transaction."""
+    for start in range(0, jobs, chunk):
+        connection.execute(
+            "select count(*) from pgqueue.enqueue_many('noop', array_fill('{}'::jsonb, array[%s]), delay => %s)",
+            (min(chunk, jobs - start), delay),
+        )
+
+
+def pgbench(dsn: str, script: str, *options: str) -> float:
+    """Run `script` in pgbench and return its transactions per second."""
+    binary = str(embedded.binaries() / "pgbench") if embedded.available() else shutil.which("pgbench")
+    if binary is None:
+        raise FileNotFoundError("pgbench: install the extra `embedded`, or PostgreSQL's client programs")
+    with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
+        file.write(script)
+        file.flush()
+        run = subprocess.run(
+            [binary, "--no-vacuum", f"--file={file.name}", *options, dsn], capture_output=True, text=True, check=False
+        )
+    found = re.search(r"^tps = ([\d.]+)", run.stdout, re.MULTILINE)
+    if run.returncode != 0 or found is None or "ERROR" in run.stderr:
+        raise RuntimeError(f"pgbench failed: {run.stderr.strip()[-2000:]}")
+    return float(found[1])
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the smallest value that `percent` of `values` do not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
+
+
+def _create(connection: Connection, name: str, template: str | None) -> None:
+    # What a run that was killed has left behind.
+    _drop(connection, name)
+    statement = sql.SQL("create database {}").format(sql.Identifier(name))
+    if template is not None:
+        statement += sql.SQL(" template {}").format(sql.Identifier(template))
+    connection.execute(statement)
+
+
+def _drop(connection: Connection, name: str) -> None:
+    connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))

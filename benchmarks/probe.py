@@ -1,0 +1,136 @@
+"""The processes that are measured: `python -m benchmarks.probe ping|listen|drain DSN`.
+
+ping is a worker whose handler writes an event, listen a bare LISTEN that does; drain is a worker that runs no-ops
+until the queue is empty. An event is 16 bytes on stdout: its number, and when it came by CLOCK_MONOTONIC, which is
+one clock for all processes of a machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from pgqueue import App
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+
+_EVENT = struct.Struct("<qq")
+
+# The event that says that a probe is ready. A worker says it by running the job of that number.
+READY = -1
+
+CHANNEL = "pgqueue_bench"
+
+
+class Probe:
+    """The measuring side of a probe process that writes events."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._file = process.stdout.fileno()
+
+    def event(self, number: int, patience: float = 30.0) -> int:
+        """Wait for event `number` and return when it came, in nanoseconds."""
+        ready, _, _ = select.select([self._file], [], [], patience)
+        data = os.read(self._file, _EVENT.size) if ready else b""
+        if len(data) != _EVENT.size:
+            raise RuntimeError(f"no event {number} within {patience:g} s; exit code {self._process.poll()}")
+        found, at = _EVENT.unpack(data)
+        if found != number:
+            raise RuntimeError(f"event {found} came instead of {number}")
+        return int(at)
+
+
+@contextmanager
+def probing(*arguments: str) -> Iterator[Probe]:
+    """Run a probe process that writes events until the end of the `with` block."""
+    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE) as process:
+        try:
+            probe = Probe(process)
+            probe.event(READY)
+            yield probe
+        finally:
+            process.terminate()
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.probe", *arguments]
+
+
+def _write(number: int) -> None:
+    os.write(1, _EVENT.pack(number, time.monotonic_ns()))
+
+
+async def _ping(dsn: str, poll_interval: float | None) -> None:
+    app = App()
+
+    @app.task(name="ping")
+    async def ping(n: int) -> None:
+        _write(n)
+
+    _add_noop(app)
+    config = WorkerConfig() if poll_interval is None else WorkerConfig(listen=False, poll_interval=poll_interval)
+    worker = Worker(app, dsn, config)
+    worker.handle_signals()
+    await worker.run()
+
+
+def _add_noop(app: App) -> None:
+    @app.task(name="noop")
+    async def noop() -> None:
+        pass
+
+
+async def _drain(dsn: str, sync: bool) -> None:
+    app = App()
+    if sync:
+
+        @app.task(name="noop")
+        def noop() -> None:
+            pass
+
+    else:
+        _add_noop(app)
+
+    worker = Worker(app, dsn, WorkerConfig(until_empty=True))
+    worker.handle_signals()
+    await worker.run()
+
+
+def _listen(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"listen {CHANNEL}".encode())
+        _write(READY)
+        for notification in connection.notifies():
+            _write(int(notification.payload))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("ping", "drain", "listen"))
+    parser.add_argument("dsn")
+    parser.add_argument("--poll", type=float, help="do not listen, look at this interval")
+    parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
+    options = parser.parse_args()
+    match options.kind:
+        case "ping":
+            asyncio.run(_ping(options.dsn, options.poll))
+        case "drain":
+            asyncio.run(_drain(options.dsn, options.sync))
+        case "listen":
+            _listen(options.dsn)
+
+
+if __name__ == "__main__":
+    main()
