@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
 import os
 import sys
@@ -60,8 +61,9 @@ Dsn = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
 
-_out = Console()
-_err = Console(stderr=True)
+# Names and messages of users are shown as they are: [/this] is no markup, and :boom: no emoji.
+_out = Console(markup=False, emoji=False)
+_err = Console(stderr=True, markup=False, emoji=False)
 
 
 def main() -> NoReturn:
@@ -88,7 +90,16 @@ def main() -> NoReturn:
 
 @cli.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", show_envvar=False)] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            # No variable: an image that sets PGQUEUE_VERSION means something else.
+            "--version",
+            help="Print the version.",
+            show_envvar=False,
+            allow_from_autoenv=False,
+        ),
+    ] = False,
 ) -> None:
     """A job queue that needs nothing but PostgreSQL."""
     if version:
@@ -484,7 +495,8 @@ def _none_such(job_id: int, message: str | None = None) -> NoReturn:
 
 
 def _print_json(value: object) -> None:
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")
+    # Not orjson: PostgreSQL holds numbers beyond 64 bits.
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def _when(instant: str | None) -> str:

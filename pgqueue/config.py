@@ -31,9 +31,11 @@ def find_dsn(explicit: str | None = None, environ: Mapping[str, str] = os.enviro
     In this order: `explicit`, PGQUEUE_DSN, DATABASE_URL, the libpq variables (PGHOST, PGSERVICE, ...; the DSN is
     then empty). Raises ConfigError when it is no valid DSN.
     """
+    given = environ.get("PGQUEUE_DSN")
     for source, dsn in (
-        ("--dsn", explicit),
-        ("PGQUEUE_DSN", environ.get("PGQUEUE_DSN")),
+        # The command line has read the variable for its option.
+        ("PGQUEUE_DSN" if explicit == given else "--dsn", explicit),
+        ("PGQUEUE_DSN", given),
         ("DATABASE_URL", environ.get("DATABASE_URL")),
     ):
         if dsn:
@@ -66,8 +68,10 @@ def _checked(source: str, dsn: str) -> str:
     try:
         conninfo_to_dict(dsn)
     except psycopg.Error as error:
+        # libpq quotes what it cannot read, with the password in it.
+        reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
         raise ConfigError(
-            f"{source} is not a PostgreSQL DSN: {str(error).strip()}",
+            f"{source} is not a PostgreSQL DSN: {reason}",
             hint="give it as postgresql://user@host/database or as host=... dbname=...",
         ) from error
     return dsn

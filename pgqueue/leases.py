@@ -89,14 +89,19 @@ class Leases:
             rows = await self._link.perform(queries.extend([held.pair for held in batch], self._lease))
             until = self._link.sent_at + self._lease
             kept = {row[0]: row[2] for row in rows}
+            # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
+            newest: dict[int, int] = {}
+            for job_id, reservation in self.held:
+                newest[job_id] = max(reservation, newest.get(job_id, 0))
             for held in batch:
                 if held.pair not in self.held:
                     # Finished while the reply was on its way.
                     continue
-                if held.pair[0] not in kept:
+                job_id, reservation = held.pair
+                if job_id not in kept or reservation < newest[job_id]:
                     self.remove(held)
                     self._on_lost(held, "the database took it back")
                 else:
                     held.deadline = until
-                    if kept[held.pair[0]]:
+                    if kept[job_id]:
                         self._on_cancel(held)

@@ -42,6 +42,7 @@ class Outage:
         self._place = describe_dsn(dsn)
         self._since: float | None = None
         self._links_down = 0
+        self._answers = asyncio.Event()
 
     def begins(self, error: BaseException) -> None:
         """A link went down."""
@@ -51,11 +52,19 @@ class Outage:
             log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
 
     def ends(self) -> None:
-        """A link is up again."""
+        """A link is up again, so the others need not wait out their pauses."""
+        self._answers.set()
+        self._answers.clear()
         self._links_down -= 1
         if self._links_down == 0 and self._since is not None:
             log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
             self._since = None
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for up to so many seconds, with a random part, or until another link is up again."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):
+                await self._answers.wait()
 
 
 class Link:
@@ -76,12 +85,14 @@ class Link:
         *,
         prepare: bool = True,
         on_connect: Callable[[Link], Awaitable[None]] | None = None,
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         self.sent_at = 0.0
         self._dsn = dsn
         self._outage = outage
         self._prepare = prepare
         self._on_connect = on_connect
+        self._longest_pause = longest_pause
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._turn = asyncio.Lock()
 
@@ -114,8 +125,8 @@ class Link:
                     await self.close()
                     if await refused(self._dsn):
                         self._outage.refused_at = time.monotonic()
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                    pause = min(pause * 2, LONGEST_PAUSE)
+                    await self._outage.pause(pause)
+                    pause = min(pause * 2, self._longest_pause)
                 else:
                     if down:
                         self._outage.ends()
@@ -156,7 +167,12 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
 
 async def refused(dsn: str) -> bool:
     """Tell whether every host of the DSN refuses connections right now: then no server runs there."""
-    parts = conninfo_to_dict(dsn)
+    # What the DSN leaves open, libpq takes from PGHOST and PGPORT.
+    parts = {
+        option.keyword.decode(): option.val.decode()
+        for option in psycopg.pq.Conninfo.get_defaults()
+        if option.val is not None
+    } | conninfo_to_dict(dsn)
     hosts = str(parts.get("hostaddr") or parts.get("host") or "").split(",")
     ports = str(parts.get("port") or "5432").split(",")
     for index, host in enumerate(hosts):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -60,5 +58,5 @@ async def listen_forever(
             if connection is not None:
                 with suppress(psycopg.Error, OSError):
                     await connection.close()
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+        await outage.pause(pause)
         pause = min(pause * 2, LONGEST_PAUSE)

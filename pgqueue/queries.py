@@ -68,7 +68,8 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         message = f"{message}: {error.diag.message_detail.rstrip('.')}"
     hint = error.diag.message_hint
     match error.sqlstate:
-        case "22023" | "22003" | "22008" | "22P02" | "22P05" | "22015" | "54000":
+        # Too long for jsonb; a value that cannot become the option's type, such as delay=5.
+        case "54000" | "42846":
             return InvalidArgument(message, hint=hint)
         case "0A000":
             return NotBuiltYet(message, hint=hint)
@@ -80,6 +81,9 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
             )
         case "3F000" | "42883" | "42P01":
             return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
+    if isinstance(error, psycopg.DataError):
+        # The class 22 of SQLSTATEs, and what psycopg itself cannot send, such as a text with a NUL.
+        return InvalidArgument(message, hint=hint)
     return error
 
 

@@ -229,11 +229,12 @@ def _where(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
-def _definition(function: Callable[..., Any]) -> Callable[..., Any]:
+def _definition(function: Any) -> Callable[..., Any]:
     # Where a handler's `async` and its annotations are written: behind partials, and in an object's __call__.
     while isinstance(function, functools.partial):
         function = function.func
-    return function if inspect.isroutine(function) else function.__call__
+    definition: Callable[..., Any] = function if inspect.isroutine(function) else function.__call__
+    return definition
 
 
 def _job_parameter(function: Callable[..., Any]) -> str | None:

@@ -18,7 +18,7 @@ from pgqueue import __version__, bundled, queries
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.errors import LockedTooLong, PgQueueError, SchemaError
 from pgqueue.leases import Leases
-from pgqueue.link import Link, Outage, one_line
+from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import listen_forever
 from pgqueue.runner import End, Held, Runner
 from pgqueue.tasks import App
@@ -31,11 +31,10 @@ _BATCH = 1000
 # No new jobs while this many ends wait to be stored: the database is behind.
 _BACKLOG = 5000
 
-# Looks after the row that says "asleep", in seconds: growing from the first to the longest, for a second in all. A
-# job enqueued before the row stood, in a transaction that commits after a look, is found by the next one.
-_FIRST_LOOK = 0.002
-_LONGEST_LOOK = 0.04
-_ALL_LOOKS = 1.0
+# Looks after the row that says "asleep": pauses between them that grow from first to longest, and for how long, in
+# seconds. A job enqueued before the row stood, in a transaction that commits after a look, is found by the next one;
+# most transactions are short, so the looks are close at first.
+_LOOKS = ((0.002, 0.008, 0.25), (0.016, 0.04, 0.75))
 
 # A worker that has started more than this many jobs in the last 100 ms does not sleep at the first empty reserve:
 # it looks again for a moment, so that a stream of jobs does not cost its producers a NOTIFY each.
@@ -66,7 +65,9 @@ class Worker:
         # stand in each other's way; a fourth listens.
         self._claiming = Link(dsn, self._outage, prepare=prepare, on_connect=self._introduce)
         self._finishing = Link(dsn, self._outage, prepare=prepare)
-        self._keeping = Link(dsn, self._outage, prepare=prepare)
+        # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
+        pause = min(self.config.lease / 6, LONGEST_PAUSE)
+        self._keeping = Link(dsn, self._outage, prepare=prepare, longest_pause=pause)
         self._leases = Leases(self._keeping, self._outage, self.config.lease, self._lost, self._cancelled)
         self._runner = Runner(app, self.config.concurrency, self._ended)
         self._ends: deque[Held] = deque()
@@ -97,19 +98,20 @@ class Worker:
 
     async def run(self) -> bool:
         """Work until stopped. True when every job that was started has ended; False when some were cut off."""
-        if not await self._started():
-            return True
-        loops = [
-            self._keep_running("claiming", self._claim_forever),
-            self._keep_running("finishing", self._finish_forever),
-            self._keep_running("leases", self._leases.extend_forever),
-            self._keep_running("lease clock", self._leases.watch_forever),
-            self._keep_running("beats", self._beat_forever),
-            self._keep_running("housekeeping", self._keep_house_forever),
-        ]
-        if self.config.listen:
-            loops.append(self._keep_running("listening", self._listen))
+        loops: list[asyncio.Task[None]] = []
         try:
+            if not await self._started():
+                return True
+            loops += [
+                self._keep_running("claiming", self._claim_forever),
+                self._keep_running("finishing", self._finish_forever),
+                self._keep_running("leases", self._leases.extend_forever),
+                self._keep_running("lease clock", self._leases.watch_forever),
+                self._keep_running("beats", self._beat_forever),
+                self._keep_running("housekeeping", self._keep_house_forever),
+            ]
+            if self.config.listen:
+                loops.append(self._keep_running("listening", self._listen))
             await self._stopping.wait()
             return await self._shut_down(loops[0])
         finally:
@@ -124,16 +126,19 @@ class Worker:
         """Start, unless told to stop while the server is still being waited for."""
         starting = asyncio.create_task(self._start())
         stopping = asyncio.create_task(self._stopping.wait())
+        started = False
         try:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if not starting.done():
-                return False
-            await starting
-            return True
+            if starting.done():
+                await starting
+                started = True
+            return started
         finally:
             for each in (starting, stopping):
                 each.cancel()
             await asyncio.gather(starting, stopping, return_exceptions=True)
+            if not started:
+                await self._leave()
 
     async def _start(self) -> None:
         config = self.config
@@ -192,7 +197,8 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         while True:
-            await asyncio.sleep(self.config.lease / 3)
+            # At least once a minute, however long the lease: who is silent for five is forgotten.
+            await asyncio.sleep(min(self.config.lease / 3, 60.0))
             if not await self._keeping.perform(queries.beat(self.config.name)):
                 # Forgotten after minutes of silence, on a laptop that slept for one.
                 await self._keeping.perform(self._hello())
@@ -244,13 +250,19 @@ class Worker:
             left = len(self._leases.held)
             log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
             return False
-        with suppress(TimeoutError):
-            async with asyncio.timeout(2.0):
-                # Of a claim that was cut off above.
-                await self._finishing.perform(queries.release_unheld(config.name, []))
-                await self._finishing.perform(queries.bye(config.name))
+        await self._leave()
         log.info("worker %s ends: %d jobs succeeded, %d failed", config.name, self.completed, self.failed)
         return not cut_off
+
+    async def _leave(self) -> None:
+        if not self._channel:
+            # Never introduced.
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                # Of a claim that was cut off.
+                await self._finishing.perform(queries.release_unheld(self.config.name, []))
+                await self._finishing.perform(queries.bye(self.config.name))
 
     async def _until_finished(self, unfinished: Callable[[], bool]) -> None:
         while unfinished():
@@ -287,10 +299,12 @@ class Worker:
             if room == 0:
                 await self._wait_for_room()
                 continue
+            # Asked before the claim: what a job enqueued just before its end, a claim already under way did not see.
+            nothing_held = not self._leases.held
             claimed = await self._claim(room)
             if claimed == 0:
                 if self.config.until_empty:
-                    if not self._leases.held:
+                    if nothing_held:
                         self.stop()
                     await self._wait_for_end()
                 else:
@@ -346,8 +360,9 @@ class Worker:
             if self._runner.is_busy(_BUSY) and await self._look(_BUSY_LOOK, _BUSY_LOOK, _BUSY_LOOKS):
                 return
             await self._lie_down()
-            if await self._look(_FIRST_LOOK, _LONGEST_LOOK, _ALL_LOOKS):
-                return
+            for first, longest, total in _LOOKS:
+                if await self._look(first, longest, total):
+                    return
         # Not in step with other workers, and so early that the row stands without a gap.
         renew_at = self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval
         if self._woke or time.monotonic() >= min(renew_at, self._due_at):
