@@ -1,0 +1,257 @@
+"""Each command: what it does, what it prints, with what it exits."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.calls import call, enqueue, job, maintain, reserve_one, state, value
+from tests.cli.conftest import Run
+from tests.databases import Database
+
+
+@pytest.fixture
+def dead(conn: psycopg.Connection) -> int:
+    """A job that failed once and for all, with an error that looks like console markup."""
+    job_id = enqueue(conn, "[b]mail[/b]", max_attempts=1)
+    reserved = reserve_one(conn)
+    error = {"class": "IndexError", "message": "[/nothing] :boom: [red]at[0]", "traceback": "Traceback"}
+    assert call(conn, "fail", reserved.id, reserved.reservation, Jsonb(error)) == "dead"
+    return job_id
+
+
+# enqueue
+
+
+@pytest.mark.covers("G1")
+def test_enqueue_prints_the_id_of_the_job(run: Run, conn: psycopg.Connection) -> None:
+    done = run("enqueue", "greet", '{"name": "Ada"}')
+    assert (done.code, done.err) == (0, "")
+    found = job(conn, int(done.out))
+    assert (found.task, found.args, found.queue, found.state) == ("greet", {"name": "Ada"}, "default", "waiting")
+    assert run("enqueue", "greet", "--json").json() == {"id": found.id + 1}
+
+
+def test_enqueue_takes_every_option_of_a_job(run: Run, conn: psycopg.Connection) -> None:
+    done = run(
+        *("enqueue", "greet", "-q", "mail", "--priority", "7", "--run-at", "2040-01-01 12:00+01"),
+        *("--expires-in", "1 day", "--max-attempts", "3", "--tag", "a", "--tag", "b"),
+        *("--headers", '{"trace": "x"}', "--retention", "30 days", "--json"),
+    )
+    assert done.code == 0, done.err
+    found = job(conn, done.json()["id"])
+    assert (found.queue, found.priority, found.max_attempts, found.tags) == ("mail", 7, 3, ["a", "b"])
+    assert found.headers == {"trace": "x"}
+    assert found.run_at.isoformat() == "2040-01-01T11:00:00+00:00"
+    assert (found.expires_at - found.run_at).days == 1
+    assert str(value(conn, "select retention from pgqueue.jobs")) == "30 days, 0:00:00"
+
+
+def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -> None:
+    job_id = run("enqueue", "greet", "--delay", "2 hours", "--json").json()["id"]
+    assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["greet", "Ada"], "ARGS is not JSON"),
+        (["greet", "[1]"], "ARGS is not a JSON object; give named arguments"),
+        (["greet", "--headers", "[1]"], "--headers is not a JSON object"),
+        (["greet", "--delay", "soon"], 'invalid input syntax for type interval: "soon"'),
+        (["greet", "--run-at", "then"], 'invalid input syntax for type timestamp with time zone: "then"'),
+        (["greet", "--delay", "1 h", "--run-at", "2040-01-01"], "run_at and delay were both given"),
+        (["greet", "--priority", "101"], "priority must be between -100 and 100: It is 101; Give priority"),
+        (["greet", "-q", "x" * 129], "queue must be 1 to 128 bytes long"),
+        (["x" * 129], "task must be 1 to 128 bytes long"),
+        (["greet", "--retention", "-1 s"], "retention must be between zero and two years"),
+    ],
+)
+def test_enqueue_refuses_in_one_line_with_exit_code_2(
+    arguments: list[str], said: str, run: Run, conn: psycopg.Connection
+) -> None:
+    done = run("enqueue", *arguments)
+    assert (done.code, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.startswith("pgqueue: ")
+    assert said in line
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
+@pytest.mark.parametrize("arguments", [["--priority", "high"], ["enqueue"], ["nonsense"], ["jobs", "show", "x"]])
+def test_a_usage_error_is_exit_code_2_without_a_traceback(arguments: list[str], run: Run) -> None:
+    done = run(*arguments)
+    assert done.code == 2
+    assert "Usage" in done.err
+    assert "Traceback" not in done.err
+
+
+# status
+
+
+def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Connection, dead: int) -> None:
+    enqueue(conn, queue="mail")
+    enqueue(conn, queue="mail", delay="1 hour")
+    call(conn, "pause_queue", "mail")
+    call(conn, "hello", "worker-1", ["mail"], Jsonb({"version": "9.9"}))
+    maintain(conn)
+    done = run("status")
+    assert (done.code, done.err) == (0, "")
+    for part in ("mail (paused)", "total", "worker-1", "9.9", "Housekeeping last ran 20", "0 jobs rescued"):
+        assert part in done.out
+    numbers = run("status", "--json").json()
+    assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
+    assert [each["queue"] for each in numbers["queues"]] == ["default", "mail"]
+    assert numbers["workers"][0]["worker"] == "worker-1"
+
+
+def test_status_of_an_unused_queue_says_so(run: Run) -> None:
+    done = run("status")
+    assert done.code == 0
+    assert "No worker is registered." in done.out
+    assert "Housekeeping last ran never" in done.out
+
+
+def test_status_shows_a_step_of_housekeeping_that_fails(run: Run, conn: psycopg.Connection) -> None:
+    conn.execute("drop function pgqueue._tidy_lanes(timestamptz)")
+    maintain(conn)
+    assert "Housekeeping step tidy fails since 20" in run("status").out
+
+
+# jobs
+
+
+def test_jobs_list_shows_the_newest_first_and_filters(run: Run, conn: psycopg.Connection, dead: int) -> None:
+    a = enqueue(conn, "a", queue="one")
+    b = enqueue(conn, "b", queue="two")
+    assert [each["id"] for each in run("jobs", "list", "--json").json()] == [b, a, dead]
+    assert [each["id"] for each in run("jobs", "list", "-q", "one", "--json").json()] == [a]
+    assert [each["id"] for each in run("jobs", "list", "-t", "b", "--json").json()] == [b]
+    assert [each["id"] for each in run("jobs", "list", "-s", "dead", "--json").json()] == [dead]
+    assert [each["id"] for each in run("jobs", "list", "-n", "1", "--json").json()] == [b]
+    assert run("jobs", "list", "-q", "nowhere", "--json").json() == []
+
+
+def test_jobs_list_shows_names_and_errors_as_they_are(run: Run, dead: int) -> None:
+    done = run("jobs", "list")
+    assert (done.code, done.err) == (0, "")
+    assert "[b]mail[/b]" in done.out
+    assert "IndexError: [/nothing] :boom: [red]at[0]" in done.out
+
+
+def test_jobs_list_refuses_a_state_that_there_is_not(run: Run) -> None:
+    done = run("jobs", "list", "-s", "finished")
+    assert done.code == 2
+    assert "there is no state 'finished'; states: waiting," in done.err
+
+
+def test_jobs_show_tells_everything_about_a_job(run: Run, dead: int) -> None:
+    done = run("jobs", "show", dead)
+    assert (done.code, done.err) == (0, "")
+    for part in ("[b]mail[/b]", "dead", "[/nothing] :boom: [red]at[0]", "Traceback"):
+        assert part in done.out
+    found = run("jobs", "show", dead, "--json").json()
+    assert (found["id"], found["state"], found["errors"][0]["class"]) == (dead, "dead", "IndexError")
+
+
+def test_a_number_that_only_postgresql_can_hold_is_shown(run: Run, conn: psycopg.Connection) -> None:
+    job_id = value(conn, """select pgqueue.enqueue('t', '{"n": 1e30}')""")
+    assert run("jobs", "show", job_id, "--json").json()["args"] == {"n": 10**30}
+    assert run("jobs", "list", "--json").code == 0
+    assert run("jobs", "show", job_id).code == 0
+
+
+def test_jobs_retry_runs_a_dead_job_again(run: Run, conn: psycopg.Connection, dead: int) -> None:
+    done = run("jobs", "retry", dead)
+    assert (done.code, done.out) == (0, f"Job {dead}: retried\n")
+    assert state(conn, dead) == "waiting"
+    again = run("jobs", "retry", dead, "--json")
+    assert (again.code, again.out) == (1, "")
+    assert f"Job {dead} is not dead, cancelled or failed" in again.err
+
+
+@pytest.mark.covers("A6")
+def test_jobs_cancel_is_effective_once(run: Run, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    assert run("jobs", "cancel", job_id, "--json").json() == {"id": job_id, "outcome": "cancelled"}
+    again = run("jobs", "cancel", job_id)
+    assert (again.code, again.out, again.err) == (1, "", "There is nothing to cancel\n")
+    running = enqueue(conn)
+    reserve_one(conn)
+    assert run("jobs", "cancel", running).out == f"Job {running}: requested\n"
+
+
+def test_jobs_delete_removes_what_does_not_run(run: Run, conn: psycopg.Connection, dead: int) -> None:
+    running = enqueue(conn)
+    reserve_one(conn)
+    assert run("jobs", "delete", dead, "--json").json() == {"id": dead, "outcome": "deleted"}
+    assert state(conn, dead) is None
+    refused = run("jobs", "delete", running)
+    assert (refused.code, refused.out) == (1, "")
+    assert "executing" in refused.err
+    assert state(conn, running) == "executing"
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "cancel", "delete"])
+def test_a_job_that_is_not_there_is_exit_code_1(command: str, run: Run) -> None:
+    done = run("jobs", command, 4711)
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_an_id_beyond_64_bits_is_no_traceback(run: Run) -> None:
+    done = run("jobs", "show", 10**30)
+    assert done.code in (1, 2)
+    assert len(done.err.splitlines()) == 1
+
+
+# grant
+
+
+def test_grant_and_revoke(run: Run, conn: psycopg.Connection) -> None:
+    role = f"clerk_{conn.info.backend_pid}"
+    conn.execute(f"create role {role}".encode())
+    try:
+        can = "select has_function_privilege(%s, oid, 'execute') from pg_proc where proname = 'enqueue'"
+        assert run("grant", "producer", role).out == f"{role} is now a producer.\n"
+        assert value(conn, can, role) is True
+        revoked = {"role": role, "kind": "producer", "granted": False, "changed": True}
+        assert run("grant", "producer", role, "--revoke", "--json").json() == revoked
+        assert value(conn, can, role) is False
+        assert run("grant", "producer", role, "--revoke", "--json").json() == {**revoked, "changed": False}
+    finally:
+        conn.execute(f"drop owned by {role}".encode())
+        conn.execute(f"drop role {role}".encode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["emperor", "postgres"], "kind is unknown: It is 'emperor'"), (["reader", "nobody_we_know"], "role does not ex")],
+)
+def test_grant_refuses_what_it_does_not_know(arguments: list[str], said: str, run: Run) -> None:
+    done = run("grant", *arguments)
+    assert done.code == 2
+    assert said in done.err
+
+
+# demo
+
+
+def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
+    done = run("demo", "--orders", 12, "--directory", tmp_path / "receipts", "--json")
+    assert done.code == 0, done.err
+    verdict = done.json()
+    assert verdict["ok"] is True
+    # Every fifth order was rolled back; one job failed twice, one is dead.
+    assert (verdict["orders"], verdict["receipts"], verdict["missing"], verdict["unexpected"]) == (10, 10, [], [])
+    assert (verdict["retried_and_succeeded"], verdict["dead"]) == (1, 1)
+    assert len(list((tmp_path / "receipts").glob("order-*.txt"))) == 10
+    assert {row["worker"] for row in verdict["ran"]} <= {"worker 1", "worker 2"}
+
+
+def test_version(run: Run, database: Database) -> None:
+    assert run("--version").out.startswith("pgqueue ")

@@ -1,0 +1,74 @@
+"""`pgqueue migrate`."""
+
+from __future__ import annotations
+
+import io
+
+import psycopg
+import pytest
+
+from pgqueue import bundled
+from tests.cli.conftest import Run
+from tests.databases import Database
+
+HEAD = bundled.revisions()[-1]
+
+
+@pytest.fixture
+def dsn(empty_database: Database) -> str:
+    return empty_database.dsn
+
+
+def schema_exists(dsn: str) -> bool:
+    with psycopg.connect(dsn) as conn:
+        return conn.execute("select 1 from pg_namespace where nspname = 'pgqueue'").fetchone() is not None
+
+
+def test_migrate_installs_and_check_tells_whether_it_is_needed(run: Run, dsn: str) -> None:
+    before = run("migrate", "--check", "--dsn", dsn)
+    assert before.code == 1
+    assert f"no schema (not current: this pgqueue needs revision {HEAD}" in before.out
+    assert not schema_exists(dsn)
+
+    done = run("migrate", "--dsn", dsn)
+    assert (done.code, done.err) == (0, "")
+    assert f"revision {HEAD} (current)" in done.out
+    after = run("migrate", "--check", "--json", "--dsn", dsn)
+    assert after.code == 0
+    assert after.json() == {"revision": HEAD, "head": HEAD, "current": True, "digest": bundled.sql_digest()}
+
+
+def test_the_script_installs_what_migrate_installs(run: Run, dsn: str) -> None:
+    script = run("migrate", "--sql")
+    assert (script.code, script.err) == (0, "")
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(script.out.encode())
+        assert conn.execute("select pgqueue.enqueue('t')").fetchone() == (1,)
+    assert run("migrate", "--check", "--dsn", dsn).code == 0
+
+
+def test_going_to_base_removes_everything_but_not_without_a_yes(
+    run: Run, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("migrate", "--dsn", dsn)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    refused = run("migrate", "--to", "base", "--dsn", dsn)
+    assert refused.code != 0
+    assert schema_exists(dsn)
+    assert run("migrate", "--to", "base", "--yes", "--dsn", dsn).code == 0
+    assert not schema_exists(dsn)
+
+
+@pytest.mark.parametrize("arguments", [["--to", "0815"], ["--sql", "--from", "0815"]])
+def test_a_revision_that_there_is_not_is_one_line(arguments: list[str], run: Run, dsn: str) -> None:
+    done = run("migrate", *arguments, "--dsn", dsn)
+    assert (done.code, done.out) == (2, "")
+    assert f"there is no revision '0815'; known: base, {HEAD}" in done.err
+
+
+@pytest.mark.parametrize("command", [["status"], ["enqueue", "t"], ["jobs", "list"], ["jobs", "show", "1"]])
+def test_commands_on_a_database_without_the_queue_name_the_cure(command: list[str], run: Run, dsn: str) -> None:
+    done = run(*command, "--dsn", dsn)
+    assert (done.code, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.endswith("run: pgqueue migrate")

@@ -1,0 +1,173 @@
+"""Where the command line gets its settings from: flags, variables, and the embedded server when there are none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import typer
+
+from pgqueue import cli, embedded
+from tests.calls import enqueue, job, state, value
+from tests.cli.conftest import Run
+from tests.databases import Database
+from tests.facts import wait_until
+from tests.workers import write_module
+
+TASKS = """
+    from pgqueue import App
+    app = App()
+
+    @app.task
+    def greet(name="you"):
+        print("Hello", name)
+"""
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command that does something, with its path."""
+    command = command or typer.main.get_command(cli.cli)
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from commands(each, (*path, name))
+    else:
+        yield path, command
+
+
+def options() -> list[tuple[tuple[str, ...], Any]]:
+    return [
+        (path, each)
+        for path, command in commands()
+        for each in command.params
+        if each.param_type_name == "option" and each.name != "help"
+    ]
+
+
+def test_there_are_the_commands_that_the_readme_names() -> None:
+    assert {" ".join(path) for path, _ in commands()} == {
+        *("worker", "migrate", "enqueue", "status", "grant", "demo"),
+        *(f"jobs {each}" for each in ("list", "show", "retry", "cancel", "delete")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "option"), options(), ids=lambda each: "-".join(each) if isinstance(each, tuple) else each.name
+)
+def test_every_option_of_every_command_is_also_an_environment_variable(
+    path: tuple[str, ...], option: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGQUEUE_DSN", raising=False)
+    command: Any = typer.main.get_command(cli.cli)
+    context = command.make_context("pgqueue", list(path), resilient_parsing=True)
+    for name in path:
+        command = command.commands[name]
+        context = command.make_context(name, [], parent=context, resilient_parsing=True)
+    variable = "PGQUEUE_DSN" if option.name == "dsn" else "_".join(("PGQUEUE", *path, option.name)).upper()
+    assert option.resolve_envvar_value(context) is None
+    monkeypatch.setenv(variable, "given")
+    assert option.resolve_envvar_value(context) == "given"
+
+
+def test_everything_that_prints_prints_json_when_asked() -> None:
+    printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
+    # The worker logs, and prints nothing.
+    assert printing == {" ".join(path) for path, _ in commands()} - {"worker"}
+
+
+def test_every_command_and_option_says_what_it_is_for() -> None:
+    for path, command in commands():
+        assert command.help, path
+        for each in command.params:
+            if each.name != "help":
+                assert each.help, (path, each.name)
+
+
+def test_a_variable_stands_in_for_a_flag_and_the_flag_wins(
+    run: Run, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGQUEUE_ENQUEUE_QUEUE", "from-environment")
+    monkeypatch.setenv("PGQUEUE_ENQUEUE_PRIORITY", "9")
+    monkeypatch.setenv("PGQUEUE_ENQUEUE_AS_JSON", "1")
+    by_variable = job(conn, run("enqueue", "t").json()["id"])
+    assert (by_variable.queue, by_variable.priority) == ("from-environment", 9)
+    by_flag = job(conn, run("enqueue", "t", "-q", "from-flag").json()["id"])
+    assert (by_flag.queue, by_flag.priority) == ("from-flag", 9)
+
+
+def test_a_variable_that_names_the_version_of_an_image_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGQUEUE_VERSION", "1.2.3")
+    assert run("status", "--json").code == 0
+
+
+def test_the_worker_takes_all_its_settings_from_the_environment(
+    database: Database, conn: psycopg.Connection, run_process: Run, tmp_path: Path
+) -> None:
+    write_module(tmp_path, TASKS)
+    here, elsewhere = enqueue(conn, "greet", queue="here"), enqueue(conn, "greet", queue="elsewhere")
+    done = run_process(
+        "worker",
+        PGQUEUE_DSN=database.dsn,
+        PGQUEUE_WORKER_REQUIRE="jobs",
+        PGQUEUE_WORKER_QUEUE="here there,1",
+        PGQUEUE_WORKER_UNTIL_EMPTY="1",
+        PGQUEUE_WORKER_NAME="environmentalist",
+        PGQUEUE_WORKER_LOG_LEVEL="error",
+    )
+    assert (done.code, done.out, done.err) == (0, "Hello you\n", "")
+    assert job(conn, here).reserved_by == "environmentalist"
+    assert state(conn, elsewhere) == "waiting"
+
+
+@pytest.mark.parametrize("source", ["--dsn", "PGQUEUE_DSN", "DATABASE_URL", "PGHOST"])
+def test_the_database_is_found_in_each_place_that_is_documented(
+    source: str, database: Database, conn: psycopg.Connection, run_process: Run
+) -> None:
+    if source == "--dsn":
+        # It wins over all the others.
+        done = run_process("enqueue", "t", "--dsn", database.dsn, PGQUEUE_DSN="postgresql:///x", DATABASE_URL="y")
+    elif source == "PGHOST":
+        parts = psycopg.conninfo.conninfo_to_dict(database.dsn)
+        names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE", "password": "PGPASSWORD"}
+        done = run_process("enqueue", "t", **{names[name]: str(text) for name, text in parts.items() if name in names})
+    else:
+        done = run_process("enqueue", "t", **{source: database.dsn})
+    assert (done.code, done.out) == (0, "1\n"), done.err
+    assert value(conn, "select count(*) from pgqueue.jobs") == 1
+
+
+def test_a_dsn_in_the_way_sqlalchemy_writes_it_is_understood(
+    database: Database, conn: psycopg.Connection, run_process: Run
+) -> None:
+    dsn = re.sub("^postgresql://", "postgresql+psycopg://", database.dsn)
+    assert run_process("enqueue", "t", DATABASE_URL=dsn).code == 0
+    assert value(conn, "select count(*) from pgqueue.jobs") == 1
+
+
+def test_a_server_that_is_not_there_is_one_line(run_process: Run) -> None:
+    done = run_process("status", "--dsn", "postgresql://127.0.0.1:1/x")
+    assert (done.code, done.out) == (2, "")
+    [line] = done.err.splitlines()
+    assert line.startswith("pgqueue: ")
+    assert "refused" in line
+
+
+@pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
+def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run_process: Run, tmp_path: Path) -> None:
+    project = tmp_path / "a project of mine"
+    project.mkdir()
+    write_module(project, TASKS)
+    said = "No DSN configured: using the embedded PostgreSQL in ./.pgqueue/\n"
+    try:
+        first = run_process("enqueue", "greet", '{"name": "Ada"}', cwd=project)
+        assert (first.code, first.out, first.err) == (0, "1\n", said)
+        worked = run_process("worker", "-r", "jobs", "--until-empty", "--log-level", "error", cwd=project)
+        assert (worked.code, worked.out, worked.err) == (0, "Hello Ada\n", said)
+        listed = run_process("jobs", "list", "--json", cwd=project)
+        assert [each["state"] for each in listed.json()] == ["succeeded"]
+    finally:
+        embedded.stop(project / ".pgqueue")
+    wait_until(lambda: not (project / ".pgqueue" / "socket").exists())

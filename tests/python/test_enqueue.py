@@ -1,0 +1,359 @@
+"""Enqueueing from Python: in the caller's own transaction, on both kinds of connection."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+import pgqueue
+from pgqueue import App, InvalidArgument, NotBuiltYet, SchemaError, queries
+from pgqueue.errors import LockedTooLong, WrongIsolation
+from tests.calls import job, reserve_one, value
+from tests.databases import Database
+
+app = App()
+
+
+@app.task(name="mail.send")
+def send(to: str, subject: str = "none", *, copies: int = 1) -> None: ...
+
+
+@app.task
+def anything(**arguments: Any) -> None: ...
+
+
+@app.task
+def listed(*names: str) -> None: ...
+
+
+def jobs(conn: psycopg.Connection) -> list[tuple[str, dict[str, Any]]]:
+    return [(row[0], row[1]) for row in conn.execute("select task, args from pgqueue.jobs order by id")]
+
+
+class Change(Exception):
+    """Of mind."""
+
+
+# In the caller's transaction
+
+
+@pytest.mark.covers("G1")
+@pytest.mark.parametrize("row_factory", [psycopg.rows.tuple_row, dict_row])
+def test_a_job_is_committed_with_the_callers_transaction(
+    row_factory: Any, database: Database, conn: psycopg.Connection
+) -> None:
+    own = database.connect(autocommit=False, row_factory=row_factory)
+    job_id = pgqueue.enqueue(own, "t", {"n": 1})
+    assert isinstance(job_id, int)
+    assert jobs(conn) == []
+    own.commit()
+    assert jobs(conn) == [("t", {"n": 1})]
+    assert job(conn, job_id).task == "t"
+
+
+def test_a_job_is_rolled_back_with_the_callers_transaction(database: Database, conn: psycopg.Connection) -> None:
+    own = database.connect(autocommit=False)
+    pgqueue.enqueue(own, "t")
+    pgqueue.enqueue_many(own, "t", [{}, {}])
+    own.rollback()
+    assert jobs(conn) == []
+
+
+def test_a_job_of_a_rolled_back_savepoint_goes_with_it_alone(database: Database, conn: psycopg.Connection) -> None:
+    own = database.connect()
+    with own.transaction():
+        pgqueue.enqueue(own, "outer")
+        with suppress(Change), own.transaction():
+            pgqueue.enqueue(own, "inner")
+            raise Change
+        with own.transaction():
+            pgqueue.enqueue(own, "second")
+    assert jobs(conn) == [("outer", {}), ("second", {})]
+
+
+def test_in_autocommit_a_job_is_there_at_once(database: Database, conn: psycopg.Connection) -> None:
+    pgqueue.enqueue(database.connect(), "t")
+    assert jobs(conn) == [("t", {})]
+
+
+@pytest.fixture
+async def async_conn(database: Database) -> AsyncIterator[psycopg.AsyncConnection]:
+    connection = await database.connect_async(autocommit=False, row_factory=dict_row)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.covers("G1")
+async def test_on_an_async_connection_the_same_calls_are_awaited(
+    async_conn: psycopg.AsyncConnection, conn: psycopg.Connection
+) -> None:
+    first = await pgqueue.enqueue(async_conn, "t", {"n": 1})
+    second = await send.enqueue(async_conn, "a@b.c")
+    third, fourth = await pgqueue.enqueue_many(async_conn, send, [{"to": "x"}, {"to": "y"}])
+    [fifth] = await send.using(queue="q").enqueue_many(async_conn, [{"to": "z"}])
+    assert jobs(conn) == []
+    await async_conn.commit()
+    assert first < second < third < fourth < fifth
+    assert [args for _, args in jobs(conn)] == [{"n": 1}, {"to": "a@b.c"}, {"to": "x"}, {"to": "y"}, {"to": "z"}]
+    with suppress(Change):
+        async with async_conn.transaction():
+            await send.enqueue(async_conn, "never")
+            raise Change
+    await async_conn.commit()
+    assert len(jobs(conn)) == 5
+
+
+def test_a_pipeline_carries_an_enqueue(database: Database, conn: psycopg.Connection) -> None:
+    own = database.connect(autocommit=False)
+    with own.pipeline():
+        own.execute("create table t (id int)")
+        assert pgqueue.enqueue(own, "t") > 0
+    own.commit()
+    assert jobs(conn) == [("t", {})]
+
+
+@pytest.mark.parametrize(
+    "connection", [None, "postgresql://", sqlite3.connect(":memory:")], ids=["none", "dsn", "another driver's"]
+)
+def test_what_is_no_connection_of_psycopg_is_refused_with_the_way_out(connection: Any) -> None:
+    with pytest.raises(TypeError, match=r"run: select pgqueue\.enqueue"):
+        pgqueue.enqueue(connection, "t")
+
+
+# Options
+
+
+@pytest.mark.covers("G1", "G3", "G4")
+def test_options_reach_the_job_and_stay_apart_from_its_arguments(conn: psycopg.Connection) -> None:
+    at = datetime(2040, 1, 1, 12, tzinfo=timezone(timedelta(hours=3)))
+    job_id = send.using(
+        queue="mail",
+        priority=7,
+        run_at=at,
+        expires_in=timedelta(days=1),
+        max_attempts=3,
+        headers={"trace": ["x"]},
+        tags=("a", "b"),
+        retention="30 days",
+    ).enqueue(conn, "a@b.c")
+    found = job(conn, job_id)
+    assert (found.task, found.args) == ("mail.send", {"to": "a@b.c"})
+    assert (found.queue, found.priority, found.max_attempts) == ("mail", 7, 3)
+    assert (found.run_at, found.expires_at) == (at, at + timedelta(days=1))
+    assert (found.headers, found.tags) == ({"trace": ["x"]}, ["a", "b"])
+    assert value(conn, "select retention from pgqueue.jobs") == timedelta(days=30)
+
+
+@pytest.mark.parametrize("delay", [timedelta(hours=2), "2 hours", "PT2H"])
+def test_a_delay_is_a_timedelta_or_an_interval_as_text(delay: Any, conn: psycopg.Connection) -> None:
+    found = job(conn, pgqueue.enqueue(conn, "t", delay=delay))
+    assert found.run_at - found.created_at == timedelta(hours=2)
+
+
+def test_an_option_of_none_is_as_if_it_had_been_left_out(conn: psycopg.Connection) -> None:
+    found = job(conn, pgqueue.enqueue(conn, "t", None, queue=None, delay=None, headers=None, key=None))
+    assert (found.queue, found.args, found.headers) == ("default", {}, None)
+
+
+def test_using_leaves_the_task_as_it_was(conn: psycopg.Connection) -> None:
+    urgent = send.using(priority=100)
+    assert job(conn, send.enqueue(conn, "a")).priority == 0
+    assert job(conn, urgent.enqueue(conn, "a")).priority == 100
+    assert [job(conn, each).priority for each in urgent.enqueue_many(conn, [{"to": "a"}, {"to": "b"}])] == [100, 100]
+
+
+def test_a_task_may_be_given_where_a_name_may(conn: psycopg.Connection) -> None:
+    pgqueue.enqueue(conn, send, {"to": "a"})
+    assert jobs(conn) == [("mail.send", {"to": "a"})]
+
+
+@pytest.mark.covers("G2")
+def test_many_jobs_are_enqueued_by_one_statement_in_their_order(database: Database, conn: psycopg.Connection) -> None:
+    own = database.connect(autocommit=False)
+    ids = pgqueue.enqueue_many(own, "t", ({"n": n} for n in range(1000)), queue="q")
+    own.commit()
+    assert ids == sorted(ids)
+    assert [job(conn, each).args for each in (ids[0], ids[500], ids[999])] == [{"n": 0}, {"n": 500}, {"n": 999}]
+    # One clock reading for all, so one statement.
+    assert value(conn, "select count(distinct created_at) from pgqueue.jobs") == 1
+    assert pgqueue.enqueue_many(conn, "t", []) == []
+
+
+# Arguments
+
+
+def test_positional_arguments_are_stored_under_their_names(conn: psycopg.Connection) -> None:
+    send.enqueue(conn, "a@b.c", "Hello", copies=2)
+    anything.enqueue(conn, a=1, queue="an argument, and no option")
+    assert jobs(conn) == [
+        ("mail.send", {"to": "a@b.c", "subject": "Hello", "copies": 2}),
+        ("anything", {"a": 1, "queue": "an argument, and no option"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda conn: send.enqueue(conn),
+        lambda conn: send.enqueue(conn, "a", "b", 3),
+        lambda conn: send.enqueue(conn, "a", to="b"),
+        lambda conn: send.enqueue(conn, "a", delay=5),
+        lambda conn: send.enqueue_many(conn, [{"to": "a"}, {"ot": "b"}]),
+        lambda conn: listed.enqueue(conn, "a", "b"),
+    ],
+    ids=["missing", "too many", "twice", "option as argument", "one of many", "without names"],
+)
+def test_arguments_that_do_not_fit_are_refused_and_nothing_is_enqueued(
+    attempt: Callable[[psycopg.Connection], object], conn: psycopg.Connection
+) -> None:
+    with pytest.raises(InvalidArgument) as refusal:
+        attempt(conn)
+    assert refusal.value.hint
+    assert jobs(conn) == []
+
+
+def test_a_refusal_by_python_leaves_the_callers_transaction_usable(database: Database) -> None:
+    own = database.connect(autocommit=False)
+    pgqueue.enqueue(own, "t")
+    attempts: list[Callable[[], object]] = [
+        lambda: send.enqueue(own),
+        lambda: pgqueue.enqueue(own, "t", {"x": object()}),
+        lambda: pgqueue.enqueue(own, "t", run_at=datetime(2040, 1, 1)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(InvalidArgument):
+            attempt()
+    own.commit()
+    assert jobs(own) == [("t", {})]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{"x": object()}, {"x": {1}}, {1: "x"}, {"x": 2**70}, {"x": "\udc80"}, {"x": b"bytes"}],
+    ids=["object", "set", "key", "number", "half a character", "bytes"],
+)
+def test_what_json_cannot_hold_is_refused(args: Any, conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidArgument, match="args cannot be written as JSON"):
+        pgqueue.enqueue(conn, "t", args)
+    assert jobs(conn) == []
+
+
+def test_common_values_beyond_json_are_written_as_text(conn: psycopg.Connection) -> None:
+    at, key = datetime(2040, 1, 1, tzinfo=UTC), UUID(int=1)
+    pgqueue.enqueue(conn, "t", {"at": at, "key": key})
+    assert jobs(conn) == [("t", {"at": "2040-01-01T00:00:00+00:00", "key": str(key)})]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_at": datetime(2040, 1, 1)}, "run_at has no time zone"),
+        ({"delay": "soon"}, "invalid input syntax for type interval"),
+        ({"delay": 5}, "cannot cast type"),
+        ({"priority": "high"}, "invalid input syntax for type integer"),
+        ({"priority": 101}, "priority must be between"),
+        ({"priority": 2**40}, "out of range"),
+        ({"queue": ""}, "queue must be 1 to 128 bytes"),
+        ({"queue": "a\0b"}, "NUL"),
+        ({"headers": [1]}, "headers must be a JSON object"),
+        ({"headers": {"x": object()}}, "headers cannot be written as JSON"),
+        ({"tags": "abc"}, "malformed array literal"),
+        ({"run_at": datetime(2040, 1, 1, tzinfo=UTC), "delay": "1 s"}, "run_at and delay were both given"),
+        ({"retention": timedelta(days=-1)}, "retention must be between"),
+    ],
+    ids=lambda each: ",".join(each) if isinstance(each, dict) else "",
+)
+def test_a_wrong_option_is_an_invalid_argument(options: dict[str, Any], said: str, conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        pgqueue.enqueue(conn, "t", **options)
+    assert jobs(conn) == []
+
+
+@pytest.mark.parametrize("args", [[1], "x", {"x": "\0"}], ids=["list", "text", "NUL"])
+def test_wrong_args_are_an_invalid_argument(args: Any, conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidArgument):
+        pgqueue.enqueue(conn, "t", args)
+
+
+def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psycopg.Connection) -> None:
+    for attempt in (
+        lambda: pgqueue.enqueue(conn, "t", dealy="1 s"),
+        lambda: pgqueue.enqueue_many(conn, "t", [{}], dealy="1 s"),
+        lambda: send.using(dealy="1 s").enqueue(conn, "a"),
+    ):
+        with pytest.raises(TypeError, match="no option 'dealy'; it has queue, priority, run_at, delay"):
+            attempt()
+    assert jobs(conn) == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"key": "a"}, {"dedupe": "a"}, {"score": 1}, {"timeout": "1 s"}, {"depends_on": [1]}, {"on_conflict": "skip"}],
+    ids=str,
+)
+def test_an_option_of_a_later_release_is_never_ignored(option: dict[str, Any], conn: psycopg.Connection) -> None:
+    with pytest.raises(NotBuiltYet, match=f"{next(iter(option))} is not built yet"):
+        pgqueue.enqueue(conn, "t", **option)
+    with pytest.raises(NotBuiltYet):
+        pgqueue.enqueue_many(conn, "t", [{}], **option)
+
+
+def test_where_the_queue_is_not_installed_the_error_names_the_cure(empty_database: Database) -> None:
+    conn = empty_database.connect()
+    with pytest.raises(SchemaError, match="run: pgqueue migrate"):
+        pgqueue.enqueue(conn, "t")
+
+
+async def test_errors_are_the_same_on_an_async_connection(
+    async_conn: psycopg.AsyncConnection, empty_database: Database
+) -> None:
+    refused: list[tuple[type[Exception], Callable[[], Awaitable[object]]]] = [
+        (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", priority=101)),
+        (InvalidArgument, lambda: send.enqueue(async_conn)),
+        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", key="x")),
+        (TypeError, lambda: pgqueue.enqueue(async_conn, "t", dealy="x")),
+    ]
+    for error, attempt in refused:
+        with pytest.raises(error):
+            await attempt()
+        await async_conn.rollback()
+    nowhere = await empty_database.connect_async()
+    with pytest.raises(SchemaError):
+        await pgqueue.enqueue(nowhere, "t")
+    await nowhere.close()
+
+
+def test_other_errors_of_the_queue_have_their_own_classes(database: Database) -> None:
+    own = database.connect(autocommit=False)
+    own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+    with pytest.raises(WrongIsolation, match="READ COMMITTED"):
+        queries.perform(own, queries.reserve("w", 1, None, None, 30, "weighted"))
+    own.rollback()
+
+    conn = database.connect()
+    pgqueue.enqueue(conn, "t")
+    held = reserve_one(conn)
+    holder = database.session()
+    holder.run("begin")
+    holder.run("select 1 from pgqueue.jobs for update")
+    with pytest.raises(LockedTooLong, match="nothing was changed"):
+        queries.perform(conn, queries.fail(held.id, held.reservation, {}))
+
+
+def test_an_error_that_is_not_the_queues_comes_as_it_is(database: Database) -> None:
+    conn = database.connect(autocommit=False)
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        conn.execute("select 1 / 0")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        pgqueue.enqueue(conn, "t")

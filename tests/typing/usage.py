@@ -1,0 +1,106 @@
+"""Typed use of the package, checked by mypy in strict mode and never run.
+
+An ignored error is a claim as well: mypy reports an ignore that hides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from typing import Any, assert_type
+
+import psycopg
+from psycopg.rows import DictRow
+
+import pgqueue
+from pgqueue import App, Job, Task
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+
+Sync = psycopg.Connection[Any]
+Async = psycopg.AsyncConnection[Any]
+
+app = App()
+
+
+@app.task
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@app.task(name="mail.send", queue="mail", max_attempts=5, retry_delay=timedelta(seconds=1))
+async def send(to: str, job: Job) -> str:
+    return f"{to} {job.attempt}"
+
+
+def tasks_keep_their_functions_types() -> None:
+    assert_type(add(1, b=2), int)
+    assert_type(add.name, str)
+    assert_type(add.function(1), int)
+    add("one")  # type: ignore[arg-type]
+    add(1, c=2)  # type: ignore[call-arg]
+    add.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+async def async_tasks_are_awaited(job: Job) -> None:
+    assert_type(await assert_type(send("a@b.c", job), Coroutine[Any, Any, str]), str)
+
+
+def a_task_can_be_passed_on() -> None:
+    def run(task: Task[[int, int], int]) -> Callable[[int, int], int]:
+        return task.function
+
+    run(add)
+    run(send)  # type: ignore[arg-type]
+    assert_type(app.tasks, dict[str, Task[Any, Any]])
+
+
+def on_a_sync_connection_ids_come_at_once(sync: Sync, rows: psycopg.Connection[DictRow]) -> None:
+    assert_type(add.enqueue(sync, 1, b=2), int)
+    assert_type(add.enqueue(rows, 1), int)
+    assert_type(add.using(queue="q").enqueue(sync, 1), int)
+    assert_type(add.enqueue_many(sync, [{"a": 1}]), list[int])
+    assert_type(pgqueue.enqueue(sync, "add", {"a": 1}, delay=timedelta(seconds=1)), int)
+    assert_type(pgqueue.enqueue(sync, add, priority=1), int)
+    assert_type(pgqueue.enqueue_many(sync, "add", ({"a": n} for n in range(3))), list[int])
+
+
+async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncConnection[DictRow]) -> None:
+    assert_type(add.enqueue(on, 1, b=2), Awaitable[int])
+    assert_type(await add.enqueue(rows, 1), int)
+    assert_type(await add.using(queue="q").enqueue(on, 1), int)
+    assert_type(await add.enqueue_many(on, [{"a": 1}]), list[int])
+    assert_type(pgqueue.enqueue(on, send, {"to": "a"}), Awaitable[int])
+    assert_type(await pgqueue.enqueue_many(on, send, [{"to": "a"}]), list[int])
+    wrong: int = pgqueue.enqueue(on, send, {"to": "a"})  # type: ignore[assignment]
+    del wrong
+
+
+def wrong_things_are_errors(sync: Sync) -> None:
+    pgqueue.enqueue("postgresql://", "add")  # type: ignore[call-overload]
+    pgqueue.enqueue(sync, 5)  # type: ignore[call-overload]
+    pgqueue.enqueue(sync, "add", [1, 2])  # type: ignore[call-overload]
+    pgqueue.enqueue(sync)  # type: ignore[call-overload]
+    pgqueue.enqueue_many(sync, "add", {"a": 1})  # type: ignore[dict-item]
+    add.enqueue()  # type: ignore[call-overload]
+    add.enqueue(1, 2)  # type: ignore[call-overload]
+    app.task(5)  # type: ignore[call-overload]
+
+
+def a_job_is_what_it_says_and_read_only(job: Job) -> None:
+    assert_type(job.id, int)
+    assert_type(job.args, dict[str, Any])
+    assert_type(job.headers, dict[str, Any] | None)
+    assert_type(job.run_at, datetime)
+    job.attempt = 2  # type: ignore[misc]
+
+
+def errors_have_hints(error: pgqueue.InvalidArgument) -> pgqueue.PgQueueError:
+    assert_type(error.hint, str | None)
+    return error
+
+
+async def a_worker_says_whether_all_ended() -> bool:
+    worker = Worker(app, "", WorkerConfig(queues=("a",), concurrency=5))
+    WorkerConfig(concurrency="many")  # type: ignore[arg-type]
+    return assert_type(await worker.run(), bool)

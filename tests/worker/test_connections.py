@@ -1,0 +1,196 @@
+"""What happens to a worker's connections must not happen to its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from functools import partial
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from pgqueue import App, Job, NotBuiltYet
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+from tests.calls import enqueue, enqueue_many, job, reserve, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import NEVER, claims, done, is_asleep, working
+
+
+def backends(conn: psycopg.Connection, worker: str) -> list[int]:
+    rows = conn.execute(
+        "select pid from pg_stat_activity where datname = current_database() and application_name = %s",
+        [f"pgqueue {worker}"],
+    )
+    return [row[0] for row in rows]
+
+
+def terminate(conn: psycopg.Connection, pids: list[int]) -> None:
+    conn.execute("select pg_terminate_backend(pid) from unnest(%s::int[]) pid", [pids])
+
+
+@pytest.mark.covers("D3", "A10")
+async def test_backends_killed_under_load_lose_no_job_and_end_no_worker(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+
+    @app.task
+    async def t(i: int) -> None:
+        await asyncio.sleep(0.002)
+        ran[i] += 1
+
+    def has_run(enough: int) -> bool:
+        return len(ran) > enough
+
+    jobs = enqueue_many(conn, 2000)
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, database.dsn, name="w", concurrency=10, lease=5.0):
+            for enough in range(200, 1800, 200):
+                await wait_until_async(partial(has_run, enough))
+                terminate(conn, backends(conn, "w"))
+            assert set(await done(conn, *jobs, timeout=60)) == {"succeeded"}
+    assert set(ran) == set(range(2000))
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR]
+
+
+async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_reconnect(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started: list[int] = []
+    go = asyncio.Event()
+
+    @app.task
+    async def held(job: Job) -> None:
+        started.append(job.id)
+        await go.wait()
+
+    @app.task
+    async def t() -> None: ...
+
+    mine = enqueue(conn, "held")
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, database.dsn, name="w", poll_interval=NEVER, lease=60.0):
+            await wait_until_async(lambda: started)
+            await wait_until_async(lambda: is_asleep(conn, "w"))
+            # As the server would have it: claimed in the worker's name, and the worker never heard of it.
+            conn.execute("set pgqueue.notify = off")
+            enqueue(conn)
+            [lost] = reserve(conn, 10, "w", lease="1 hour")
+            pid = claims(conn, "w")
+            assert pid is not None
+            terminate(conn, [pid])
+            conn.execute("set pgqueue.notify = on")
+            # The next claim finds its connection dead.
+            woken = enqueue(conn)
+            assert await done(conn, woken, lost.id) == ["succeeded", "succeeded"]
+            assert job(conn, lost.id).attempts == 1
+            # What it does hold it was not made to give back.
+            go.set()
+            assert await done(conn, mine) == ["succeeded"]
+            assert started == [mine]
+    assert any(f"whose reservation never arrived: [{lost.id}]" in each.getMessage() for each in caplog.records)
+
+
+async def test_a_listener_that_was_cut_off_listens_again(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    async with working(app, database.dsn, name="w", poll_interval=NEVER):
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        [pid] = [
+            row[0]
+            for row in conn.execute(
+                "select pid from pg_stat_activity where datname = current_database() and query ilike 'listen%'"
+            )
+        ]
+        # Nobody hears of this one: it is found because a listener that comes back looks at once.
+        terminate(conn, [pid])
+        job_id = enqueue(conn)
+        assert await done(conn, job_id) == ["succeeded"]
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_a_worker_works_whatever_the_default_isolation_level_is(
+    level: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    conn.execute(
+        sql.SQL("alter database {} set default_transaction_isolation to {}").format(
+            sql.Identifier(database.name), sql.Literal(level)
+        )
+    )
+    async with working(app, database.dsn):
+        # From a connection that has the default: a wake-up that comes on the common channel.
+        producer = database.connect()
+        assert await done(conn, *(enqueue(producer) for _ in range(3))) == ["succeeded"] * 3
+
+
+async def test_a_worker_without_prepared_statements_and_without_listen_works(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t(i: int) -> None: ...
+
+    async with working(app, database.dsn, name="w", prepare=False, listen=False, poll_interval=0.1):
+        jobs = enqueue_many(conn, 50)
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+        # Behind PgBouncer the next statement may run on another backend: nothing may be left on this one.
+        assert len(backends(conn, "w")) <= 3
+
+
+async def test_a_worker_told_to_stop_while_it_starts_leaves_nothing_behind(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    holder = database.session()
+    holder.run("begin")
+    holder.run("lock table pgqueue.jobs in access exclusive mode")
+    worker = Worker(App(), database.dsn, WorkerConfig(name="w"))
+    running = asyncio.create_task(worker.run())
+    await wait_until_async(
+        lambda: value(
+            conn,
+            "select bool_or(wait_event_type = 'Lock') from pg_stat_activity where application_name = 'pgqueue w'",
+        )
+    )
+    assert value(conn, "select count(*) from pgqueue.workers") == 1
+    worker.stop()
+    holder.run("commit")
+    assert await asyncio.wait_for(running, 10) is True
+    assert value(conn, "select count(*) from pgqueue.workers") == 0
+    await wait_until_async(lambda: backends(conn, "w") == [])
+
+
+async def test_a_worker_whose_settings_are_refused_leaves_nothing_behind(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    worker = Worker(App(), database.dsn, WorkerConfig(name="w", queues=("a", "b"), weights=(3, 1)))
+    with pytest.raises(NotBuiltYet, match="weights that differ"):
+        await worker.run()
+    assert value(conn, "select count(*) from pgqueue.workers") == 0
+    await wait_until_async(lambda: backends(conn, "w") == [])
+
+
+async def test_a_worker_forgotten_after_a_long_silence_introduces_itself_again(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    async with working(App(), database.dsn, name="w", lease=1.0):
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 1)
+        conn.execute("delete from pgqueue.workers")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 1)
+    assert value(conn, "select count(*) from pgqueue.workers") == 0

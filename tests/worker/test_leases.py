@@ -1,0 +1,199 @@
+"""Leases: kept while a handler runs, and what happens when one is lost all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from datetime import datetime
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue import App, Job
+from tests.calls import call, enqueue, job, reserve_one, value
+from tests.databases import Database
+from tests.facts import wait_until, wait_until_async
+from tests.workers import done, working
+
+
+def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
+    found: datetime = value(conn, "select lease_expires_at from pgqueue.jobs where id = %s", job_id)
+    return found
+
+
+def take_away(conn: psycopg.Connection, job_id: int) -> int:
+    """Have the queue believe that the lease lapsed, and reserve the job for somebody else; the new reservation."""
+    with conn.transaction():
+        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity' where id = %s", [job_id])
+        # Rescued once already, so that it is not prolonged.
+        conn.execute("update pgqueue.jobs set lease_prolonged = true where id = %s", [job_id])
+        taken = reserve_one(conn, "thief", lease="1 hour")
+    assert taken.id == job_id
+    reservation: int = taken.reservation
+    return reservation
+
+
+@pytest.mark.covers("G9", "D2")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_job_longer_than_its_lease_runs_once_while_the_lease_is_extended(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    ran: list[int] = []
+    go, go_sync = asyncio.Event(), threading.Event()
+
+    async def asynchronous(job: Job) -> None:
+        ran.append(job.attempt)
+        await go.wait()
+
+    def synchronous(job: Job) -> None:
+        ran.append(job.attempt)
+        assert go_sync.wait(30)
+
+    app.task(name="t")(asynchronous if kind == "async" else synchronous)
+    job_id = enqueue(conn)
+    async with working(app, database.dsn, name="a", lease=1.0), working(app, database.dsn, name="b", lease=1.0):
+        await wait_until_async(lambda: ran)
+        first = lease_of(conn, job_id)
+        await wait_until_async(lambda: (lease_of(conn, job_id) - first).total_seconds() > 2.5)
+        go.set()
+        go_sync.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert ran == [1]
+    assert job(conn, job_id).attempts == 1
+
+
+@pytest.mark.covers("G9", "D2")
+async def test_a_lost_lease_stops_the_async_handler_and_nothing_of_it_is_stored(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    job_id = enqueue(conn)
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, database.dsn, lease=2.0):
+            await asyncio.wait_for(started.wait(), 10)
+            reservation = take_away(conn, job_id)
+            await asyncio.wait_for(stopped.wait(), 5)
+            # Whatever the worker says of the job now comes before its answer to this.
+            assert await done(conn, enqueue(conn, "t", queue="x", expires_in="1 us")) == ["cancelled"]
+            found = job(conn, job_id)
+            assert (found.state, found.reserved_by, found.reservation) == ("executing", "thief", reservation)
+    assert any("is lost: the database took it back" in record.getMessage() for record in caplog.records)
+    assert call(conn, "complete", job_id, reservation, Jsonb({"by": "thief"})) is True
+    found = job(conn, job_id)
+    assert (found.state, found.result, found.errors, found.attempts) == ("succeeded", {"by": "thief"}, None, 1)
+
+
+@pytest.mark.parametrize("outcome", ["returns", "raises"])
+async def test_a_sync_handler_whose_lease_was_lost_ends_without_changing_the_job(
+    outcome: str, database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started, go = threading.Event(), threading.Event()
+
+    @app.task
+    def t() -> None:
+        started.set()
+        assert go.wait(30)
+        if outcome == "raises":
+            raise LookupError
+
+    job_id = enqueue(conn)
+    with caplog.at_level(logging.INFO, "pgqueue"):
+        async with working(app, database.dsn, lease=2.0):
+            await wait_until_async(started.is_set)
+            reservation = take_away(conn, job_id)
+            await wait_until_async(lambda: any("is lost" in each.getMessage() for each in caplog.records))
+            go.set()
+    # The worker has ended, and with it everything that it had to say.
+    found = job(conn, job_id)
+    assert (found.state, found.reserved_by, found.reservation) == ("executing", "thief", reservation)
+    assert found.errors is None
+
+
+async def test_a_handler_that_ends_before_it_learns_of_its_loss_is_fenced_off(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        started.set()
+        await go.wait()
+
+    job_id = enqueue(conn)
+    with caplog.at_level(logging.INFO, "pgqueue"):
+        async with working(app, database.dsn, lease=60.0) as worker:
+            await asyncio.wait_for(started.wait(), 10)
+            reservation = take_away(conn, job_id)
+            go.set()
+            await wait_until_async(lambda: any("reservation was over" in each.getMessage() for each in caplog.records))
+            assert (worker.completed, worker.failed) == (0, 0)
+    found = job(conn, job_id)
+    assert (found.state, found.reserved_by, found.reservation) == ("executing", "thief", reservation)
+
+
+async def test_a_job_that_comes_back_to_the_same_worker_runs_under_the_new_reservation_only(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    stopped: list[int] = []
+    started: list[int] = []
+    go = asyncio.Event()
+
+    @app.task
+    async def t(job: Job) -> None:
+        started.append(job.reservation)
+        try:
+            await go.wait()
+        except asyncio.CancelledError:
+            stopped.append(job.reservation)
+            raise
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn, lease=6.0, poll_interval=0.2, listen=False):
+        await wait_until_async(lambda: len(started) == 1)
+        first = lease_of(conn, job_id)
+        await wait_until_async(lambda: lease_of(conn, job_id) > first)
+        # Right after an extension: for two seconds now the worker does not learn that this reservation is over.
+        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity', lease_prolonged = true")
+        await wait_until_async(lambda: len(started) == 2)
+        await wait_until_async(lambda: stopped == started[:1])
+        go.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert value(conn, "select reservation from pgqueue.history where id = %s", job_id) == started[1]
+
+
+def test_a_cancel_asked_for_while_nobody_listens_is_learned_with_the_next_extension(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    started = threading.Event()
+
+    @app.task
+    async def t() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        job_id = enqueue(conn)
+        async with working(app, database.dsn, lease=2.0, listen=False, poll_interval=0.2):
+            await wait_until_async(started.is_set)
+            assert call(conn, "cancel", job_id) == "requested"
+            assert await done(conn, job_id) == ["cancelled"]
+
+    asyncio.run(scenario())
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.workers") == 0)

@@ -1,0 +1,499 @@
+"""What a worker does with jobs: it runs them and reports how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue import App, Job
+from tests.calls import call, enqueue, enqueue_many, job, value
+from tests.databases import Clock, Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+
+@pytest.mark.covers("G1", "G8")
+async def test_async_and_sync_handlers_get_their_arguments_and_the_job(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    seen: list[tuple[str, str, Job]] = []
+
+    @app.task
+    async def asynchronous(name: str, job: Job) -> None:
+        seen.append((threading.current_thread().name, name, job))
+
+    @app.task
+    def synchronous(job: Job, name: str = "nobody") -> None:
+        seen.append((threading.current_thread().name, name, job))
+
+    first = enqueue(conn, "asynchronous", {"name": "Ada"}, headers=Jsonb({"trace": "1"}))
+    second = enqueue(conn, "synchronous", priority=-5)
+    async with working(app, database.dsn) as worker:
+        assert await done(conn, first, second) == ["succeeded", "succeeded"]
+    assert job(conn, first).reserved_by == worker.config.name
+    (thread, name, found), (other_thread, other_name, other) = sorted(seen, key=lambda each: each[2].id)
+    assert (name, found.id, found.task, found.args) == ("Ada", first, "asynchronous", {"name": "Ada"})
+    assert (found.headers, found.queue, found.attempt, found.max_attempts) == ({"trace": "1"}, "default", 1, 11)
+    assert found.run_at.tzinfo is not None
+    assert (other_name, other.id, other.priority) == ("nobody", second, -5)
+    assert thread == threading.current_thread().name != other_thread
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_no_more_handlers_run_at_once_than_concurrency_allows(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    lock = threading.Lock()
+    together: list[int] = []
+    running = 0
+
+    def enter() -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            together.append(running)
+
+    def leave() -> None:
+        nonlocal running
+        with lock:
+            running -= 1
+
+    async def asynchronous(i: int) -> None:
+        enter()
+        await asyncio.sleep(0.02)
+        leave()
+
+    def synchronous(i: int) -> None:
+        enter()
+        threading.Event().wait(0.02)
+        leave()
+
+    app.task(name="t")(asynchronous if kind == "async" else synchronous)
+    jobs = enqueue_many(conn, 30)
+    async with working(app, database.dsn, concurrency=3):
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+    assert len(together) == 30
+    assert max(together) == 3
+
+
+@pytest.mark.covers("G8", "G11")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_failing_job_is_retried_until_it_is_dead_with_every_error_kept(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    def break_down(job: Job) -> None:
+        raise LookupError(f"no answer, try {job.attempt}\0")
+
+    async def break_down_async(job: Job) -> None:
+        break_down(job)
+
+    options = {"max_attempts": 3, "retry_policy": "fixed", "retry_delay": "20 ms", "retry_jitter": 0}
+    app.task(name="t", **options)(break_down_async if kind == "async" else break_down)
+    job_id = enqueue(conn)
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["dead"]
+    found = job(conn, job_id)
+    assert found.attempts == 3
+    assert [error["attempt"] for error in found.errors] == [1, 2, 3]
+    assert [error["message"] for error in found.errors] == [f"no answer, try {i}\ufffd" for i in (1, 2, 3)]
+    assert {error["class"] for error in found.errors} == {"LookupError"}
+    assert all("in break_down\n" in error["traceback"] for error in found.errors)
+    # The reader wants the handler's own lines, not ours.
+    assert all("runner.py" not in error["traceback"] for error in found.errors)
+
+
+def exit_now() -> None:
+    raise SystemExit(3)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def stop_iteration() -> None:
+    raise StopIteration
+
+
+def cancel_itself() -> None:
+    raise asyncio.CancelledError("by the handler")
+
+
+async def await_a_cancelled_task() -> None:
+    task = asyncio.ensure_future(asyncio.sleep(60))
+    task.cancel()
+    await task
+
+
+async def exit_on_the_loop() -> None:
+    raise SystemExit(3)
+
+
+async def interrupt_the_loop() -> None:
+    raise KeyboardInterrupt
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def fail_without_words() -> None:
+    raise Unspeakable
+
+
+def fail_with_half_a_character() -> None:
+    raise ValueError("half: \udc80")
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (exit_now, "SystemExit"),
+        (interrupt, "KeyboardInterrupt"),
+        (stop_iteration, "RuntimeError"),
+        (cancel_itself, "asyncio.exceptions.CancelledError"),
+        (await_a_cancelled_task, "asyncio.exceptions.CancelledError"),
+        (exit_on_the_loop, "SystemExit"),
+        (interrupt_the_loop, "KeyboardInterrupt"),
+        (fail_without_words, "tests.worker.test_running.Unspeakable"),
+        (fail_with_half_a_character, "ValueError"),
+    ],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+async def test_whatever_a_handler_raises_fails_its_job_and_the_worker_goes_on(
+    handler: Callable[[], object], error: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    app.task(name="bad", max_attempts=1)(handler)
+
+    @app.task
+    async def good() -> None: ...
+
+    # With one slot, a runner that were lost to the bad job would leave none for the good one.
+    bad = enqueue(conn, "bad")
+    async with working(app, database.dsn, concurrency=1):
+        assert await done(conn, bad) == ["dead"]
+        assert await done(conn, enqueue(conn, "good")) == ["succeeded"]
+    assert job(conn, bad).errors[0]["class"] == error
+
+
+async def test_a_handler_that_swallows_its_cancellation_leaves_nothing_to_the_next_one(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    started = asyncio.Event()
+    pending: list[int] = []
+
+    @app.task
+    async def stubborn() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return
+
+    @app.task(max_attempts=1)
+    async def grouped() -> None:
+        current = asyncio.current_task()
+        assert current is not None
+        pending.append(current.cancelling())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+            await asyncio.sleep(60)
+
+    async def fail() -> None:
+        raise LookupError("in the group")
+
+    first = enqueue(conn, "stubborn")
+    async with working(app, database.dsn, concurrency=1):
+        await asyncio.wait_for(started.wait(), 10)
+        assert call(conn, "cancel", first) == "requested"
+        assert await done(conn, first) == ["succeeded"]
+        second = enqueue(conn, "grouped")
+        assert await done(conn, second) == ["dead"]
+    assert job(conn, second).errors[0]["class"] == "ExceptionGroup"
+    assert pending == [0]
+
+
+async def test_arguments_that_do_not_fit_fail_the_job_with_a_clear_error(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task(max_attempts=1)
+    async def greet(name: str) -> None: ...
+
+    wrong = enqueue(conn, "greet", {"nmae": "Ada"})
+    async with working(app, database.dsn):
+        assert await done(conn, wrong) == ["dead"]
+    [error] = job(conn, wrong).errors
+    assert error["class"] == "TypeError"
+    assert "nmae" in error["message"]
+
+
+@pytest.mark.covers("A1")
+@pytest.mark.parametrize("args", ['{"n": 1e400}', '{"n": ' + "[" * 1100 + "]" * 1100 + "}"], ids=["number", "depth"])
+async def test_arguments_that_python_cannot_read_fail_their_own_job_and_no_other(
+    args: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task(max_attempts=1)
+    async def good(n: object = None) -> None: ...
+
+    bad = value(conn, "select pgqueue.enqueue('good', %s::jsonb)", args)
+    others = [enqueue(conn, "good") for _ in range(3)]
+    async with working(app, database.dsn):
+        assert await done(conn, bad, *others) == ["dead", "succeeded", "succeeded", "succeeded"]
+        assert await done(conn, enqueue(conn, "good")) == ["succeeded"]
+    message = value(conn, "select errors[0] ->> 'message' from pgqueue.history where id = %s", bad)
+    assert message.startswith("args cannot be read here")
+
+
+@pytest.mark.covers("A7")
+async def test_a_handler_may_be_an_object_that_carries_its_services(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    class Mailer:
+        def __init__(self) -> None:
+            self.sent: list[tuple[str, int]] = []
+
+        async def __call__(self, to: str, job: Job) -> None:
+            await asyncio.sleep(0)
+            self.sent.append((to, job.id))
+
+    app = App()
+    mailer = Mailer()
+    app.task(name="mail")(mailer)
+    job_id = enqueue(conn, "mail", {"to": "a@b.c"})
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert mailer.sent == [("a@b.c", job_id)]
+
+
+async def test_a_function_that_returns_an_awaitable_is_awaited(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    seen: list[int] = []
+
+    async def inner(n: int) -> None:
+        await asyncio.sleep(0)
+        seen.append(n)
+
+    @app.task
+    def outer(n: int) -> Awaitable[None]:
+        return inner(n)
+
+    job_id = enqueue(conn, "outer", {"n": 5})
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert seen == [5]
+
+
+@pytest.mark.covers("G13", "A8")
+async def test_a_job_of_an_unknown_task_goes_back_with_a_delay_and_is_not_failed(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task
+    async def known() -> None: ...
+
+    unknown = enqueue(conn, "unknown")
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, database.dsn):
+            await wait_until_async(lambda: (found := job(conn, unknown)).state == "waiting" and found.reserved_at)
+            assert await done(conn, enqueue(conn, "known")) == ["succeeded"]
+    found = job(conn, unknown)
+    assert (found.attempts, found.errors) == (0, None)
+    delay = value(conn, "select extract(epoch from ready_at - reserved_at) from pgqueue.jobs where id = %s", unknown)
+    assert 9 < delay < 12
+    [warning] = [each.getMessage() for each in caplog.records if "no such task" in each.getMessage()]
+    assert f"job {unknown} (task unknown" in warning
+
+
+@pytest.mark.covers("G13")
+async def test_a_renamed_function_runs_the_jobs_of_its_task_name(database: Database, conn: psycopg.Connection) -> None:
+    before, after = App(), App()
+    seen: list[str] = []
+
+    @before.task(name="mail.send")
+    async def send(to: str) -> None: ...
+
+    @after.task(name="mail.send")
+    async def deliver_somewhere_else(to: str) -> None:
+        seen.append(to)
+
+    job_id = send.enqueue(conn, "a@b.c")
+    async with working(after, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert seen == ["a@b.c"]
+
+
+@pytest.mark.covers("A6")
+async def test_cancelling_a_running_async_job_stops_it_at_once(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def long() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            stopped.set()
+
+    job_id = enqueue(conn, "long")
+    # Leases are extended every 20 s here: it is the NOTIFY that brings the word.
+    async with working(app, database.dsn, lease=60.0):
+        await asyncio.wait_for(started.wait(), 10)
+        assert call(conn, "cancel", job_id) == "requested"
+        assert await done(conn, job_id, timeout=5) == ["cancelled"]
+        assert stopped.is_set()
+
+
+async def test_a_job_of_a_paused_queue_is_not_run_until_it_is_resumed(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    call(conn, "pause_queue", "quiet")
+    paused = enqueue(conn, queue="quiet")
+    async with working(app, database.dsn, poll_interval=1.0):
+        assert await done(conn, enqueue(conn, queue="loud")) == ["succeeded"]
+        assert job(conn, paused).state == "waiting"
+        call(conn, "resume_queue", "quiet")
+        assert await done(conn, paused) == ["succeeded"]
+
+
+@pytest.mark.covers("G4")
+async def test_a_worker_serves_the_queues_it_was_given_and_no_other(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    elsewhere = enqueue(conn, queue="c", priority=100)
+    mine = [enqueue(conn, queue=queue) for queue in ("a", "b")]
+    async with working(app, database.dsn, queues=("a", "b"), strategy="strict"):
+        assert await done(conn, *mine) == ["succeeded", "succeeded"]
+    assert job(conn, elsewhere).reserved_at is None
+
+
+async def test_until_empty_ends_when_nothing_is_due_and_leaves_the_future_alone(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def t(i: int = 0) -> None:
+        if i < 3:
+            # A job that a job brings counts as well.
+            enqueue(conn, args={"i": i + 1})
+
+    first, later = enqueue(conn), enqueue(conn, delay="1 hour")
+    async with working(app, database.dsn, until_empty=True) as worker:
+        assert await done(conn, first) == ["succeeded"]
+        await wait_until_async(lambda: worker.completed == 4)
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 0)
+    assert job(conn, later).state == "waiting"
+    assert value(conn, "select count(*) from pgqueue.jobs") == 1
+
+
+async def test_a_job_past_its_expiry_is_cancelled_and_not_run(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    app = App()
+    ran: list[int] = []
+
+    @app.task
+    async def t(job: Job) -> None:
+        ran.append(job.id)
+
+    late, plain = enqueue(conn, expires_in="1 minute"), enqueue(conn)
+    clock.advance("2 minutes")
+    async with working(app, database.dsn):
+        assert await done(conn, late, plain) == ["cancelled", "succeeded"]
+    assert ran == [plain]
+
+
+async def test_a_completion_behind_a_lock_keeps_no_other_waiting_and_is_stored_later(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        await go.wait()
+
+    locked, free = enqueue(conn), enqueue(conn)
+    async with working(app, database.dsn):
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 2)
+        holder = database.session()
+        holder.run("begin")
+        holder.run("select 1 from pgqueue.jobs where id = %s for update", [locked])
+        go.set()
+        # The first batch waits 5 s for the lock and is then stored one by one.
+        assert await done(conn, free) == ["succeeded"]
+        assert job(conn, locked).state == "executing"
+        holder.run("commit")
+        assert await done(conn, locked) == ["succeeded"]
+
+
+@pytest.mark.covers("D6")
+async def test_a_handler_that_completes_in_its_own_transaction_commits_effects_and_end_together(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    conn.execute("create table effects (job_id bigint, attempt integer)")
+
+    @app.task(max_attempts=2, retry_policy="fixed", retry_delay="10 ms")
+    async def t(job: Job) -> None:
+        own = await database.connect_async(autocommit=False)
+        await own.execute("insert into effects values (%s, %s)", [job.id, job.attempt])
+        await own.execute("select pgqueue.complete(%s, %s, %s)", [job.id, job.reservation, Jsonb({"n": job.attempt})])
+        if job.attempt == 1:
+            await own.rollback()
+            raise ConnectionError("after the writes, before the commit")
+        await own.commit()
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert conn.execute("select * from effects").fetchall() == [(job_id, 2)]
+    # What the worker reported afterwards, that it succeeded without a result, changed nothing.
+    assert job(conn, job_id).result == {"n": 2}
+
+
+async def test_two_workers_share_the_work_and_run_nothing_twice(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    ran: list[int] = []
+
+    @app.task
+    async def t(i: int) -> None:
+        await asyncio.sleep(0.001)
+        ran.append(i)
+
+    jobs = enqueue_many(conn, 500)
+    async with working(app, database.dsn, name="a", concurrency=5), working(app, database.dsn, name="b", concurrency=5):
+        await done(conn, *jobs, timeout=30)
+    assert sorted(ran) == list(range(500))
+    workers: dict[str, int] = dict(
+        conn.execute("select reserved_by, count(*) from pgqueue.all_jobs group by 1").fetchall()
+    )
+    assert set(workers) == {"a", "b"}

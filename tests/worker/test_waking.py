@@ -1,0 +1,181 @@
+"""When a worker that has nothing to do looks for jobs: woken, at a due time, or when its patience ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App
+from tests.calls import call, enqueue, job, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import NEVER, done, is_asleep, working
+
+
+@pytest.fixture
+def app() -> App:
+    app = App()
+
+    @app.task
+    async def t() -> None: ...
+
+    return app
+
+
+def wait_of(conn: psycopg.Connection, job_id: int, since: str = "created_at") -> float:
+    """Seconds from an instant of the job until a worker had it."""
+    seconds = value(
+        conn,
+        f"select extract(epoch from reserved_at - {since})::float8 from pgqueue.all_jobs where id = %s",
+        job_id,
+    )
+    return float(seconds)
+
+
+async def test_notify_wakes_a_sleeping_worker(app: App, database: Database, conn: psycopg.Connection) -> None:
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        job_id = enqueue(conn)
+        assert await done(conn, job_id) == ["succeeded"]
+        assert wait_of(conn, job_id) < 1
+
+
+async def test_a_producer_above_read_committed_wakes_a_sleeping_worker_too(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    producer = database.connect(autocommit=False)
+    producer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    async with working(app, database.dsn, poll_interval=NEVER, queues=("default",)) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        job_id = enqueue(producer)
+        producer.commit()
+        assert await done(conn, job_id) == ["succeeded"]
+
+
+async def test_a_worker_goes_to_sleep_again_and_is_woken_again(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        for _ in range(3):
+            await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+            assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
+async def test_a_worker_woken_for_nothing_still_wakes_at_the_next_due_time(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        # In one transaction with its end, by another worker: the wake-up finds nothing.
+        with conn.transaction():
+            enqueue(conn)
+            [(job_id, reservation)] = conn.execute("select id, reservation from pgqueue.reserve('other')").fetchall()
+            call(conn, "complete", job_id, reservation)
+        later = enqueue(conn, delay="1.5 s")
+        assert await done(conn, later) == ["succeeded"]
+        assert 0 <= wait_of(conn, later, "run_at") < 0.5
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["every NOTIFY lost", "no LISTEN"])
+async def test_without_notify_a_job_starts_within_a_second_and_the_poll_interval(
+    listen: bool, app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("set pgqueue.notify = off")
+    async with working(app, database.dsn, poll_interval=1.5, listen=listen):
+        await done(conn, enqueue(conn))
+        for _ in range(3):
+            job_id = enqueue(conn)
+            assert await done(conn, job_id) == ["succeeded"]
+            assert wait_of(conn, job_id) < 1 + 1.5
+
+
+async def test_without_listen_nobody_is_asked_to_notify(app: App, database: Database, conn: psycopg.Connection) -> None:
+    async with working(app, database.dsn, poll_interval=0.2, listen=False):
+        await done(conn, enqueue(conn))
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+    assert value(conn, "select count(*) from pgqueue.sleepers") == 0
+
+
+@pytest.mark.covers("G3", "D1")
+async def test_a_delayed_job_starts_at_its_due_time_without_a_poll(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    before = enqueue(conn, delay="1.8 s")
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        assert await done(conn, before) == ["succeeded"]
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        # Sooner than anything the sleeping worker knew of.
+        later, sooner = enqueue(conn, delay="1 hour"), enqueue(conn, delay="1 s")
+        assert await done(conn, sooner) == ["succeeded"]
+    for job_id in (before, sooner):
+        assert 0 <= wait_of(conn, job_id, "run_at") < 0.25
+    assert job(conn, later).state == "waiting"
+
+
+@pytest.mark.covers("G11")
+async def test_a_failed_job_is_retried_at_its_due_time_without_a_poll(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task(retry_policy="fixed", retry_delay="1.5 s", retry_jitter=0.0, max_attempts=2)
+    async def fails() -> None:
+        raise LookupError
+
+    job_id = enqueue(conn, "fails")
+    async with working(app, database.dsn, poll_interval=NEVER):
+        assert await done(conn, job_id) == ["dead"]
+    first, second = (error["at"] for error in job(conn, job_id).errors)
+    gap = value(conn, "select extract(epoch from %s::timestamptz - %s::timestamptz)::float8", second, first)
+    assert 1.5 <= gap < 2
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["that began before the nap", "that began after it"])
+async def test_a_job_of_a_transaction_that_stays_open_is_found_right_after_its_commit(
+    asleep: bool, app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    producer = database.connect(autocommit=False)
+    job_id = 0
+    if not asleep:
+        # Nobody sleeps yet, so this enqueue notifies nobody.
+        job_id = enqueue(producer)
+    async with working(app, database.dsn, poll_interval=NEVER) as worker:
+        if asleep:
+            await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+            job_id = enqueue(producer)
+        else:
+            await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.sleepers") > 0)
+        looked_at = time.monotonic()
+        await wait_until_async(lambda: time.monotonic() - looked_at > 0.15)
+        producer.commit()
+        committed_at = time.monotonic()
+        assert await done(conn, job_id) == ["succeeded"]
+        assert time.monotonic() - committed_at < 0.5
+
+
+async def test_an_idle_worker_issues_at_most_three_statements_a_second(
+    app: App, database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Counted where they leave: the server's own counters are seconds late, and autovacuum is in them.
+    statements = 0
+    send = psycopg.AsyncCursor.execute
+
+    async def counted(cursor: psycopg.AsyncCursor, *args: Any, **options: Any) -> psycopg.AsyncCursor:
+        nonlocal statements
+        statements += 1
+        return await send(cursor, *args, **options)
+
+    monkeypatch.setattr(psycopg.AsyncCursor, "execute", counted)
+    async with working(app, database.dsn) as worker:
+        assert worker.config.poll_interval == 5
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        assert statements > 5
+        statements, began = 0, time.monotonic()
+        # Two poll intervals and a beat.
+        await wait_until_async(lambda: time.monotonic() - began > 11, timeout=20)
+        # Housekeeping at least.
+        assert 3 < statements <= 3 * (time.monotonic() - began)

@@ -1,0 +1,135 @@
+"""Workers for tests: on the test's own event loop, or as real processes that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgqueue import App
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+from tests.calls import value
+from tests.facts import wait_until, wait_until_async
+
+# So long that no test ever sees a worker look for jobs by itself.
+NEVER = 600.0
+
+
+@asynccontextmanager
+async def working(app: App, dsn: str, **settings: Any) -> AsyncIterator[Worker]:
+    """Run a worker beside the test, on its event loop; stopped, and its outcome awaited, at the end."""
+    # Not as long as by default: a test that fails leaves handlers behind.
+    worker = Worker(app, dsn, WorkerConfig(**{"shutdown_timeout": 3.0, **settings}))
+    running = asyncio.create_task(worker.run())
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        await asyncio.wait_for(running, 30)
+
+
+async def done(conn: psycopg.Connection, *job_ids: int, timeout: float = 15) -> list[str]:  # noqa: ASYNC109
+    """Wait until these jobs are final; returns their states."""
+    await wait_until_async(lambda: len(_final(conn, job_ids)) == len(job_ids), timeout)
+    states = _final(conn, job_ids)
+    return [states[job_id] for job_id in job_ids]
+
+
+def is_asleep(conn: psycopg.Connection, worker: str) -> bool:
+    """Whether the worker has written that it sleeps, and its looks after that are over."""
+    return bool(
+        value(
+            conn,
+            "select bool_and(a.state = 'idle' and a.state_change < clock_timestamp() - interval '0.3 s')"
+            " from pg_stat_activity a"
+            " where a.datname = current_database() and a.application_name = %s"
+            " and a.query ~ 'pgqueue.(reserve|idle)'"
+            " and exists (select from pgqueue.sleepers s where s.worker = %s and s.until > clock_timestamp())",
+            f"pgqueue {worker}"[:63],
+            worker,
+        )
+    )
+
+
+def claims(conn: psycopg.Connection, worker: str) -> int | None:
+    """The pid of the backend on which the worker reserves."""
+    pid: int | None = value(
+        conn,
+        "select pid from pg_stat_activity where datname = current_database() and application_name = %s"
+        " and query ~ 'pgqueue.(reserve|idle|awake)'",
+        f"pgqueue {worker}"[:63],
+    )
+    return pid
+
+
+def _final(conn: psycopg.Connection, job_ids: tuple[int, ...]) -> dict[int, str]:
+    rows = conn.execute("select id, state::text from pgqueue.history where id = any(%s)", [list(job_ids)])
+    return dict(rows.fetchall())
+
+
+class WorkerProcess:
+    """`python -m pgqueue worker` in a directory of the test's; `log()` is what it has written to stderr."""
+
+    def __init__(self, directory: Path, dsn: str, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self._log = directory / f"worker-{len(list(directory.glob('worker-*.log')))}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pgqueue", "worker", *options],
+                cwd=directory,
+                env={**environment_without_dsn(), "PGQUEUE_DSN": dsn, **(environment or {})},
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30) -> int:
+        return self.process.wait(timeout)
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def started(self) -> WorkerProcess:
+        """Wait until it says that it runs."""
+        wait_until(lambda: self._says("tasks, concurrency"), timeout=30)
+        return self
+
+    def kill(self) -> None:
+        if self.is_alive():
+            self.process.kill()
+        self.process.wait()
+
+    def _says(self, what: str) -> bool:
+        assert self.is_alive() or what in self.log(), f"the worker has ended: {self.log()}"
+        return what in self.log()
+
+
+def write_module(directory: Path, text: str, name: str = "jobs") -> None:
+    """Write a module with tasks for a worker process."""
+    (directory / f"{name}.py").write_text(textwrap.dedent(text))
+
+
+def environment_without_dsn() -> dict[str, str]:
+    """The environment, without anything that says which database."""
+    return {
+        name: text for name, text in os.environ.items() if not re.match(r"PGQUEUE_|DATABASE_URL$|PG[A-Z]+$", name)
+    } | {"PYTHONPATH": str(Path(__file__).parents[1])}
