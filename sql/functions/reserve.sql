@@ -53,6 +53,7 @@ declare
     v_rows tid[];
     v_taken tid[] := '{}';
     v_places integer[] := '{}';
+    v_owners text[] := '{}';
     v_free integer[] := (select array_agg(n order by n) from generate_series(1, reserve.max_jobs) n);
     v_in_slots boolean;
     v_lane record;
@@ -96,11 +97,15 @@ begin
                     end loop;
                     v_taken := v_taken || v_rows;
                     v_places := v_places || v_draw.slots[1:cardinality(v_rows)];
+                    v_owners := v_owners || array_fill(v_draw.queue, array[cardinality(v_rows)]);
                     v_last_queue := v_draw.queue;
                     if cardinality(v_rows) < cardinality(v_draw.slots) then
                         v_queues := array_remove(v_queues, v_draw.queue);
                     end if;
                 end loop;
+                if v_again then
+                    v_places := pgqueue._in_turn(v_owners, v_places);
+                end if;
                 v_again := true;
                 v_free := (
                     select coalesce(array_agg(f.slot order by f.slot), '{}')
@@ -323,6 +328,29 @@ $$;
 
 comment on function pgqueue._draws_slots(text[], integer[], text) is
     'Private: true where each slot of a claim draws its queue.';
+
+-- Slots that drew again may stand before those that their new queue had already got. Its jobs must come in its order.
+create or replace function pgqueue._in_turn(p_owners text[], p_places integer[])
+returns integer[]
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(array_agg(p.place order by p.n), '{}')
+    from (
+        select unnest(s.numbers) as n, unnest(s.places) as place
+        from (
+            select
+                array_agg(o.n order by o.owner, o.n) as numbers,
+                array_agg(o.place order by o.owner, o.place) as places
+            from unnest(p_owners, p_places) with ordinality o (owner, place, n)
+        ) s
+    ) p
+$$;
+
+comment on function pgqueue._in_turn(text[], integer[]) is
+    'Private: the places of claimed jobs, given anew so that those of one queue stand in the order in which they were claimed.';
 
 -- weighted: every slot is an independent draw, a queue's chance being its share of the weights. It is the first pick
 -- of Efraimidis and Spirakis (Weighted random sampling with a reservoir, 2006: the largest of u^(1/w)), drawn here by
