@@ -8,8 +8,8 @@ from itertools import pairwise
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, reserve, reserve_one, value
-from tests.databases import Clock
 
 # Twenty thousand draws at 3:1: the share of the first has a standard deviation of 0.0031, so 0.75 +- 0.015 (2 %) is
 # 4.9 of them. A fair sampler misses it once in a million runs; one that is 3 % off misses it two times in three.
