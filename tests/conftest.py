@@ -18,7 +18,8 @@ import psycopg
 import pytest
 
 from pgqueue.errors import EmbeddedError
-from tests.databases import Clock, Cloner, Database
+from pgqueue.testing import Clock
+from tests.databases import Cloner, Database
 from tests.server import Server, start_server
 
 _SERVER = pytest.StashKey[Server]()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -124,68 +123,6 @@ class Cloner:
         except BaseException:
             self.drop_template()
             raise
-
-
-class Clock:
-    """Replaces `pgqueue._clock()` in one database, for all its sessions at once.
-
-    clock.set("2030-01-01 12:00+00")   # stands still there
-    clock.advance("1 hour")            # from wherever it is; a running clock goes on running
-    clock.back_to_real()
-
-    A session in the middle of a transaction learns of it with its next lock on a table it had not locked yet.
-    """
-
-    def __init__(self, conn: psycopg.Connection) -> None:
-        self._conn = conn
-        row = conn.execute("select pg_get_functiondef('pgqueue._clock()'::regprocedure)").fetchone()
-        assert row is not None
-        self._original: str = row[0]
-        self._standing_at: datetime | None = None
-        self._offset = timedelta()
-
-    def now(self) -> datetime:
-        """What the queue takes for the time."""
-        return self._ask("select pgqueue._clock()")
-
-    def set(self, at: datetime | str) -> None:
-        """Stop the clock at this instant. A text is read by PostgreSQL."""
-        self._standing_at = self._ask("select %s::timestamptz", at)
-        self._replace(sql.SQL("select {}::timestamptz").format(str(self._standing_at)))
-
-    def advance(self, by: timedelta | str) -> None:
-        """Move the clock by an interval, which may be negative. A stopped clock stays stopped."""
-        if self._standing_at is not None:
-            self.set(self._ask("select %s::timestamptz + %s::interval", self._standing_at, by))
-            return
-        row = self._conn.execute("select extract(epoch from %s::interval)", [by]).fetchone()
-        assert row is not None
-        self._offset += timedelta(seconds=float(row[0]))
-        self._replace(
-            sql.SQL("select pg_catalog.clock_timestamp() + {}::interval").format(
-                f"{self._offset.total_seconds()} s"
-            )
-        )
-
-    def back_to_real(self) -> None:
-        """Restore the function as the migrations made it."""
-        self._standing_at = None
-        self._offset = timedelta()
-        self._conn.execute(self._original.encode())
-
-    def _replace(self, body: sql.Composed) -> None:
-        self._conn.execute(
-            sql.SQL(
-                "create or replace function pgqueue._clock() returns timestamptz"
-                " language sql volatile parallel safe as {}"
-            ).format(body.as_string(self._conn))
-        )
-
-    def _ask(self, question: str, *params: object) -> datetime:
-        row = self._conn.execute(question.encode(), params or None).fetchone()
-        assert row is not None
-        instant: datetime = row[0]
-        return instant
 
 
 def uri(dsn: str, **changes: str) -> str:

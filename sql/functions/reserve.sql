@@ -1,6 +1,6 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- It visits lanes one by one. Inside a lane it reads the ready index in order, by equality on the prefix and a
+-- It visits lanes one by one, in the order that the strategy says. Inside a lane it reads the ready index in order, by equality on the prefix and a
 -- range on ready_at, locks what it takes with FOR UPDATE SKIP LOCKED (it never waits), and remembers the rows'
 -- ctids; one UPDATE by ctid then claims them all. The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT
 -- $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1 ms. For the same
@@ -50,111 +50,102 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_lane record;
-    v_resumed boolean;
     v_rows tid[];
     v_taken tid[] := '{}';
-    v_seen tid[] := '{}';
-    v_left integer := reserve.max_jobs;
-    v_pass_over boolean;
-    v_expired boolean;
+    v_places integer[] := '{}';
+    v_owners text[] := '{}';
+    v_free integer[] := (select array_agg(n order by n) from generate_series(1, reserve.max_jobs) n);
+    v_in_slots boolean;
+    v_lane record;
+    v_draw record;
+    v_queues text[];
     v_last_queue text;
+    -- A second look finds the rows that the first one locked, unless it is told of them.
+    v_again boolean := false;
     v_rescued boolean := false;
 begin
     perform pgqueue._require_read_committed('reserve');
     perform pgqueue._check_reserve(
         reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy
     );
+    v_in_slots := pgqueue._draws_slots(reserve.queues, reserve.weights, reserve.strategy);
 
     loop
         v_now := pgqueue._clock();
-        for v_lane in
-            select l.queue, l.priority, first.resumed
-            from (
-                select distinct a.queue, a.priority
-                from pgqueue.lanes a
-                where (reserve.queues is null or a.queue = any (reserve.queues))
-                    and not exists (
-                        select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null
-                    )
-            ) l
-            cross join lateral (
-                (
-                    select j.resumed, j.ready_at
-                    from pgqueue.jobs j
-                    where j.state in ('waiting', 'failed')
-                        and j.queue = l.queue
-                        and j.priority = l.priority
-                        and j.resumed = true
-                        and j.ready_at <= v_now
-                    order by j.ready_at, j.id
-                    limit 1
-                )
-                union all
-                (
-                    select j.resumed, j.ready_at
-                    from pgqueue.jobs j
-                    where j.state in ('waiting', 'failed')
-                        and j.queue = l.queue
-                        and j.priority = l.priority
-                        and j.resumed = false
-                        and j.ready_at <= v_now
-                    order by j.ready_at, j.id
-                    limit 1
-                )
-                limit 1
-            ) first
-            order by
-                case when reserve.strategy = 'strict' then array_position(reserve.queues, l.queue) end,
-                l.priority desc,
-                first.resumed desc,
-                first.ready_at
-        loop
-            v_resumed := v_lane.resumed;
-            v_pass_over := false;
-            loop
-                select
-                    array_agg(c.place) filter (where c.expires_at is null or c.expires_at > v_now),
-                    coalesce(bool_or(c.expires_at <= v_now), false)
-                into v_rows, v_expired
-                from (
-                    select j.ctid as place, j.expires_at
-                    from pgqueue.jobs j
-                    where j.state in ('waiting', 'failed')
-                        and j.queue = v_lane.queue
-                        and j.priority = v_lane.priority
-                        and j.resumed = v_resumed
-                        and j.ready_at <= v_now
-                        and (not v_pass_over or j.expires_at is null or j.expires_at > v_now)
-                        and j.ctid <> all (v_seen)
-                    order by j.ready_at, j.id
-                    limit v_left
-                    for update skip locked
-                ) c;
-                v_taken := v_taken || v_rows;
-                v_left := v_left - coalesce(cardinality(v_rows), 0);
-                v_last_queue := v_lane.queue;
-                if v_expired then
-                    -- A bounded number is cancelled here; should there be more, they are passed over.
-                    perform pgqueue._expire_jobs(1000);
-                    v_pass_over := true;
-                    v_seen := v_taken;
-                elsif v_left > 0 and v_resumed then
-                    v_resumed := false;
-                else
-                    exit;
+        if v_in_slots then
+            -- Each free slot draws a queue among those that have something due. A queue that gives less than was
+            -- drawn is out, and the slots that it left free draw again among the others: shares hold within a batch,
+            -- and an empty queue costs no turn.
+            v_queues := pgqueue._due_queues(reserve.queues, v_now);
+            while v_queues <> '{}' and v_free <> '{}' loop
+                for v_draw in
+                    select d.queue, d.slots
+                    from pgqueue._draw(v_free, v_queues, reserve.queues, reserve.weights, reserve.strategy) d
+                loop
+                    v_rows := '{}';
+                    for v_lane in
+                        select a.priority, r.resumed
+                        from (select distinct x.priority from pgqueue.lanes x where x.queue = v_draw.queue) a
+                        cross join (values (true), (false)) r (resumed)
+                        order by a.priority desc, r.resumed desc
+                    loop
+                        v_rows := v_rows || pgqueue._claim_lane(
+                            v_draw.queue, v_lane.priority, v_lane.resumed, v_now,
+                            cardinality(v_draw.slots) - cardinality(v_rows), case when v_again then v_taken else '{}' end
+                        );
+                        exit when cardinality(v_rows) = cardinality(v_draw.slots);
+                    end loop;
+                    v_taken := v_taken || v_rows;
+                    v_places := v_places || v_draw.slots[1:cardinality(v_rows)];
+                    v_owners := v_owners || array_fill(v_draw.queue, array[cardinality(v_rows)]);
+                    v_last_queue := v_draw.queue;
+                    if cardinality(v_rows) < cardinality(v_draw.slots) then
+                        v_queues := array_remove(v_queues, v_draw.queue);
+                    end if;
+                end loop;
+                if v_again then
+                    v_places := pgqueue._in_turn(v_owners, v_places);
                 end if;
+                v_again := true;
+                v_free := (
+                    select coalesce(array_agg(f.slot order by f.slot), '{}')
+                    from unnest(v_free) f (slot)
+                    where f.slot <> all (v_places)
+                );
             end loop;
-            exit when v_left = 0;
-        end loop;
+        else
+            for v_lane in
+                select l.queue, l.priority, r.resumed
+                from pgqueue._due_lanes(reserve.queues, v_now) l
+                cross join (values (true), (false)) r (resumed)
+                order by
+                    case when reserve.strategy = 'strict' then array_position(reserve.queues, l.queue) end,
+                    case when reserve.strategy = 'lag' then l.oldest_of_queue end,
+                    case when reserve.strategy = 'lag' then l.queue end,
+                    l.priority desc,
+                    l.ready_at,
+                    l.queue,
+                    r.resumed desc
+            loop
+                v_rows := pgqueue._claim_lane(
+                    v_lane.queue, v_lane.priority, v_lane.resumed, v_now, cardinality(v_free),
+                    case when v_again then v_taken else '{}' end
+                );
+                v_taken := v_taken || v_rows;
+                v_places := v_places || v_free[1:cardinality(v_rows)];
+                v_free := v_free[cardinality(v_rows) + 1:];
+                v_last_queue := v_lane.queue;
+                exit when v_free = '{}';
+            end loop;
+        end if;
 
-        exit when v_left = 0 or v_rescued;
+        exit when v_free = '{}' or v_rescued;
         v_rescued := true;
-        exit when not pgqueue._rescue_and_find(v_left = reserve.max_jobs);
-        v_seen := v_taken;
+        v_again := true;
+        exit when not pgqueue._rescue_and_find(v_taken = '{}');
     end loop;
 
-    if v_left = 0 then
+    if v_free = '{}' then
         -- There may be more than this worker can carry: pass the wake-up on.
         perform pgqueue._wake(v_last_queue, v_now, 1, reserve.worker);
     end if;
@@ -171,10 +162,10 @@ begin
             lease = reserve.lease,
             lease_expires_at = v_now + reserve.lease,
             lease_prolonged = false
-        from unnest(v_taken) with ordinality taken (place, ord)
-        where j.ctid = taken.place
+        from unnest(v_taken, v_places) taken (row_at, place)
+        where j.ctid = taken.row_at
         returning
-            taken.ord, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
+            taken.place, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
             j.reservation, j.run_at, j.created_at, j.lease_expires_at
     )
     select
@@ -183,16 +174,232 @@ begin
         c.reservation, c.run_at, c.created_at, c.lease_expires_at
     from claimed c
     left join pgqueue.effective_tasks t on t.name = c.task
-    order by c.ord;
+    order by c.place;
 end
 $$;
 
 comment on function pgqueue.reserve(text, integer, text[], integer[], interval, text) is
     'Claim up to max_jobs due jobs for a worker, in claim order; no rows when there is nothing due. '
     'queues: which ones (null: all). lease: how long the reservation holds unless extended. '
-    'strategy: weighted (highest priority first over all queues; weights raise 0A000 in this release) or strict '
-    '(queues in the order given). Keep id and reservation: complete, fail, extend, release and snooze take both. '
+    'strategy: weighted (each slot draws a queue by its weight, from weights or from pgqueue.queues; where all weights are equal, '
+    'the highest priority over all queues goes first), strict (queues in the order given), lag (the queue whose oldest due job '
+    'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
+
+-- The lanes that have something due, each with the time of its first job, and of its queue's. No lane is scanned: a
+-- probe of the ready index each, and a second one for a lane that has nothing due but what came back.
+create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
+returns table (queue text, priority smallint, ready_at timestamptz, oldest_of_queue timestamptz)
+language plpgsql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select l.queue, l.priority, first.ready_at, min(first.ready_at) over (partition by l.queue)
+    from (
+        select distinct a.queue, a.priority
+        from pgqueue.lanes a
+        where (p_queues is null or a.queue = any (p_queues))
+            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+    ) l
+    cross join lateral (
+        (
+            select j.ready_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = l.queue
+                and j.priority = l.priority
+                and j.resumed = false
+                and j.ready_at <= p_now
+            order by j.ready_at, j.id
+            limit 1
+        )
+        union all
+        (
+            select j.ready_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = l.queue
+                and j.priority = l.priority
+                and j.resumed = true
+                and j.ready_at <= p_now
+            order by j.ready_at, j.id
+            limit 1
+        )
+        limit 1
+    ) first;
+end
+$$;
+
+comment on function pgqueue._due_lanes(text[], timestamptz) is
+    'Private: the lanes of these queues (null: all) that have something due and are not paused.';
+
+create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz)
+returns text[]
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(array_agg(distinct l.queue), '{}') from pgqueue._due_lanes(p_queues, p_now) l
+$$;
+
+comment on function pgqueue._due_queues(text[], timestamptz) is 'Private: the queues that have something due and are not paused.';
+
+-- Locks up to p_limit due jobs of one lane, in order, passing over those in p_taken (this call has locked them before,
+-- and its own locks hide nothing from it) and cancelling those past their expires_at.
+create or replace function pgqueue._claim_lane(
+    p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_limit integer, p_taken tid[]
+)
+returns tid[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows tid[];
+    v_claimed tid[] := '{}';
+    v_expired boolean;
+    v_pass_over boolean := false;
+begin
+    loop
+        select
+            array_agg(c.row_at) filter (where c.expires_at is null or c.expires_at > p_now),
+            coalesce(bool_or(c.expires_at <= p_now), false)
+        into v_rows, v_expired
+        from (
+            select j.ctid as row_at, j.expires_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = p_queue
+                and j.priority = p_priority
+                and j.resumed = p_resumed
+                and j.ready_at <= p_now
+                and (not v_pass_over or j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> all (p_taken)
+            order by j.ready_at, j.id
+            limit p_limit - cardinality(v_claimed)
+            for update skip locked
+        ) c;
+        v_claimed := v_claimed || v_rows;
+        if not v_expired or v_pass_over then
+            return v_claimed;
+        end if;
+        -- A bounded number is cancelled here; should there be more, they are passed over.
+        perform pgqueue._expire_jobs(1000);
+        v_pass_over := true;
+        p_taken := p_taken || v_claimed;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._claim_lane(text, smallint, boolean, timestamptz, integer, tid[]) is
+    'Private: locks up to p_limit due jobs of one lane and returns where they stand.';
+
+-- Whether the slots of a claim each draw a queue. With equal weights they need not: the highest priority over all
+-- queues goes first.
+create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_strategy <> 'weighted' then
+        return p_strategy = 'round_robin';
+    end if;
+    if p_weights is not null then
+        return exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]);
+    end if;
+    -- Queues that an operator gave a weight are few; one of weight 1 is as good as none.
+    return exists (
+        select
+        from pgqueue.queues q
+        where q.weight <> 1 and (p_queues is null or q.name = any (p_queues))
+    );
+end
+$$;
+
+comment on function pgqueue._draws_slots(text[], integer[], text) is
+    'Private: true where each slot of a claim draws its queue.';
+
+-- Slots that drew again may stand before those that their new queue had already got. Its jobs must come in its order.
+create or replace function pgqueue._in_turn(p_owners text[], p_places integer[])
+returns integer[]
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(array_agg(p.place order by p.n), '{}')
+    from (
+        select unnest(s.numbers) as n, unnest(s.places) as place
+        from (
+            select
+                array_agg(o.n order by o.owner, o.n) as numbers,
+                array_agg(o.place order by o.owner, o.place) as places
+            from unnest(p_owners, p_places) with ordinality o (owner, place, n)
+        ) s
+    ) p
+$$;
+
+comment on function pgqueue._in_turn(text[], integer[]) is
+    'Private: the places of claimed jobs, given anew so that those of one queue stand in the order in which they were claimed.';
+
+-- weighted: every slot is an independent draw, a queue's chance being its share of the weights. It is the first pick
+-- of Efraimidis and Spirakis (Weighted random sampling with a reservoir, 2006: the largest of u^(1/w)), drawn here by
+-- its distribution, which costs one random number for a slot instead of one for each queue and slot.
+-- round_robin: from a random queue on, in turn.
+create or replace function pgqueue._draw(
+    p_slots integer[], p_due text[], p_queues text[], p_weights integer[], p_strategy text
+)
+returns table (queue text, slots integer[])
+language plpgsql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_due text[];
+    v_bounds double precision[];
+    v_start integer := floor(random() * cardinality(p_due));
+begin
+    if p_strategy = 'round_robin' then
+        return query
+        select p_due[1 + (v_start + s.n::integer) % cardinality(p_due)], array_agg(s.slot order by s.slot)
+        from unnest(p_slots) with ordinality s (slot, n)
+        group by 1;
+        return;
+    end if;
+    select array_agg(w.queue order by w.queue), array_agg(w.bound order by w.queue)
+    into v_due, v_bounds
+    from (
+        select
+            d.queue,
+            sum(coalesce(p_weights[array_position(p_queues, d.queue)], q.weight, 1)) over (order by d.queue)
+                ::double precision as bound
+        from unnest(p_due) d (queue)
+        left join pgqueue.queues q on q.name = d.queue
+    ) w;
+    return query
+    select v_due[1 + width_bucket(s.point, v_bounds)], array_agg(s.slot order by s.slot)
+    from (
+        select u.slot, random() * v_bounds[cardinality(v_bounds)] as point from unnest(p_slots) u (slot)
+    ) s
+    group by 1;
+end
+$$;
+
+comment on function pgqueue._draw(integer[], text[], text[], integer[], text) is
+    'Private: gives each free slot of a claim a queue among those that have something due.';
 
 create or replace function pgqueue._check_reserve(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text
@@ -219,12 +426,6 @@ begin
             'Give strategy as weighted, strict, lag or round_robin.'
         );
     end if;
-    if p_strategy in ('lag', 'round_robin') then
-        perform pgqueue._refuse(
-            format('strategy %s is not built yet', p_strategy), 'Nothing was reserved.',
-            'Give strategy as weighted or strict; a later release of pgqueue brings the others.', '0A000'
-        );
-    end if;
     if p_strategy = 'strict' and p_queues is null then
         perform pgqueue._refuse(
             'strategy strict needs queues', 'queues is null.', 'Give queues in the order in which to serve them.'
@@ -239,16 +440,10 @@ begin
                 'Give weights as one positive number for each of queues.'
             );
         end if;
-        if exists (select from unnest(p_weights) w (weight) where w.weight is null or w.weight < 1) then
+        if exists (select from unnest(p_weights) w (weight) where w.weight is null or w.weight not between 1 and 1000000) then
             perform pgqueue._refuse(
-                'weights must be positive', format('They are %s.', p_weights::text),
+                'weights must be between 1 and 1000000', format('They are %s.', p_weights::text),
                 'Give weights as one positive whole number for each of queues.'
-            );
-        end if;
-        if exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]) then
-            perform pgqueue._refuse(
-                'weights that differ are not built yet', 'Nothing was reserved.',
-                'Leave weights out; a later release of pgqueue brings them.', '0A000'
             );
         end if;
     end if;

@@ -13,9 +13,10 @@ import pytest
 from pgqueue import bundled
 from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.migrate import migrate, script, status
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, reserve, value
 from tests.catalog.dump import dump
-from tests.databases import Clock, Database
+from tests.databases import Database
 from tests.facts import wait_until
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import (
     call,
     enqueue,
@@ -21,7 +22,6 @@ from tests.calls import (
     stats,
     table,
 )
-from tests.databases import Clock
 
 pytestmark = pytest.mark.covers("D1", "D3")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, maintain, reserve, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 NOON = "2030-01-01 12:00+00"
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import (
     call,
     column,
@@ -23,7 +24,7 @@ from tests.calls import (
     table,
     value,
 )
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 NOON = "2030-01-01 12:00+00"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, state, stats, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 from tests.facts import wait_until
 
 pytestmark = pytest.mark.covers("G12", "D3")

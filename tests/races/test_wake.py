@@ -5,8 +5,9 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, ids, job, pairs, reserve, reserve_one, state, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 COMMON = "pgqueue"
 

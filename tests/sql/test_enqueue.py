@@ -9,8 +9,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, column, enqueue, enqueue_many, ids, job, reserve, reserve_one, state, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 NOON = "2030-01-01 12:00+00"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, job, maintain, reserve, reserve_one, state, stats, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 

@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, job, maintain, reserve, reserve_one, state, stats, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 

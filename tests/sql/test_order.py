@@ -7,8 +7,8 @@ import random
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, ids, maintain, pairs, reserve, reserve_one
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import (
     call,
     column,
@@ -24,7 +25,6 @@ from tests.calls import (
     table,
     value,
 )
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 

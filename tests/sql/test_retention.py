@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, job, maintain, reserve_one, state, stats, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 

@@ -11,8 +11,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import embedded
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, job, reserve_one, state, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 # Run by psql as it stands; every value that is shown is checked.
 SCRIPT = """

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, maintain, reserve_one, state, stats, table, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 
