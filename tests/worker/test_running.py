@@ -12,8 +12,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, job, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import done, working
 
