@@ -1,14 +1,18 @@
--- fail: a try of one job failed. Decides what comes next: another try after a delay, or dead.
+-- fail: a try of one job failed. Decides what comes next: another try after a delay, or dead, or cancelled.
 --
--- Locks the job's row and waits for another holder at most 5 s (55P03). The backoff is computed here and nowhere
--- else. A job that somebody asked to cancel is cancelled now. Works at every isolation level.
+-- In this order: somebody asked to cancel it, or cancel => true: cancelled. retry => false, or out of tries: dead.
+-- Else it will be retried, after retry_in if given; else by the policy that the call names, else the job, else its
+-- task, else the default, exponential. The backoff is computed here and nowhere else.
+-- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level.
 
 create or replace function pgqueue.fail(
     job_id bigint,
     reservation bigint,
     error jsonb default null,
     retry_in interval default null,
-    retry boolean default true
+    retry boolean default true,
+    policy text default null,
+    cancel boolean default false
 )
 returns text
 language plpgsql
@@ -35,11 +39,18 @@ begin
             'Give retry_in as an interval, or leave it out to let the task''s retry policy decide.'
         );
     end if;
+    if fail.policy is not null then
+        perform pgqueue._check_policy(fail.policy);
+    end if;
 
     select
-        j.id, j.queue, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at,
+        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at,
         coalesce(j.max_attempts, t.max_attempts, 11) as max_attempts,
-        t.retry_policy, t.retry_delay, t.retry_jitter
+        coalesce(fail.policy, j.retry ->> 'policy', t.retry_policy) as policy,
+        coalesce(make_interval(secs => (j.retry ->> 'delay')::double precision), t.retry_delay) as delay,
+        t.retry_jitter, t.retry_cap, t.retry_delays,
+        -- Not for a job with a key: its order holds within one queue.
+        coalesce(case when j.key is null then coalesce(j.retry ->> 'queue', t.retry_queue) end, j.queue) as queue
     into v_job
     from pgqueue.jobs j
     left join pgqueue.effective_tasks t on t.name = j.task
@@ -50,9 +61,15 @@ begin
     if not found then
         return null;
     end if;
+    if fail.policy = 'list' and v_job.retry_delays is null then
+        perform pgqueue._refuse(
+            'policy list needs retry_delays', 'The task has none.',
+            'Give the task retry_delays, or name another policy.'
+        );
+    end if;
 
     v_state := case
-        when v_job.cancel_requested_at is not null then 'cancelled'
+        when v_job.cancel_requested_at is not null or coalesce(fail.cancel, false) then 'cancelled'
         when not coalesce(fail.retry, true) or v_job.attempts >= v_job.max_attempts then 'dead'
         else 'failed'
     end;
@@ -65,12 +82,15 @@ begin
 
     v_delay := coalesce(
         fail.retry_in,
-        pgqueue._backoff(v_job.retry_policy, v_job.retry_delay, v_job.retry_jitter, v_job.attempts - 1)
+        pgqueue._backoff(
+            v_job.policy, v_job.delay, v_job.retry_jitter, v_job.attempts - 1, v_job.retry_cap, v_job.retry_delays
+        )
     );
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + v_delay);
     update pgqueue.jobs
     set
         state = 'failed',
+        queue = v_job.queue,
         ready_at = v_ready_at,
         resumed = false,
         lease_expires_at = null,
@@ -82,13 +102,38 @@ begin
 end
 $$;
 
-comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean) is
+comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text, boolean) is
     'A try failed. Returns the new state: failed (it will be retried), dead (out of tries, or retry => false) or cancelled '
-    '(somebody asked for it); null when the reservation is no longer held, and then nothing was changed. '
-    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of what the task''s policy says.';
+    '(somebody asked for it, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
+    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of what a policy says. '
+    'policy: the policy to go by this once, instead of the job''s and the task''s.';
+
+create or replace function pgqueue._check_policy(p_policy text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list') then
+        perform pgqueue._refuse(
+            'policy is unknown', format('It is %s.', quote_literal(p_policy)),
+            'Give policy as fixed, exponential, sidekiq, doubling or list, or leave it out.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_policy(text) is 'Private: refuses a policy that is unknown.';
 
 create or replace function pgqueue._backoff(
-    p_policy text, p_delay interval, p_jitter double precision, p_retries integer
+    p_policy text,
+    p_delay interval,
+    p_jitter double precision,
+    p_retries integer,
+    p_cap interval default null,
+    p_delays interval[] default null
 )
 returns interval
 language sql
@@ -96,17 +141,34 @@ volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- 30 s, 31 s, 62 s, 273 s, ... for n = 0, 1, 2, 3 retries so far: the n-th power that Sidekiq made known, as
-    -- 30 + n^5. At most a year. Jitter only adds, so that a delay is never shorter than its formula.
-    select (
-        coalesce(p_delay, interval '30 s')
-        + case
-            when coalesce(p_policy, 'exponential') = 'exponential'
-            then make_interval(secs => least(power(p_retries::double precision, 5), 31536000))
-            else interval '0'
-        end
-    ) * (1 + coalesce(p_jitter, 0.1) * random())
+    -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: the n-th power that Sidekiq made known, as
+    -- 30 + n^5; sidekiq is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS found
+    -- to end a stampede soonest ("Exponential Backoff And Jitter", 2015). Powers count for at most a year. For the
+    -- others jitter only adds, so that a delay is never shorter than its formula.
+    select case
+        when f.policy = 'sidekiq' then f.capped + make_interval(secs => 30 * (p_retries + 1) * coalesce(p_jitter, 1) * random())
+        when f.policy = 'doubling' then f.capped * (1 - coalesce(p_jitter, 1) * random())
+        else f.capped * (1 + coalesce(p_jitter, 0.1) * random())
+    end
+    from (
+        select
+            n.policy,
+            least(
+                case n.policy
+                    when 'fixed' then coalesce(p_delay, interval '30 s')
+                    when 'sidekiq' then coalesce(p_delay, interval '15 s') + make_interval(secs => least(power(n.retries, 4), 31536000))
+                    when 'doubling' then make_interval(secs => least(
+                        extract(epoch from coalesce(p_delay, interval '30 s'))::double precision * power(2, least(n.retries, 60)),
+                        31536000
+                    ))
+                    when 'list' then p_delays[least(p_retries + 1, cardinality(p_delays))]
+                    else coalesce(p_delay, interval '30 s') + make_interval(secs => least(power(n.retries, 5), 31536000))
+                end,
+                coalesce(p_cap, case when n.policy = 'doubling' then interval '1 hour' end)
+            ) as capped
+        from (select coalesce(p_policy, 'exponential') as policy, p_retries::double precision as retries) n
+    ) f
 $$;
 
-comment on function pgqueue._backoff(text, interval, double precision, integer) is
+comment on function pgqueue._backoff(text, interval, double precision, integer, interval, interval[]) is
     'Private: how long a job waits after a failure, given its retries so far.';
