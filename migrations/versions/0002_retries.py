@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "6e8715b531d4675554a7a9e650b6a7ac2937dd0d73a61c25c97c832faccebcd6"
+SQL_DIGEST = "728151d5eaf0717bea9208ba49354511c9c36327d89b83daac6f6d8562d89fda"
 
 
 def upgrade() -> None:
@@ -34,6 +34,7 @@ def downgrade() -> None:
             drop column retry_cap,
             drop column retry_delays,
             drop column retry_queue,
+            drop column retry_function,
             drop column declared_retry_cap,
             drop column declared_retry_delays,
             drop column declared_retry_queue,

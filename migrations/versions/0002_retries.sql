@@ -10,6 +10,7 @@ alter table pgqueue.tasks
         and '0' <= all (retry_delays) and '1 year' >= all (retry_delays)
     ),
     add column retry_queue text collate "C" check (octet_length(retry_queue) between 1 and 128),
+    add column retry_function text check (octet_length(retry_function) between 1 and 300),
     add column declared_retry_cap interval check (declared_retry_cap >= '0' and declared_retry_cap <= '1 year'),
     add column declared_retry_delays interval[] check (
         array_ndims(declared_retry_delays) = 1 and array_lower(declared_retry_delays, 1) = 1
@@ -19,8 +20,9 @@ alter table pgqueue.tasks
     ),
     add column declared_retry_queue text collate "C" check (octet_length(declared_retry_queue) between 1 and 128),
     add constraint tasks_retry_policy_check check (
-        retry_policy in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list')
+        retry_policy in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function')
         and (retry_policy <> 'list' or retry_delays is not null)
+        and (retry_policy <> 'function' or retry_function is not null)
     ),
     add constraint tasks_declared_retry_policy_check check (
         declared_retry_policy in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list')
@@ -29,7 +31,7 @@ alter table pgqueue.tasks
 comment on column pgqueue.tasks.retry_policy is
     'The delay after a failure, n = retries so far. fixed: retry_delay. exponential (default): retry_delay + n^5 s. '
     'sidekiq: retry_delay (15 s) + n^4 s + up to 30 * (n + 1) s at random. doubling: any part of retry_delay * 2^n. '
-    'list: retry_delays in turn.';
+    'list: retry_delays in turn. function: retry_function says.';
 comment on column pgqueue.tasks.retry_delay is 'The delay of the policy; default 30 seconds, 15 for sidekiq.';
 comment on column pgqueue.tasks.retry_jitter is
     'How much of a delay is random; 0: nothing. fixed, exponential, list: up to this fraction is added; default 0.1. '
@@ -38,6 +40,8 @@ comment on column pgqueue.tasks.retry_cap is
     'Longest delay of the policy, before anything random is added; default 1 hour for doubling, none otherwise.';
 comment on column pgqueue.tasks.retry_delays is 'Delays of the policy list, one for each retry; the last holds for ever after.';
 comment on column pgqueue.tasks.retry_queue is 'Where a job goes when it fails; null: it stays in its queue.';
+comment on column pgqueue.tasks.retry_function is
+    'The function of the policy function. Only the schema''s owner sets it, with set_retry_function(); code cannot declare it.';
 comment on column pgqueue.tasks.declared_retry_cap is 'retry_cap, as declared by the code.';
 comment on column pgqueue.tasks.declared_retry_delays is 'retry_delays, as declared by the code.';
 comment on column pgqueue.tasks.declared_retry_queue is 'retry_queue, as declared by the code.';

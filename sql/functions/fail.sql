@@ -2,7 +2,8 @@
 --
 -- In this order: somebody asked to cancel it, or cancel => true: cancelled. retry => false, or out of tries: dead.
 -- Else it will be retried, after retry_in if given; else by the policy that the call names, else the job, else its
--- task, else the default, exponential. The backoff is computed here and nowhere else.
+-- task, else the default, exponential. The backoff is computed here and nowhere else. A task's own function (see
+-- set_retry_function) may say dead; should it raise, the default policy decides and the job's errors say why.
 -- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level.
 
 create or replace function pgqueue.fail(
@@ -28,7 +29,8 @@ declare
     v_executing constant pgqueue.job_state := 'executing';
     v_job record;
     v_error jsonb := coalesce(fail.error, '{}');
-    v_delay interval;
+    v_delay interval := fail.retry_in;
+    v_answer record;
     v_ready_at timestamptz;
     v_state text;
 begin
@@ -48,7 +50,7 @@ begin
         coalesce(j.max_attempts, t.max_attempts, 11) as max_attempts,
         coalesce(fail.policy, j.retry ->> 'policy', t.retry_policy) as policy,
         coalesce(make_interval(secs => (j.retry ->> 'delay')::double precision), t.retry_delay) as delay,
-        t.retry_jitter, t.retry_cap, t.retry_delays,
+        t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function,
         -- Not for a job with a key: its order holds within one queue.
         coalesce(case when j.key is null then coalesce(j.retry ->> 'queue', t.retry_queue) end, j.queue) as queue
     into v_job
@@ -61,10 +63,13 @@ begin
     if not found then
         return null;
     end if;
-    if fail.policy = 'list' and v_job.retry_delays is null then
+    if fail.policy = 'list' and v_job.retry_delays is null
+        or fail.policy = 'function' and v_job.retry_function is null
+    then
         perform pgqueue._refuse(
-            'policy list needs retry_delays', 'The task has none.',
-            'Give the task retry_delays, or name another policy.'
+            format('policy %s is not one of this task', fail.policy),
+            format('The task has no %s.', case fail.policy when 'list' then 'retry_delays' else 'retry_function' end),
+            'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
         );
     end if;
 
@@ -73,6 +78,28 @@ begin
         when not coalesce(fail.retry, true) or v_job.attempts >= v_job.max_attempts then 'dead'
         else 'failed'
     end;
+    if v_state = 'failed' and v_delay is null then
+        if v_job.policy = 'function' then
+            select a.delay, a.flaw
+            into v_answer
+            from pgqueue._ask_retry_function(v_job.retry_function, v_job.id, v_job.max_attempts, v_error) a;
+            if v_answer.flaw is null then
+                v_delay := v_answer.delay;
+                v_state := case when v_delay is null then 'dead' else 'failed' end;
+            else
+                v_delay := pgqueue._backoff(null, null, null, v_job.attempts - 1);
+                v_error := jsonb_build_object('policy_error', v_answer.flaw)
+                    || case jsonb_typeof(v_error)
+                        when 'object' then v_error
+                        else jsonb_build_object('message', v_error #>> '{}')
+                    end;
+            end if;
+        else
+            v_delay := pgqueue._backoff(
+                v_job.policy, v_job.delay, v_job.retry_jitter, v_job.attempts - 1, v_job.retry_cap, v_job.retry_delays
+            );
+        end if;
+    end if;
     if v_state <> 'failed' then
         perform pgqueue._finish(
             array[fail.job_id], array[fail.reservation], true, v_state::pgqueue.job_state, null, v_error
@@ -80,12 +107,6 @@ begin
         return v_state;
     end if;
 
-    v_delay := coalesce(
-        fail.retry_in,
-        pgqueue._backoff(
-            v_job.policy, v_job.delay, v_job.retry_jitter, v_job.attempts - 1, v_job.retry_cap, v_job.retry_delays
-        )
-    );
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + v_delay);
     update pgqueue.jobs
     set
@@ -116,10 +137,10 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list') then
+    if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function') then
         perform pgqueue._refuse(
             'policy is unknown', format('It is %s.', quote_literal(p_policy)),
-            'Give policy as fixed, exponential, sidekiq, doubling or list, or leave it out.'
+            'Give policy as fixed, exponential, sidekiq, doubling, list or function, or leave it out.'
         );
     end if;
 end

@@ -163,6 +163,12 @@ CASES: list[Case] = [
     ("declare_task", ["t"], {"retry_cap": "-1 s"}, BAD, "option"),
     ("declare_task", ["t"], {"retry_queue": ""}, BAD, "option"),
     ("declare_task", ["t"], {"retry_jitter": "NaN"}, BAD, "option"),
+    ("set_retry_function", ["", "public.f"], {}, BAD, "task"),
+    ("set_retry_function", ["t", ""], {}, BAD, "function"),
+    ("set_retry_function", ["t", "a.b.c"], {}, BAD, "function"),
+    ("set_retry_function", ["t", "f"], {}, BAD, "function"),
+    ("set_retry_function", ["t", "public.f(jsonb, jsonb); drop table x"], {}, BAD, "function"),
+    ("set_retry_function", ["t", "public.no_such_function"], {}, BAD, "function"),
     ("grant_access", ["god", "postgres"], {}, BAD, "kind"),
     ("grant_access", ["worker", "nobody of this name"], {}, BAD, "role"),
 ]
