@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "728151d5eaf0717bea9208ba49354511c9c36327d89b83daac6f6d8562d89fda"
+SQL_DIGEST = "e6153767c75e0a9b13d07e4768f138f089af6e8741bb91f9b8031b1d8abf703e"
 
 
 def upgrade() -> None:
@@ -21,6 +21,8 @@ def downgrade() -> None:
     # A policy that 0001 does not know becomes the default one.
     run_sql(
         """
+        drop table pgqueue.retry_bookings;
+        alter table pgqueue.queues drop column retry_budget;
         alter table pgqueue.history drop column retry;
         alter table pgqueue.jobs drop column retry;
         alter table pgqueue.tasks

@@ -1,4 +1,4 @@
--- Retry policies: more of them for a task, and overrides of a job's own.
+-- Retry policies: more of them for a task, overrides of a job's own, and a budget for a queue.
 
 alter table pgqueue.tasks
     drop constraint tasks_retry_policy_check,
@@ -55,3 +55,25 @@ comment on column pgqueue.history.retry is 'What the job itself said of retries.
 comment on column pgqueue.jobs.errors is
     'The last ten errors, oldest first: class, message, traceback, attempt, worker, at; '
     'policy_error, where the rule that had to say when to retry failed itself.';
+
+alter table pgqueue.queues add column retry_budget integer check (retry_budget between 1 and 1000000);
+comment on column pgqueue.queues.retry_budget is
+    'At most so many failed jobs of this queue become due in a second; the others are put off to the next with room. Null: no limit.';
+
+-- Inserted and read newest first, never updated: a row per second that were updated would, while some session holds
+-- an old snapshot, become a chain of versions that every failing job walks.
+create table pgqueue.retry_bookings (
+    n bigint generated always as identity primary key,
+    second timestamptz not null,
+    full_until timestamptz,
+    booked integer not null,
+    queue text collate "C" not null
+);
+create index retry_bookings_by_second on pgqueue.retry_bookings (queue, second, n);
+create index retry_bookings_past on pgqueue.retry_bookings (second);
+comment on table pgqueue.retry_bookings is 'Private: how many retries become due in which second, of queues with a retry_budget.';
+comment on column pgqueue.retry_bookings.n is 'Order; of the rows of one second the newest holds.';
+comment on column pgqueue.retry_bookings.second is 'When that second begins.';
+comment on column pgqueue.retry_bookings.full_until is 'All seconds from this one to before that one are full; null: not known.';
+comment on column pgqueue.retry_bookings.booked is 'Retries booked for it.';
+comment on column pgqueue.retry_bookings.queue is 'The queue.';

@@ -4,6 +4,7 @@
 -- Else it will be retried, after retry_in if given; else by the policy that the call names, else the job, else its
 -- task, else the default, exponential. The backoff is computed here and nowhere else. A task's own function (see
 -- set_retry_function) may say dead; should it raise, the default policy decides and the job's errors say why.
+-- The retry budget of the queue in which it will wait may put it off further.
 -- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level.
 
 create or replace function pgqueue.fail(
@@ -51,11 +52,15 @@ begin
         coalesce(fail.policy, j.retry ->> 'policy', t.retry_policy) as policy,
         coalesce(make_interval(secs => (j.retry ->> 'delay')::double precision), t.retry_delay) as delay,
         t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function,
-        -- Not for a job with a key: its order holds within one queue.
-        coalesce(case when j.key is null then coalesce(j.retry ->> 'queue', t.retry_queue) end, j.queue) as queue
+        d.queue, q.retry_budget
     into v_job
     from pgqueue.jobs j
     left join pgqueue.effective_tasks t on t.name = j.task
+    cross join lateral (
+        -- Not for a job with a key: its order holds within one queue.
+        select coalesce(case when j.key is null then coalesce(j.retry ->> 'queue', t.retry_queue) end, j.queue) as queue
+    ) d
+    left join pgqueue.queues q on q.name = d.queue
     where j.id = fail.job_id
         and j.reservation = fail.reservation
         and j.state = v_executing
@@ -107,7 +112,10 @@ begin
         return v_state;
     end if;
 
-    v_ready_at := pgqueue._ready_at(pgqueue._clock() + v_delay);
+    v_ready_at := case
+        when v_job.retry_budget is null then pgqueue._ready_at(pgqueue._clock() + v_delay)
+        else pgqueue._within_budget(v_job.queue, v_delay, v_job.retry_budget)
+    end;
     update pgqueue.jobs
     set
         state = 'failed',
