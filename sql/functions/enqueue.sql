@@ -70,7 +70,9 @@ begin
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
             enqueue.retry_delay, enqueue.retry_queue
         );
-        v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
+        if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
+            v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
+        end if;
     end if;
     if jsonb_typeof(enqueue.args) = 'object' and pg_column_size(enqueue.args) <= 1000 then
         -- Also when it is stored compressed: no limit may be set below what that could hold.

@@ -51,7 +51,7 @@ comment on function pgqueue.set_retry_function(text, text) is
     'Let a function decide when failed jobs of a task run again; null: no longer. '
     'function: schema-qualified name of function (job jsonb, error jsonb) returns interval; null means dead. '
     'job is the row of pgqueue.jobs, with retries (so far) and max_attempts filled in; error is what fail was given. '
-    'Should it raise, the job is retried by the default policy, and its errors say why.';
+    'Should it raise, or be ended by statement_timeout, the job is retried by the default policy, and its errors say why.';
 
 create or replace function pgqueue._retry_function_flaw(p_function text, p_owner oid)
 returns text
@@ -135,7 +135,9 @@ begin
             if not isfinite(delay) or delay not between '0' and '10 years' then
                 flaw := format('It returned %s, which is not between zero and ten years.', delay);
             end if;
-        exception when others or assert_failure then
+        exception when others or assert_failure or query_canceled then
+            -- query_canceled too: a statement_timeout, or a worker that waited for 30 s, ends a function that does
+            -- not return, and the job is retried all the same.
             flaw := sqlstate || ': ' || sqlerrm;
         end;
     end if;

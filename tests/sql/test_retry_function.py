@@ -108,6 +108,19 @@ def test_a_function_that_raises_leaves_it_to_the_default_policy_and_the_job_says
     assert why in entry["policy_error"]
 
 
+def test_a_function_that_does_not_return_ends_with_the_callers_statement_timeout(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    raising(conn, "perform pg_sleep(3600); return '1 s'")
+    call(conn, "set_retry_function", "t", "app.policy")
+    job_id = enqueue(conn)
+    conn.execute("set statement_timeout = '200 ms'")
+    assert fail(conn, job_id) == "failed"
+    conn.execute("reset statement_timeout")
+    assert job(conn, job_id).due_at - clock.now() >= timedelta(seconds=30)
+    assert "57014" in job(conn, job_id).errors[0]["policy_error"]
+
+
 def test_what_a_function_that_raises_has_done_is_undone(conn: psycopg.Connection) -> None:
     conn.execute("create table traces ()")
     raising(conn, "insert into public.traces default values; raise division_by_zero")
