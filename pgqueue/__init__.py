@@ -29,11 +29,14 @@ from pgqueue.errors import (
     WrongIsolation,
 )
 from pgqueue.job import Job
+from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App, Task, TaskOptions
 
 __all__ = [
     "App",
+    "Cancel",
     "ConfigError",
+    "Discard",
     "DuplicateTask",
     "InvalidArgument",
     "Job",
@@ -42,7 +45,9 @@ __all__ = [
     "MigrationError",
     "NotBuiltYet",
     "PgQueueError",
+    "Retry",
     "SchemaError",
+    "Snooze",
     "Task",
     "TaskOptions",
     "WrongIsolation",

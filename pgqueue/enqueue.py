@@ -37,7 +37,8 @@ def enqueue(
     It runs in the connection's current transaction and commits nothing itself. `task` is a name or a task, `args`
     a mapping that JSON can hold. Options, all optional: queue, priority (-100 to 100, higher first), run_at (an
     aware datetime) or delay (a timedelta, or an interval as text), expires_in, max_attempts, headers, tags,
-    retention. Raises InvalidArgument, NotBuiltYet, SchemaError (the queue is not installed).
+    retention, retry_policy, retry_delay, retry_queue. Raises InvalidArgument, NotBuiltYet, SchemaError (the queue is
+    not installed).
 
         with psycopg.connect(dsn) as connection:
             enqueue(connection, "send_email", {"to": "a@b.c"}, delay=timedelta(hours=2))

@@ -137,6 +137,9 @@ _OPTION_TYPES = {
     "headers": "jsonb",
     "tags": "text[]",
     "retention": "interval",
+    "retry_policy": "text",
+    "retry_delay": "interval",
+    "retry_queue": "text",
 }
 
 
@@ -208,15 +211,29 @@ def complete_many(held: Sequence[tuple[int, int]]) -> Call[list[int]]:
     return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
 
 
-def fail(job_id: int, reservation: int, error: Mapping[str, object], retry: bool = True) -> Call[str | None]:
+def fail(
+    job_id: int,
+    reservation: int,
+    error: Mapping[str, object],
+    *,
+    retry_in: timedelta | str | None = None,
+    retry: bool = True,
+    policy: str | None = None,
+    cancel: bool = False,
+) -> Call[str | None]:
     """Report a failed try; reads the new state, or None when the lease is lost."""
     # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
     text = to_json(error, "error").replace("\\u0000", "\\ufffd")
     return Call(
-        b"select pgqueue.fail(%s::bigint, %s::bigint, %s::jsonb, retry => %s::boolean)",
-        (job_id, reservation, text, retry),
+        b"select pgqueue.fail(%s::bigint, %s::bigint, %s::jsonb, %s::interval, %s::boolean, %s::text, %s::boolean)",
+        (job_id, reservation, text, retry_in, retry, policy, cancel),
         _first,
     )
+
+
+def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
+    """Put a job off, uncounted; reads whether it was still held."""
+    return Call(b"select pgqueue.snooze(%s::bigint, %s::bigint, %s::interval)", (job_id, reservation, delay), _first)
 
 
 def extend(held: Sequence[tuple[int, int]], lease: float) -> Call[list[Row]]:
@@ -295,9 +312,13 @@ def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float]]:
 
 def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
     """Write what the code says of a task; reads whether anything changed."""
+    delays = options.get("retry_delays")
+    if isinstance(delays, Iterable) and not isinstance(delays, str):
+        # An array has elements of one type: texts, should there be one.
+        options = {**options, "retry_delays": [_interval_text(delay) for delay in delays]}
     return Call(
         b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"
-        b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval)",
+        b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval[], %s::text)",
         (
             name,
             *(
@@ -313,6 +334,9 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
                     "retention_succeeded",
                     "retention_cancelled",
                     "retention_dead",
+                    "retry_cap",
+                    "retry_delays",
+                    "retry_queue",
                 )
             ),
         ),
@@ -422,6 +446,10 @@ def _nothing(rows: list[Row]) -> None:
 
 def _pairs(held: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [id for id, _ in held], [reservation for _, reservation in held]
+
+
+def _interval_text(value: object) -> str:
+    return f"{value // timedelta(microseconds=1)} us" if isinstance(value, timedelta) else str(value)
 
 
 def _array(values: Sequence[T] | None) -> list[T] | None:

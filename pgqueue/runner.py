@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
 from pgqueue.queries import Row, Unreadable
+from pgqueue.signals import Cancel, Discard, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
 
 log = logging.getLogger("pgqueue.worker")
@@ -28,6 +30,17 @@ class End(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     RELEASED = "released"
+    SNOOZED = "snoozed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the code wants done after a failed try, as the arguments of `fail`. Nothing: the retry policy decides."""
+
+    retry_in: timedelta | str | None = None
+    retry: bool = True
+    policy: str | None = None
+    cancel: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +59,9 @@ class Held:
     ended: End | None = None
     error: dict[str, object] | None = None
     delay: float = 0.0
+    snooze: timedelta | str = ""
+    verdict: Verdict = Verdict()
+    signalled: bool = False
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -164,16 +180,49 @@ class Runner:
                 raise
             if held.interrupt is None:
                 # The handler's own: it awaited something that was cancelled.
-                held.error = describe(error)
-                self._end(held, End.FAILED)
+                await self._failed(held, task, error)
             else:
                 self._interrupted(held)
+        except Signal as signal:
+            self._signalled(held, signal)
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
-            held.error = describe(error)
-            self._end(held, End.FAILED)
+            await self._failed(held, task, error)
         else:
             self._end(held, End.SUCCEEDED)
+
+    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        held.error = describe(error)
+        rule = task.options.retry
+        if isinstance(error, task.options.discard_on):
+            held.verdict = Verdict(retry=False)
+        elif rule is not None:
+            ask = partial(rule, error, held.row[7] - 1)
+            try:
+                held.verdict = _verdict(ask() if task.is_async else await self._in_thread(ask))
+            except BaseException as broken:
+                if self._closed:
+                    raise
+                why = describe(broken)
+                held.error["policy_error"] = f"the task's rule for retries: {why['class']}: {why['message']}"
+                log.error("%s: %s; its retry policy decides", held, held.error["policy_error"])
+        self._end(held, End.FAILED)
+
+    def _signalled(self, held: Held, signal: Signal) -> None:
+        held.signalled = True
+        if isinstance(signal, Snooze):
+            held.snooze = signal.delay
+            self._end(held, End.SNOOZED)
+            return
+        match signal:
+            case Retry():
+                held.verdict = Verdict(retry_in=signal.after)
+            case Discard():
+                held.verdict = Verdict(retry=False)
+            case Cancel():
+                held.verdict = Verdict(cancel=True)
+        held.error = {"class": type(signal).__name__, "message": _clean(str(signal))}
+        self._end(held, End.FAILED)
 
     async def _on_loop(self, held: Held, call: Awaitable[object]) -> None:
         held.runner = asyncio.current_task()
@@ -234,6 +283,19 @@ class _Pace:
             self._before = self._now if passed < 2 * self._SPAN else 0
             self._now = 0
             self._since = now
+
+
+def _verdict(answer: object) -> Verdict:
+    match answer:
+        case None | True:
+            return Verdict()
+        case False:
+            return Verdict(retry=False)
+        case str():
+            return Verdict(policy=answer)
+        case int() | float() | timedelta():
+            return Verdict(retry_in=as_interval(answer))
+    raise TypeError(f"it returned {answer!r}; expected seconds, a timedelta, the name of a policy, False or None")
 
 
 def describe(error: BaseException) -> dict[str, object]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 import psycopg
 
@@ -18,6 +18,10 @@ from pgqueue.job import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# Called with the exception and the retries so far. Returns the delay, in seconds or as a timedelta; the name of a
+# policy; False: dead at once; None: as the task's policy says.
+RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +33,19 @@ class TaskOptions:
     queue             queue of jobs that name none
     priority          -100 to 100, higher runs first
     max_attempts      tries before a job is dead; default 11
-    retry_policy      "fixed" or "exponential" (the default: retry_delay + n^5 seconds, n = retries so far)
-    retry_delay       default 30 seconds
-    retry_jitter      random part of a delay, as a fraction of it; default 0.1
+    retry_policy      n = retries so far: "fixed"; "exponential" (the default: retry_delay + n^5 seconds); "sidekiq"
+                      (retry_delay + n^4 + random(30) * (n + 1) seconds); "doubling" (any part of retry_delay * 2^n);
+                      "list" (retry_delays in turn, the last for ever)
+    retry_delay       default 30 seconds; 15 for "sidekiq"
+    retry_jitter      how much of a delay is random, 0 to 1; default 0.1, or 1 for "sidekiq" and "doubling"
+    retry_cap         longest delay before jitter; default 1 hour for "doubling"
+    retry_delays      of the policy "list"
+    retry_queue       where a job goes when it fails
+    retry             a rule in Python, called in the worker with the exception and n: `lambda exc, n: ...` returns
+                      seconds, a timedelta, the name of a policy, False (dead at once) or None (as retry_policy says).
+                      Should it raise, retry_policy decides and the job's errors say why. It must return soon: that of
+                      an async task is called on the event loop
+    discard_on        exceptions after which a job is dead at once
     expires_in        how long after its run_at a job may still start
     retention_*       how long history keeps jobs that ended so; zero keeps no row
     """
@@ -46,10 +60,30 @@ class TaskOptions:
     retention_succeeded: timedelta | str | None = None
     retention_cancelled: timedelta | str | None = None
     retention_dead: timedelta | str | None = None
+    retry_cap: timedelta | str | None = None
+    retry_delays: Sequence[timedelta | str] | None = None
+    retry_queue: str | None = None
+    retry: RetryRule | None = None
+    discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
+            raise ConfigError(
+                f"retry must be a plain function of the exception and the retries so far: {self.retry!r}",
+                hint="give retry=lambda exc, n: ..., or the name of a policy as retry_policy",
+            )
+        classes: object = self.discard_on if isinstance(self.discard_on, tuple) else (self.discard_on,)
+        if not isinstance(classes, tuple) or not all(
+            isinstance(each, type) and issubclass(each, BaseException) for each in classes
+        ):
+            raise ConfigError(
+                f"discard_on must be an exception class or a tuple of them: {self.discard_on!r}",
+                hint="give discard_on=(ValueError, ...)",
+            )
 
     def as_mapping(self) -> dict[str, object]:
-        """Return the options that are set."""
-        values = ((name, getattr(self, name)) for name in self.__slots__)
+        """Return the options that are set and that the database is told of."""
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in ("retry", "discard_on"))
         return {name: value for name, value in values if value is not None}
 
 
@@ -195,7 +229,7 @@ class App:
         """Declare a function as a task, under `name` or the function's own.
 
         The options are those of `TaskOptions`. Raises DuplicateTask when the name is taken, ConfigError when it is
-        empty or longer than 128 bytes, TypeError for an unknown option.
+        empty or longer than 128 bytes or an option is unusable, TypeError for an unknown option.
         """
         declared = TaskOptions(**options)
 

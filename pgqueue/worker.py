@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import asdict
 
 from pgqueue import __version__, bundled, queries
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
@@ -20,7 +21,7 @@ from pgqueue.errors import LockedTooLong, PgQueueError, SchemaError
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import listen_forever
-from pgqueue.runner import End, Held, Runner
+from pgqueue.runner import End, Held, Runner, Verdict
 from pgqueue.tasks import App
 
 log = logging.getLogger("pgqueue.worker")
@@ -460,6 +461,8 @@ class Worker:
         for held in batch:
             if held.ended is End.FAILED:
                 await self._fail(held)
+            elif held.ended is End.SNOOZED:
+                await self._snooze(held)
             elif held.ended is End.RELEASED:
                 released.setdefault(held.delay, []).append(held)
         for delay, several in released.items():
@@ -488,26 +491,51 @@ class Worker:
     async def _fail(self, held: Held) -> None:
         error = held.error or {}
         try:
-            state = await self._finishing.perform(queries.fail(*held.pair, error))
+            state = await self._finishing.perform(queries.fail(*held.pair, error, **asdict(held.verdict)))
         except LockedTooLong:
             self._try_later(held)
             return
         except PgQueueError as refusal:
+            if held.verdict.retry_in is not None or held.verdict.policy is not None:
+                # What the rule or the signal said cannot be done: the retry policy decides.
+                held.verdict = Verdict()
+                held.error = {**error, "policy_error": one_line(refusal)}
+                log.error("%s: %s; its retry policy decides", held, one_line(refusal))
+                await self._fail(held)
+                return
             # The error itself could not be stored; the failure must be.
             plain = {
                 "class": str(error.get("class", "")).encode("ascii", "replace").decode(),
                 "message": one_line(refusal),
             }
-            state = await self._finishing.perform(queries.fail(*held.pair, plain))
+            state = await self._finishing.perform(queries.fail(*held.pair, plain, **asdict(held.verdict)))
         self._leases.remove(held)
         self.failed += 1
         if state is None:
             log.warning("%s failed, but its lease was lost: nothing was stored", held)
         else:
-            level = logging.ERROR if state == "dead" else logging.WARNING
+            level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
             log.log(
                 level, "%s is %s on worker %s: %s: %s", held, state, self.config.name, error.get("class"), _short(error)
             )
+
+    async def _snooze(self, held: Held) -> None:
+        try:
+            snoozed = await self._finishing.perform(queries.snooze(*held.pair, held.snooze))
+        except LockedTooLong:
+            self._try_later(held)
+            return
+        except PgQueueError as refusal:
+            held.ended = End.FAILED
+            held.error = {"class": "Snooze", "message": one_line(refusal)}
+            held.signalled = False
+            await self._fail(held)
+            return
+        self._leases.remove(held)
+        if snoozed:
+            log.info("%s is snoozed for %s on worker %s", held, held.snooze, self.config.name)
+        else:
+            log.warning("%s was snoozed, but its lease was lost: nothing was stored", held)
 
     async def _give_back(self, batch: list[Held], delay: float) -> None:
         await self._finishing.perform(queries.release([held.pair for held in batch], delay))

@@ -65,7 +65,7 @@ begin
                 insert into pgqueue.history (
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
-                    errors, result
+                    errors, result, retry
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -76,7 +76,7 @@ begin
                         when p_error is null then d.errors
                         else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result
+                    d.result, d.retry
                 from dated d
                 where d.keep_for > '0'
             )
@@ -135,7 +135,8 @@ as $$
                     'traceback', right(p_error ->> 'traceback', 20000),
                     'attempt', p_attempt,
                     'worker', p_worker,
-                    'at', p_at
+                    'at', p_at,
+                    'policy_error', left(p_error ->> 'policy_error', 1000)
                 ))
             )
         ) with ordinality a (entry, ord)

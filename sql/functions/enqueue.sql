@@ -26,7 +26,10 @@ create or replace function pgqueue.enqueue(
     depends_on bigint[] default null,
     headers jsonb default null,
     tags text[] default null,
-    retention interval default null
+    retention interval default null,
+    retry_policy text default null,
+    retry_delay interval default null,
+    retry_queue text default null
 )
 returns bigint
 language plpgsql
@@ -47,6 +50,7 @@ declare
     v_expires_in interval;
     v_known boolean;
     v_asleep boolean;
+    v_retry jsonb;
     v_id bigint;
 begin
     -- Nearly every enqueue names a task and args and nothing else: it is not worth a call to check the rest.
@@ -54,7 +58,8 @@ begin
         and num_nonnulls(
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
-            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
+            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
+            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue
         ) = 0
     then
         null;
@@ -62,8 +67,12 @@ begin
         perform pgqueue._check_options(
             enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
             enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
-            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention
+            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
+            enqueue.retry_delay, enqueue.retry_queue
         );
+        if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
+            v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
+        end if;
     end if;
     if jsonb_typeof(enqueue.args) = 'object' and pg_column_size(enqueue.args) <= 1000 then
         -- Also when it is stored compressed: no limit may be set below what that could hold.
@@ -95,11 +104,11 @@ begin
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention
+        expires_at, max_attempts, retention, retry
     )
     values (
         v_queue, enqueue.task, enqueue.args, enqueue.headers, enqueue.tags, v_priority, v_run_at, v_ready_at, v_now,
-        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention
+        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention, v_retry
     )
     returning id into v_id;
 
@@ -115,13 +124,14 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval
+    text, bigint[], jsonb, text[], interval, text, interval, text
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
     'queue, priority, max_attempts, expires_in and retention default to what the task, then the queue, says; '
     'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
     'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
+    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of what the task says; '
     'timeout, key, score, dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
 
 create or replace function pgqueue._check_options(
@@ -141,7 +151,10 @@ create or replace function pgqueue._check_options(
     p_depends_on bigint[],
     p_headers jsonb,
     p_tags text[],
-    p_retention interval
+    p_retention interval,
+    p_retry_policy text,
+    p_retry_delay interval,
+    p_retry_queue text
 )
 returns void
 language plpgsql
@@ -236,13 +249,47 @@ begin
             'Give retention as an interval, such as ''30 days''; zero keeps no row in history.'
         );
     end if;
+    if p_retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then
+        perform pgqueue._refuse(
+            'retry_policy is unknown, or not for a single job', format('It is %s.', quote_literal(p_retry_policy)),
+            'Give retry_policy as fixed, exponential, sidekiq or doubling; list is an option of the task.'
+        );
+    end if;
+    if p_retry_delay is not null and (not isfinite(p_retry_delay) or p_retry_delay not between '0' and '1 year') then
+        perform pgqueue._refuse(
+            'retry_delay must be between zero and a year', format('It is %s.', p_retry_delay),
+            'Give retry_delay as an interval, such as ''5 min''.'
+        );
+    end if;
+    if p_retry_queue is not null then
+        perform pgqueue._check_name('retry_queue', p_retry_queue);
+    end if;
 end
 $$;
 
 comment on function pgqueue._check_options(
     text, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval
+    bigint[], jsonb, text[], interval, text, interval, text
 ) is 'Private: refuses wrong options of a job, each by its name.';
+
+-- Seconds, for a text of an interval means another one in another intervalstyle.
+create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select nullif(
+        jsonb_strip_nulls(
+            jsonb_build_object('policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue)
+        ),
+        '{}'
+    )
+$$;
+
+comment on function pgqueue._job_retry(text, interval, text) is
+    'Private: a job''s own options of retries as its row keeps them; null where it has none.';
 
 create or replace function pgqueue._check_run_at(p_run_at timestamptz)
 returns void

@@ -20,7 +20,10 @@ create or replace function pgqueue.enqueue_many(
     depends_on bigint[] default null,
     headers jsonb default null,
     tags text[] default null,
-    retention interval default null
+    retention interval default null,
+    retry_policy text default null,
+    retry_delay interval default null,
+    retry_queue text default null
 )
 returns setof bigint
 language plpgsql
@@ -39,13 +42,16 @@ declare
     v_queue text;
     v_priority smallint;
     v_expires_in interval;
+    v_retry jsonb;
 begin
     perform pgqueue._check_options(
         enqueue_many.task, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at, enqueue_many.delay,
         enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts, enqueue_many.key,
         enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
-        enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention
+        enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
+        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue
     );
+    v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
     if enqueue_many.args is null then
         perform pgqueue._refuse(
             'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
@@ -77,11 +83,12 @@ begin
     return query
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention
+        expires_at, max_attempts, retention, retry
     )
     select
         v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
-        v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention
+        v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention,
+        v_retry
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
@@ -95,7 +102,7 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval
+    text, bigint[], jsonb, text[], interval, text, interval, text
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
     'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue.';

@@ -59,6 +59,7 @@ as $$
 declare
     v_grant record;
     v_function record;
+    v_columns text;
 begin
     for v_function in
         select p.oid::regprocedure::text as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
@@ -84,7 +85,19 @@ begin
             execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers to %I', v_grant.role);
         end if;
         if v_grant.kind = 'operator' then
-            execute format('grant insert, update, delete on pgqueue.queues, pgqueue.tasks to %I', v_grant.role);
+            execute format('grant insert, update, delete on pgqueue.queues to %I', v_grant.role);
+            -- Every column but retry_function, which fail() calls with its owner's rights.
+            select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
+            into v_columns
+            from pg_attribute a
+            where a.attrelid = 'pgqueue.tasks'::regclass
+                and a.attnum > 0
+                and not a.attisdropped
+                and a.attname <> 'retry_function';
+            execute format('revoke insert, update on pgqueue.tasks from %I', v_grant.role);
+            execute format(
+                'grant insert (%1$s), update (%1$s), delete on pgqueue.tasks to %2$I', v_columns, v_grant.role
+            );
             execute format('grant update on pgqueue.settings to %I', v_grant.role);
         end if;
     end loop;

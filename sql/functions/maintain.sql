@@ -107,6 +107,7 @@ begin
             v_step := 'workers';
             v_failures := v_failures - v_step;
             perform pgqueue._tidy_workers(v_now);
+            perform pgqueue._tidy_bookings(v_now);
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
         end;
@@ -182,7 +183,7 @@ as $$
 $$;
 
 comment on function pgqueue._lock_class() is
-    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating.';
+    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; from 2^30: retry budgets.';
 
 create or replace function pgqueue._with_failure(
     p_failures jsonb, p_before jsonb, p_step text, p_state text, p_message text, p_now timestamptz

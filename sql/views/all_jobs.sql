@@ -8,13 +8,15 @@ select
     j.created_at, j.expires_at, j.reserved_at, j.reserved_by,
     case when j.state = 'executing' then j.reservation end as reservation,
     j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
-    j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result
+    j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
+    j.retry
 from pgqueue.jobs j
 union all
 select
     h.id, h.queue, h.task, h.state, h.priority, h.attempts, h.max_attempts, h.run_at, null,
     h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
-    h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result
+    h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
+    h.retry
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -43,3 +45,4 @@ comment on column pgqueue.all_jobs.args is 'Arguments of the task.';
 comment on column pgqueue.all_jobs.headers is 'Trace context and middleware data.';
 comment on column pgqueue.all_jobs.errors is 'The last ten errors, oldest first.';
 comment on column pgqueue.all_jobs.result is 'What complete was given.';
+comment on column pgqueue.all_jobs.retry is 'What the job itself says of retries, over its task: policy, delay in seconds, queue.';

@@ -12,7 +12,11 @@ select
     coalesce(t.expires_in, t.declared_expires_in) as expires_in,
     coalesce(t.retention_succeeded, t.declared_retention_succeeded) as retention_succeeded,
     coalesce(t.retention_cancelled, t.declared_retention_cancelled) as retention_cancelled,
-    coalesce(t.retention_dead, t.declared_retention_dead) as retention_dead
+    coalesce(t.retention_dead, t.declared_retention_dead) as retention_dead,
+    coalesce(t.retry_cap, t.declared_retry_cap) as retry_cap,
+    coalesce(t.retry_delays, t.declared_retry_delays) as retry_delays,
+    coalesce(t.retry_queue, t.declared_retry_queue) as retry_queue,
+    t.retry_function
 from pgqueue.tasks t;
 
 comment on view pgqueue.effective_tasks is
@@ -21,10 +25,14 @@ comment on column pgqueue.effective_tasks.name is 'The task.';
 comment on column pgqueue.effective_tasks.queue is 'Queue of jobs that name none.';
 comment on column pgqueue.effective_tasks.priority is 'Priority of jobs that name none.';
 comment on column pgqueue.effective_tasks.max_attempts is 'Tries before a job is dead; null: 11.';
-comment on column pgqueue.effective_tasks.retry_policy is 'fixed or exponential; null: exponential.';
-comment on column pgqueue.effective_tasks.retry_delay is 'Delay of the policy; null: 30 seconds.';
-comment on column pgqueue.effective_tasks.retry_jitter is 'Random part of a delay; null: 0.1.';
+comment on column pgqueue.effective_tasks.retry_policy is 'fixed, exponential, sidekiq, doubling, list or function; null: exponential.';
+comment on column pgqueue.effective_tasks.retry_delay is 'Delay of the policy; null: 30 seconds, 15 for sidekiq.';
+comment on column pgqueue.effective_tasks.retry_jitter is 'Random part of a delay; null: 0.1, or 1 for sidekiq and doubling.';
 comment on column pgqueue.effective_tasks.expires_in is 'How long after run_at a job may still start; null: for ever.';
 comment on column pgqueue.effective_tasks.retention_succeeded is 'How long history keeps succeeded jobs; null: as queue and settings say.';
 comment on column pgqueue.effective_tasks.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.effective_tasks.retention_dead is 'The same for dead jobs.';
+comment on column pgqueue.effective_tasks.retry_cap is 'Longest delay of the policy; null: 1 hour for doubling, none otherwise.';
+comment on column pgqueue.effective_tasks.retry_delays is 'Delays of the policy list.';
+comment on column pgqueue.effective_tasks.retry_queue is 'Where a job goes when it fails; null: it stays.';
+comment on column pgqueue.effective_tasks.retry_function is 'Function of the policy function; see set_retry_function().';

@@ -100,7 +100,7 @@ def test_what_runs_with_its_owners_rights_is_public(conn: psycopg.Connection) ->
         select p.proname::text from pg_proc p
         where p.pronamespace = 'pgqueue'::regnamespace
             and p.prosecdef <> (
-                p.proname not like '\_%' and p.proname not in ('grant_access', 'revoke_access')
+                p.proname not like '\_%' and p.proname not in ('grant_access', 'revoke_access', 'set_retry_function')
             )
         """,
     ) == []

@@ -76,8 +76,9 @@ def tables(conn: psycopg.Connection, role: str) -> set[str]:
         "select c.relname || ':' || r.name from pg_class c,"
         " unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) r (name)"
         " where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v', 'S')"
-        " and has_table_privilege(%s, c.oid, r.name)",
-        [role],
+        " and (has_table_privilege(%s, c.oid, r.name)"
+        "     or r.name in ('INSERT', 'UPDATE') and has_any_column_privilege(%s, c.oid, r.name))",
+        [role, role],
     )
     return {row[0] for row in rows}
 
@@ -87,7 +88,7 @@ def test_every_public_function_is_for_some_kind_of_role(conn: psycopg.Connection
         r"select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'"
     )
     public = {row[0] for row in rows}
-    assert public - FUNCTIONS["operator"] == {"grant_access", "revoke_access"}
+    assert public - FUNCTIONS["operator"] == {"grant_access", "revoke_access", "set_retry_function"}
 
 
 def test_a_role_without_a_grant_may_do_nothing(conn: psycopg.Connection, role: str) -> None:
@@ -107,6 +108,27 @@ def test_a_role_may_do_what_its_kind_says_and_nothing_else(
     assert call(conn, "revoke_access", kind, role) is True
     assert call(conn, "revoke_access", kind, role) is False
     assert (functions(conn, role), tables(conn, role)) == (set(), set())
+
+
+def test_an_operator_sets_every_option_of_a_task_but_the_function_that_runs_as_the_owner(
+    conn: psycopg.Connection, role: str
+) -> None:
+    # As a role had it from the first release.
+    call(conn, "grant_access", "operator", role)
+    conn.execute(f'grant insert, update on pgqueue.tasks to "{role}"'.encode())
+    conn.execute("select pgqueue._apply_grants()")
+    conn.execute(f'set role "{role}"'.encode())
+    conn.execute("insert into pgqueue.tasks (name, retry_policy) values ('t', 'sidekiq')")
+    conn.execute("update pgqueue.tasks set retry_delays = '{1 s}', declared_queue = 'q'")
+    for refused in (
+        "update pgqueue.tasks set retry_function = 'public.f'",
+        "insert into pgqueue.tasks (name, retry_policy, retry_function) values ('u', 'function', 'public.f')",
+        "select pgqueue.set_retry_function('t', 'public.f')",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute(refused.encode())
+    with pytest.raises(psycopg.errors.CheckViolation):
+        conn.execute("update pgqueue.tasks set retry_policy = 'function'")
 
 
 def test_taking_back_one_kind_leaves_the_other(conn: psycopg.Connection, role: str) -> None:

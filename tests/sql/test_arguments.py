@@ -47,6 +47,9 @@ options = st.fixed_dictionaries(
         "headers": (objects | json_values).map(Jsonb),
         "tags": st.none() | st.lists(names, max_size=3),
         "retention": intervals,
+        "retry_policy": names | st.sampled_from(["fixed", "exponential", "sidekiq", "doubling", "list"]),
+        "retry_delay": intervals,
+        "retry_queue": names,
         "key": st.none() | names,
     },
 )
@@ -128,13 +131,24 @@ def test_reserve_answers_with_jobs_or_a_refusal(
 
 
 @relaxed
-@given(error=st.none() | json_values.map(Jsonb), retry_in=intervals, retry=st.none() | st.booleans())
+@given(
+    error=st.none() | json_values.map(Jsonb),
+    retry_in=intervals,
+    retry=st.none() | st.booleans(),
+    policy=names | st.sampled_from(["fixed", "exponential", "sidekiq", "doubling", "list", "function"]),
+    cancel=st.none() | st.booleans(),
+)
 def test_fail_answers_with_a_state_or_a_refusal(
-    shared: psycopg.Connection, error: Any, retry_in: str | None, retry: bool | None
+    shared: psycopg.Connection,
+    error: Any,
+    retry_in: str | None,
+    retry: bool | None,
+    policy: str | None,
+    cancel: bool | None,
 ) -> None:
     job_id = call(shared, "enqueue", "t")
     [held] = table(shared, "reserve", "w")
-    found = outcome(shared, "fail", job_id, held.reservation, error, retry_in, retry)
+    found = outcome(shared, "fail", job_id, held.reservation, error, retry_in, retry, policy, cancel)
     if found is not None:
-        assert found == ["dead" if retry is False else "failed"]
+        assert found == ["cancelled" if cancel else "dead" if retry is False else "failed"]
     shared.execute("delete from pgqueue.jobs")

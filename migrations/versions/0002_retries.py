@@ -1,0 +1,46 @@
+"""Retry policies."""
+
+from pathlib import Path
+
+from pgqueue.migrate import run_sql
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "c72172c7b3f96e66854a1eb6f36f7f6bcde47c72e57987c7c831dd234116ca02"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    # A policy that 0001 does not know becomes the default one.
+    run_sql(
+        """
+        drop table pgqueue.retry_bookings;
+        alter table pgqueue.queues drop column retry_budget;
+        alter table pgqueue.history drop column retry;
+        alter table pgqueue.jobs drop column retry;
+        alter table pgqueue.tasks
+            drop constraint tasks_retry_policy_check,
+            drop constraint tasks_declared_retry_policy_check;
+        update pgqueue.tasks set retry_policy = null where retry_policy not in ('fixed', 'exponential');
+        update pgqueue.tasks
+        set declared_retry_policy = null
+        where declared_retry_policy not in ('fixed', 'exponential');
+        alter table pgqueue.tasks
+            drop column retry_cap,
+            drop column retry_delays,
+            drop column retry_queue,
+            drop column retry_function,
+            drop column declared_retry_cap,
+            drop column declared_retry_delays,
+            drop column declared_retry_queue,
+            add constraint tasks_retry_policy_check check (retry_policy in ('fixed', 'exponential')),
+            add constraint tasks_declared_retry_policy_check check (declared_retry_policy in ('fixed', 'exponential'));
+        """
+    )

@@ -1,0 +1,68 @@
+"""What a handler raises to say how its job goes on. None of these is an error of the worker's.
+
+    raise Snooze(timedelta(minutes=5))        # too early: come back, and this try does not count
+    raise Retry(after=30, reason="no answer")  # this try failed: once more in 30 s
+    raise Discard("no such customer")         # hopeless: dead at once
+    raise Cancel("the order was withdrawn")   # not needed any more: ends as cancelled
+
+Delays are a timedelta, seconds, or an interval as PostgreSQL reads it ("5 min").
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TypeAlias
+
+Delay: TypeAlias = timedelta | float | str
+
+
+class Signal(Exception):
+    """Base of what a handler may raise to decide on its job."""
+
+
+class Snooze(Signal):
+    """Run the job again after `delay`. The try does not count and leaves no error. Raises ValueError below zero."""
+
+    def __init__(self, delay: Delay) -> None:
+        super().__init__(f"for {delay}")
+        self.delay = as_interval(delay)
+
+
+class Retry(Signal):
+    """The try failed: run the job again, after `after` or when its retry policy says; dead when out of tries.
+
+    Raises ValueError for a delay below zero.
+    """
+
+    def __init__(self, after: Delay | None = None, reason: str = "") -> None:
+        super().__init__(reason)
+        self.after = None if after is None else as_interval(after)
+
+
+class Discard(Signal):
+    """The job can never succeed: it is dead at once."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
+
+class Cancel(Signal):
+    """The job is not needed any more: it ends as cancelled."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+
+
+def as_interval(delay: Delay) -> timedelta | str:
+    """Return a delay as the database takes it. Raises TypeError, and ValueError below zero or for no number."""
+    if isinstance(delay, str):
+        return delay
+    if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
+        raise TypeError(f"a delay is a timedelta, seconds, or an interval as text, not {delay!r}")
+    try:
+        interval = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+    except OverflowError as error:
+        raise ValueError(f"a delay must be a finite number of seconds: {delay}") from error
+    if interval < timedelta(0):
+        raise ValueError(f"a delay must not be negative: {delay}")
+    return interval

@@ -1,0 +1,86 @@
+-- A queue's retry budget: at most n of its retries become due in a second, so that an outage that failed ten
+-- thousand jobs at once does not have them all come back at once.
+--
+-- Every failing job of such a queue books the first second, from its own on, that still has room. The bookings of one
+-- queue take turns under an advisory lock that lasts until the transaction ends (fail waits for it, at most 5 s, after
+-- it has locked its job's row); queues without a budget never come here. Facts are inserted and read newest first,
+-- never updated. A booking that was pushed leaves a signpost at the second it asked for, "full until there", so that
+-- the next one does not walk the whole queue of seconds. Above READ COMMITTED it sees the bookings that its snapshot
+-- shows, and may overbook.
+
+create or replace function pgqueue._within_budget(p_queue text, p_delay interval, p_budget integer)
+returns timestamptz
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_wanted timestamptz;
+    v_first timestamptz;
+    v_second timestamptz;
+    v_next timestamptz;
+    v_booked record;
+    v_first_booked record;
+begin
+    -- The upper half of the positive second keys is the budgets': two queues of one hash take turns needlessly.
+    perform pg_advisory_xact_lock(pgqueue._lock_class(), (hashtext(p_queue) & 1073741823) | 1073741824);
+    -- Only now: the wait may have been long.
+    v_wanted := pgqueue._ready_at(pgqueue._clock() + p_delay);
+    v_first := date_trunc('second', v_wanted);
+    v_second := v_first;
+    loop
+        select b.booked, b.full_until
+        into v_booked
+        from pgqueue.retry_bookings b
+        where b.queue = p_queue and b.second = v_second
+        order by b.n desc
+        limit 1;
+        exit when not found or v_booked.booked < p_budget;
+
+        v_next := v_booked.full_until;
+        if v_second = v_first then
+            v_first_booked := v_booked;
+            if v_next is null then
+                -- Nobody asked for this second yet, but perhaps for the one before.
+                select b.full_until
+                into v_next
+                from pgqueue.retry_bookings b
+                where b.queue = p_queue and b.second < v_second
+                order by b.second desc, b.n desc
+                limit 1;
+            end if;
+        end if;
+        v_second := greatest(v_next, v_second + interval '1 s');
+    end loop;
+
+    insert into pgqueue.retry_bookings (queue, second, booked)
+    values (p_queue, v_second, coalesce(v_booked.booked, 0) + 1);
+    if v_second = v_first then
+        return v_wanted;
+    end if;
+    if v_first_booked.full_until is distinct from v_second then
+        insert into pgqueue.retry_bookings (queue, second, booked, full_until)
+        values (p_queue, v_first, v_first_booked.booked, v_second);
+    end if;
+    return v_second + random() * interval '0.999 s';
+end
+$$;
+
+comment on function pgqueue._within_budget(text, interval, integer) is
+    'Private: books a second for a retry in p_delay, or the first after it that has room, and returns ready_at.';
+
+create or replace function pgqueue._tidy_bookings(p_now timestamptz)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    delete from pgqueue.retry_bookings b where b.second < p_now - interval '1 min'
+$$;
+
+comment on function pgqueue._tidy_bookings(timestamptz) is 'Private: forgets bookings of seconds that are over.';
