@@ -1,4 +1,4 @@
-"""Revision 0002 keeps what 0001 holds, and goes back with what it can."""
+"""Revision 0003 keeps what the earlier ones hold, and goes back with what it can."""
 
 from __future__ import annotations
 

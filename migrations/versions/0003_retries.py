@@ -4,13 +4,13 @@ from pathlib import Path
 
 from pgqueue.migrate import run_sql
 
-revision = "0002"
-down_revision = "0001"
+revision = "0003"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "c72172c7b3f96e66854a1eb6f36f7f6bcde47c72e57987c7c831dd234116ca02"
+SQL_DIGEST = "709ccfea9222ee28cff3f73dd3f968075574183c2162dda0d53f93add89d938d"
 
 
 def upgrade() -> None:
