@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 import psycopg
 import pytest
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 from tests.facts import wait_until
 
 NOON = "2030-01-01 12:00+00"

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, job, reserve_one, state, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 PINNED = "set search_path = pg_catalog, pg_temp"

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, ids, job, maintain, reserve, reserve_one, state, value
-from tests.databases import Clock
 
 NOON = "2030-01-01 12:00+00"
 HOUR = 3600

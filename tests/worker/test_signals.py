@@ -15,9 +15,10 @@ import pytest
 from pgqueue import App, Cancel, Discard, PgQueueError, Retry, Snooze
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
+from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from tests.calls import enqueue, job, value
-from tests.databases import Clock, Database
+from tests.databases import Database
 
 NOON = "2030-01-01 12:00+00"
 
