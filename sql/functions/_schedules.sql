@@ -145,21 +145,19 @@ begin
             from (
                 select
                     t.name, i.at, t.next_at, t.rule,
-                    case when i.first then t.passed_from end as passed_from,
+                    case when i.ord = 1 then t.passed_from end as passed_from,
                     case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
                 from turns t
-                left join lateral (
-                    -- After the clock stepped back, some have had their run.
-                    select u.at, u.ord = 1 as first
+                cross join lateral (
+                    -- After the clock stepped back, some have had their run. A scalar subquery: of an EXISTS the
+                    -- planner may make a join that reads every run of the schedule.
+                    select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
                     from unnest(t.instants) with ordinality u (at, ord)
-                    where not exists (select from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at)
-                    union all
-                    select null, true
-                    where not exists (
-                        select from unnest(t.instants) u (at)
-                        where not exists (select from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at)
-                    )
-                ) i on true
+                    where (
+                        select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
+                    ) is null
+                ) f
+                cross join lateral unnest(f.instants) with ordinality i (at, ord)
                 cross join lateral (
                     select t.overlap = 'skip' and exists (
                         select from pgqueue.jobs j
