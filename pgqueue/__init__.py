@@ -29,7 +29,7 @@ from pgqueue.errors import (
     WrongIsolation,
 )
 from pgqueue.job import Job
-from pgqueue.tasks import App, Task, TaskOptions
+from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
 __all__ = [
     "App",
@@ -42,6 +42,7 @@ __all__ = [
     "MigrationError",
     "NotBuiltYet",
     "PgQueueError",
+    "Schedule",
     "SchemaError",
     "Task",
     "TaskOptions",

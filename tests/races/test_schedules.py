@@ -99,7 +99,9 @@ def test_under_an_old_snapshot_a_look_costs_the_same(
     conn.execute(
         """
         insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, next_at, rule)
-        select r.schedule, r.next_at + g.n * interval '1 s', r.decided_at, 'enqueued', r.next_at + (g.n + 1) * interval '1 s', r.rule
+        select
+            r.schedule, r.next_at + g.n * interval '1 s', r.decided_at, 'enqueued',
+            r.next_at + (g.n + 1) * interval '1 s', r.rule
         from pgqueue.schedule_runs r, generate_series(0, 20000) g (n)
         where r.schedule = 'busy' order by g.n
         """

@@ -28,7 +28,9 @@ from tests.calls import value
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 
 
-def upcoming(conn: psycopg.Connection, expression: str, after: datetime | str, zone: str = "UTC", n: int = 1) -> list[str]:
+def upcoming(
+    conn: psycopg.Connection, expression: str, after: datetime | str, zone: str = "UTC", n: int = 1
+) -> list[str]:
     """The next n instants, in the zone's own time with its offset; fewer where it never comes again."""
     with conn.transaction():
         conn.execute("select set_config('TimeZone', %s, true)", [zone])
@@ -149,7 +151,10 @@ def test_every_day_that_comes_at_all_is_within_the_horizon(conn: psycopg.Connect
         ),
         ("* 2 * * *", BERLIN, "2026-03-28 12:00+00", ["2026-03-30 02:00:00+02:00"]),
         # A day that a zone left out: Samoa had no 30 December 2011.
-        ("0 12 30 12 *", "Pacific/Apia", "2011-12-29 12:00-10", ["2011-12-31 00:00:00+14:00", "2012-12-30 12:00:00+14:00"]),
+        (
+            "0 12 30 12 *", "Pacific/Apia", "2011-12-29 12:00-10",
+            ["2011-12-31 00:00:00+14:00", "2012-12-30 12:00:00+14:00"],
+        ),
     ],
 )
 def test_daylight_saving(
@@ -200,7 +205,7 @@ def test_a_wrong_expression_is_refused_by_the_name_of_its_field(
 
 @pytest.mark.parametrize("zone", ["Mars/Phobos", "", None])
 def test_an_unknown_time_zone_is_refused(conn: psycopg.Connection, zone: str | None) -> None:
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="time ?zone"):
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"time ?zone"):
         conn.execute("select pgqueue.cron_next('* * * * *', now(), %s)", [zone])
 
 

@@ -136,9 +136,8 @@ def test_a_year_of_missed_seconds_is_no_work(conn: psycopg.Connection, clock: Cl
     tick(conn, clock, "2030-12-31 12:00:00+00")
     counts = conn.execute("select headers ->> 'schedule', count(*) from pgqueue.jobs group by 1 order by 1").fetchall()
     assert counts == [("bursts", 3), ("cron", 11), ("every", 11)]
-    assert value(
-        conn, "select string_agg(run_at::text, ' ' order by id) from pgqueue.jobs where headers ->> 'schedule' = 'bursts'"
-    ) == "2030-06-05 03:59:57+00 2030-06-05 03:59:58+00 2030-06-05 03:59:59+00"
+    bursts = "select array_agg(run_at::text order by id) from pgqueue.jobs where headers ->> 'schedule' = 'bursts'"
+    assert value(conn, bursts) == [f"2030-06-05 03:59:{second}+00" for second in (57, 58, 59)]
 
 
 def test_overlap_skip_leaves_a_run_out_while_the_last_one_lives(conn: psycopg.Connection, clock: Clock) -> None:
@@ -167,7 +166,9 @@ def test_jitter_puts_jobs_off(conn: psycopg.Connection, clock: Clock) -> None:
     for n in range(20):
         schedule(conn, f"s{n}", jitter="30 s")
     tick(conn, clock, "2030-01-07 00:01:00+00")
-    low, high, distinct = conn.execute("select min(run_at), max(run_at), count(distinct run_at) from pgqueue.jobs").fetchone()
+    [(low, high, distinct)] = conn.execute(
+        "select min(run_at), max(run_at), count(distinct run_at) from pgqueue.jobs"
+    ).fetchall()
     assert str(low) > "2030-01-07 00:01:00"
     assert str(high) < "2030-01-07 00:01:30.000001"
     assert distinct == 20
