@@ -7,8 +7,8 @@
 --
 -- One job for each instant: its row in schedule_runs comes first, under a unique key, and the job only where that row
 -- was really inserted, in one statement. Callers that meet wait there for each other; maintain's own lock keeps them
--- apart. All that is due goes in one statement, in due order; only if that fails is each schedule taken by itself, in
--- its own exception block, and the broken one is written down, shown in stats() and let be for a minute.
+-- apart. All that is due goes in one statement, in due order; only if that fails are its halves taken apart, each in an
+-- exception block, down to the broken one, which is written down, shown in stats() and let be for a minute.
 
 create or replace function pgqueue._run_schedules(p_limit integer, p_tidy boolean)
 returns bigint
@@ -19,36 +19,16 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
+    v_names text[];
+    v_due timestamptz[];
     v_jobs bigint := 0;
-    v_schedule pgqueue.schedules;
-    v_error text;
 begin
-    begin
-        v_jobs := pgqueue._run_due(v_now, p_limit, null);
-    exception when others then
-        for v_schedule in
-            select s.* from pgqueue._due_schedules(v_now, p_limit) d join pgqueue.schedules s on s.name = d.name
-            order by d.due_at nulls first, d.name
-            limit 1000
-        loop
-            begin
-                v_jobs := v_jobs + pgqueue._run_due(v_now, 1, v_schedule.name);
-            exception when others then
-                v_error := sqlstate || ': ' || left(sqlerrm, 500);
-                insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, retry_at, rule, error)
-                select
-                    v_schedule.name, v_now, 'error', max(r.next_at), v_now + interval '1 min',
-                    pgqueue._schedule_rule(v_schedule), v_error
-                from (
-                    select x.next_at
-                    from pgqueue.schedule_runs x
-                    where x.schedule = v_schedule.name and x.rule = pgqueue._schedule_rule(v_schedule)
-                    order by x.n desc
-                    limit 1
-                ) r;
-            end;
-        end loop;
-    end;
+    select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
+    into v_names, v_due
+    from pgqueue._due_schedules(v_now, p_limit) d;
+    if v_names is not null then
+        v_jobs := pgqueue._run_or_halve(v_now, p_limit, v_names, v_due);
+    end if;
 
     if p_tidy then
         -- A week is kept. It is also how far the clock may step back without an instant being run again.
@@ -73,6 +53,37 @@ $$;
 
 comment on function pgqueue._run_schedules(integer, boolean) is
     'Private: enqueues what is due of at most p_limit schedules, and forgets old runs where p_tidy; returns how many jobs.';
+
+create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_half integer := cardinality(p_names) / 2;
+    v_error text;
+begin
+    begin
+        return pgqueue._run_due(p_now, p_limit, p_names, p_due);
+    exception when others then
+        v_error := sqlstate || ': ' || left(sqlerrm, 500);
+    end;
+    if v_half > 0 then
+        return pgqueue._run_or_halve(p_now, p_limit, p_names[:v_half], p_due[:v_half])
+            + pgqueue._run_or_halve(p_now, p_limit, p_names[v_half + 1:], p_due[v_half + 1:]);
+    end if;
+    insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, retry_at, rule, error)
+    select s.name, p_now, 'error', p_due[1], p_now + interval '1 min', pgqueue._schedule_rule(s), v_error
+    from pgqueue.schedules s
+    where s.name = p_names[1];
+    return 0;
+end
+$$;
+
+comment on function pgqueue._run_or_halve(timestamptz, integer, text[], timestamptz[]) is
+    'Private: _run_due for all of these or, where that fails, for each half, down to the schedule that is broken: its error is written down.';
 
 create or replace function pgqueue._due_schedules(p_now timestamptz, p_limit integer)
 returns table (name text, due_at timestamptz)
@@ -108,7 +119,7 @@ $$;
 comment on function pgqueue._due_schedules(timestamptz, integer) is
     'Private: the schedules that are due, and since when; null: when they are due is to be computed anew.';
 
-create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_name text)
+create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql
 volatile
@@ -124,9 +135,7 @@ declare
 begin
     for v_lane in
         with due as materialized (
-            select d.name, d.due_at
-            from pgqueue._due_schedules(p_now, case when p_name is null then p_limit end) d
-            where p_name is null or d.name = p_name
+            select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)
         ),
         turns as materialized (
             select
@@ -218,8 +227,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_due(timestamptz, integer, text) is
-    'Private: enqueues what is due of all schedules or of one, at most about p_limit jobs; returns how many.';
+comment on function pgqueue._run_due(timestamptz, integer, text[], timestamptz[]) is
+    'Private: enqueues what is due of these schedules, each due since p_due (null: to be computed anew), at most about p_limit jobs; returns how many.';
 
 create or replace function pgqueue._schedule_turn(
     p_spec bytea,

@@ -270,6 +270,15 @@ def test_a_broken_schedule_stops_no_other_and_shows_in_stats(conn: psycopg.Conne
     assert value(conn, "select count(*) from pgqueue.jobs where headers ->> 'schedule' = 'z'") == 4
 
 
+def test_broken_ones_among_many_keep_no_other_from_its_time(conn: psycopg.Connection, clock: Clock) -> None:
+    for n in range(100):
+        schedule(conn, f"s{n:02}")
+    conn.execute("update pgqueue.schedules set timezone = 'Mars/Phobos' where name in ('s00', 's37', 's99')")
+    tick(conn, clock, "2030-01-07 00:01:00+00")
+    assert sorted(stats(conn).schedules["failures"]) == ["s00", "s37", "s99"]
+    assert len(run_at(conn)) == 97
+
+
 def test_after_an_error_the_missed_run_is_made_up_for(conn: psycopg.Connection, clock: Clock) -> None:
     schedule(conn)
     conn.execute("alter table pgqueue.jobs add constraint broken check (task <> 't')")
