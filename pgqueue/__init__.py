@@ -30,7 +30,7 @@ from pgqueue.errors import (
 )
 from pgqueue.job import Job
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
-from pgqueue.tasks import App, Task, TaskOptions
+from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
 __all__ = [
     "App",
@@ -46,6 +46,7 @@ __all__ = [
     "NotBuiltYet",
     "PgQueueError",
     "Retry",
+    "Schedule",
     "SchemaError",
     "Snooze",
     "Task",

@@ -1,4 +1,5 @@
-"""The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `grant`, `demo`.
+"""The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `schedules`, `grant`,
+`demo`.
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
 PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
@@ -48,6 +49,8 @@ cli = typer.Typer(
 )
 jobs = typer.Typer(help="Look at jobs, and act on one.", no_args_is_help=True)
 cli.add_typer(jobs, name="jobs")
+schedules = typer.Typer(help="Look at schedules, and act on one.", no_args_is_help=True)
+cli.add_typer(schedules, name="schedules")
 
 Dsn = Annotated[
     str | None,
@@ -59,6 +62,7 @@ Dsn = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_envvar=False)]
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
 
 # Names and messages of users are shown as they are: [/this] is no markup, and :boom: no emoji.
@@ -350,6 +354,86 @@ def delete_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     _answer(job_id, _ask(dsn, queries.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
 
 
+@schedules.command(name="list")
+def list_schedules(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List schedules, the next one due first."""
+    found = _ask(dsn, queries.list_schedules())
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("name", "when", "task", "next", "last", "last job", "state")
+    for each in found:
+        state = f"paused since {_when(each['paused_at'])}" if each["paused_at"] else each["error"] or ""
+        last_job = "" if each["last_job_id"] is None else str(each["last_job_id"])
+        table.add_row(
+            each["name"], _rule(each), each["task"], _when(each["next_at"]), _when(each["last_at"]), last_job, state
+        )
+    _out.print(table)
+
+
+@schedules.command(name="show")
+def show_schedule(
+    name: ScheduleName,
+    runs: Annotated[int, typer.Option("--runs", "-n", help="So many of its last runs.", min=0)] = 10,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Show one schedule and what became of its last runs."""
+    found = _ask(dsn, queries.find_schedule(name, runs))
+    if found is None:
+        _no_schedule(name)
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("", "", show_header=False)
+    for field, value in found.items():
+        if value is not None and field != "runs":
+            table.add_row(field, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+    _out.print(table)
+    history = Table("due", "decided", "outcome", "job", "state", "error", title="Last runs")
+    for each in found["runs"]:
+        job_id = "" if each["job_id"] is None else str(each["job_id"])
+        history.add_row(
+            _when(each["at"]),
+            _when(each["decided_at"]),
+            each["outcome"],
+            job_id,
+            each["job_state"] or "",
+            each["error"] or "",
+        )
+    _out.print(history)
+
+
+@schedules.command(name="pause")
+def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Let a schedule enqueue nothing until it is resumed; deploys do not change that."""
+    _answer_schedule(name, _ask(dsn, queries.pause_schedule(name)), "paused", "there, or it is paused", as_json)
+
+
+@schedules.command(name="resume")
+def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Let a paused schedule go on from now."""
+    _answer_schedule(name, _ask(dsn, queries.resume_schedule(name)), "resumed", "paused", as_json)
+
+
+@schedules.command(name="run")
+def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Enqueue one job of a schedule now, beside its times, and print its id."""
+    job_id = _ask(dsn, queries.run_schedule_now(name))
+    if job_id is None:
+        _no_schedule(name)
+    if as_json:
+        _print_json({"name": name, "id": job_id})
+    else:
+        _out.print(job_id, highlight=False)
+
+
+@schedules.command(name="remove")
+def remove_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Remove a schedule; its jobs stay. A worker whose code declares it brings it back at its next start."""
+    _answer_schedule(name, _ask(dsn, queries.unschedule(name)), "removed", "there", as_json)
+
+
 @cli.command()
 def grant(
     kind: Annotated[str, typer.Argument(help="producer, worker, operator or reader.")],
@@ -487,6 +571,26 @@ def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -
         _print_json({"id": job_id, "outcome": verb})
     else:
         _out.print(f"Job {job_id}: {verb}", highlight=False)
+
+
+def _answer_schedule(name: str, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+    if not done:
+        _no_schedule(name, f"Schedule {name} is not {otherwise}")
+    if as_json:
+        _print_json({"name": name, "outcome": verb})
+    else:
+        _out.print(f"Schedule {name}: {verb}", highlight=False, markup=False)
+
+
+def _no_schedule(name: str, message: str | None = None) -> NoReturn:
+    _err.print(message or f"There is no schedule {name}", highlight=False, markup=False)
+    raise typer.Exit(1)
+
+
+def _rule(schedule: dict[str, Any]) -> str:
+    if schedule["expression"] is None:
+        return f"every {schedule['every']}"
+    return f"{schedule['expression']} ({schedule['timezone']})"
 
 
 def _none_such(job_id: int, message: str | None = None) -> NoReturn:

@@ -344,6 +344,49 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
     )
 
 
+# The options of schedule and the types they are cast to; an unknown one is the caller's TypeError.
+_SCHEDULE_TYPES = {
+    "every": "interval",
+    "timezone": "text",
+    "catch_up": "text",
+    "catch_up_cap": "integer",
+    "overlap": "text",
+    "jitter": "interval",
+    "queue": "text",
+    "priority": "integer",
+    "max_attempts": "integer",
+    "expires_in": "interval",
+    "headers": "jsonb",
+    "tags": "text[]",
+    "retention": "interval",
+}
+
+
+def check_schedule_options(options: Mapping[str, object]) -> None:
+    """Raise TypeError for an option that schedule does not have."""
+    for name in options:
+        if name not in _SCHEDULE_TYPES:
+            raise TypeError(f"a schedule has no option {name!r}; it has {', '.join(_SCHEDULE_TYPES)}")
+
+
+def schedule(
+    name: str, expression: str | None, task: str, args: Mapping[str, Any], options: Mapping[str, object]
+) -> Call[datetime | None]:
+    """Declare a schedule; reads when it is due next. Only a change is written."""
+    check_schedule_options(options)
+    given = {option: value for option, value in options.items() if value is not None}
+    if "headers" in given:
+        given["headers"] = to_json(given["headers"], "headers")
+    if "tags" in given and isinstance(given["tags"], Iterable):
+        given["tags"] = list(given["tags"])
+    named = "".join(f", {option} => %s::{_SCHEDULE_TYPES[option]}" for option in given)
+    return Call(
+        f"select pgqueue.schedule(%s::text, %s::text, %s::text, %s::jsonb{named})".encode(),
+        (name, expression, task, to_json(args, "args"), *given.values()),
+        _first,
+    )
+
+
 def version() -> Call[tuple[str, str, str] | None]:
     """Read (version, revision, digest) of what is installed."""
     return Call(b"select version, revision, digest from pgqueue.version()", (), _maybe_one)
@@ -380,6 +423,46 @@ def pause_queue(queue: str) -> Call[bool]:
 def resume_queue(queue: str) -> Call[bool]:
     """Hand out jobs of a paused queue again; reads whether that changed anything."""
     return Call(b"select pgqueue.resume_queue(%s::text)", (queue,), _first)
+
+
+def list_schedules() -> Call[list[dict[str, Any]]]:
+    """Read all schedules, the next one due first."""
+    return Call(
+        b"select to_jsonb(s) from pgqueue.effective_schedules s order by s.next_at nulls last, s.name", (), _column
+    )
+
+
+def find_schedule(name: str, runs: int) -> Call[dict[str, Any] | None]:
+    """Read one schedule and what became of its last runs, newest first."""
+    return Call(
+        b"select to_jsonb(s) || jsonb_build_object('args', d.args, 'runs', coalesce(("
+        b"select jsonb_agg(to_jsonb(r) order by r.n desc) from ("
+        b"select h.* from pgqueue.schedule_history h where h.schedule = s.name order by h.n desc limit %s::integer"
+        b") r), '[]'))"
+        b" from pgqueue.effective_schedules s join pgqueue.schedules d on d.name = s.name where s.name = %s::text",
+        (runs, name),
+        _maybe_first,
+    )
+
+
+def pause_schedule(name: str) -> Call[bool]:
+    """Let a schedule enqueue nothing; reads whether that changed anything."""
+    return Call(b"select pgqueue.pause_schedule(%s::text)", (name,), _first)
+
+
+def resume_schedule(name: str) -> Call[bool]:
+    """Let a paused schedule go on from now; reads whether that changed anything."""
+    return Call(b"select pgqueue.resume_schedule(%s::text)", (name,), _first)
+
+
+def run_schedule_now(name: str) -> Call[int | None]:
+    """Enqueue one job of a schedule; reads its id, or None where there is no such schedule."""
+    return Call(b"select pgqueue.run_schedule_now(%s::text)", (name,), _first)
+
+
+def unschedule(name: str) -> Call[bool]:
+    """Remove a schedule; reads whether there was one."""
+    return Call(b"select pgqueue.unschedule(%s::text)", (name,), _first)
 
 
 def grant_access(kind: str, role: str) -> Call[None]:

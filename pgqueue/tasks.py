@@ -15,6 +15,7 @@ import psycopg
 from pgqueue.enqueue import enqueue, enqueue_many
 from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
 from pgqueue.job import Job
+from pgqueue.queries import check_schedule_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -205,17 +206,33 @@ class TaskCall:
         return enqueue_many(connection, self.task, bound, **self.options)
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A task to be enqueued by the clock. Made by `App.schedule`; written when a worker starts, if it changed."""
+
+    name: str
+    task: str
+    expression: str | None
+    args: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class App:
-    """The tasks of an application. A worker is started with one.
+    """The tasks of an application, and their schedules. A worker is started with one.
 
     app = App()
 
     @app.task(queue="mail", max_attempts=5)
     async def send_email(to: str) -> None: ...
+
+    @app.schedule("30 2 * * *", timezone="Europe/Berlin")
+    @app.task
+    async def nightly_report() -> None: ...
     """
 
     tasks: dict[str, Task[Any, Any]] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -244,8 +261,45 @@ class App:
 
         return declare if function is None else declare(function)
 
+    def schedule(
+        self,
+        expression: str | None = None,
+        /,
+        *,
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Callable[[Task[P, R]], Task[P, R]]:
+        """Have a task enqueued by the clock, under `name` or the task's own: by a cron expression, or `every=`.
+
+        The options are those of the SQL function `schedule`: every, timezone, catch_up, overlap, jitter, queue,
+        priority, ... `args` are the task's keyword arguments. Several may stand on one task, under different names.
+        Raises DuplicateTask when the name is taken, ConfigError for neither or both of expression and every,
+        InvalidArgument when the arguments do not fit, TypeError for an unknown option. What is wrong with the
+        expression, the database says when a worker starts.
+        """
+        check_schedule_options(options)
+        if (expression is None) == (options.get("every") is None):
+            raise ConfigError("a schedule takes either a cron expression or every=")
+
+        def declare(task: Task[P, R]) -> Task[P, R]:
+            if not isinstance(task, Task):
+                raise ConfigError("only a task has a schedule", hint="put @app.schedule(...) above @app.task")
+            chosen = name if name is not None else task.name
+            if chosen in self.schedules:
+                raise DuplicateTask(
+                    f"two schedules are declared as {chosen!r}", hint="give one of them another: name=..."
+                )
+            self.schedules[chosen] = Schedule(chosen, task.name, expression, task.bind(**(args or {})), options)
+            return task
+
+        return declare
+
     def include(self, other: App) -> None:
-        """Take in the tasks of another App. Raises DuplicateTask when both have one of the same name."""
+        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name."""
+        for schedule in other.schedules.values():
+            if self.schedules.setdefault(schedule.name, schedule) is not schedule:
+                raise DuplicateTask(f"two schedules are declared as {schedule.name!r}", hint="rename one of them")
         for name, task in other.tasks.items():
             mine = self.tasks.setdefault(name, task)
             if mine is not task:

@@ -146,6 +146,10 @@ class Worker:
         await self._check_schema()
         for task in self._app.tasks.values():
             await self._finishing.perform(queries.declare_task(task.name, task.options.as_mapping()), patient=False)
+        for each in self._app.schedules.values():
+            await self._finishing.perform(
+                queries.schedule(each.name, each.expression, each.task, each.args, each.options), patient=False
+            )
         # The first claim tells now, and not later, what the database refuses of these settings.
         await self._claim(1, patient=False)
         log.info(

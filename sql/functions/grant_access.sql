@@ -83,6 +83,9 @@ begin
         if v_grant.kind in ('reader', 'operator') then
             execute format('grant select on pgqueue.all_jobs, pgqueue.effective_tasks to %I', v_grant.role);
             execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers to %I', v_grant.role);
+            execute format(
+                'grant select on pgqueue.schedules, pgqueue.effective_schedules, pgqueue.schedule_history to %I', v_grant.role
+            );
         end if;
         if v_grant.kind = 'operator' then
             execute format('grant insert, update, delete on pgqueue.queues to %I', v_grant.role);
@@ -99,6 +102,7 @@ begin
                 'grant insert (%1$s), update (%1$s), delete on pgqueue.tasks to %2$I', v_columns, v_grant.role
             );
             execute format('grant update on pgqueue.settings to %I', v_grant.role);
+            execute format('grant update (paused_at, expression, timezone) on pgqueue.schedules to %I', v_grant.role);
         end if;
     end loop;
 end
@@ -133,6 +137,13 @@ as $$
             ('awake', '{worker,operator}'),
             ('maintain', '{worker,operator}'),
             ('declare_task', '{worker,operator}'),
+            ('schedule', '{worker,operator}'),
+            ('unschedule', '{operator}'),
+            ('pause_schedule', '{operator}'),
+            ('resume_schedule', '{operator}'),
+            ('run_schedule_now', '{operator}'),
+            -- Reads nothing: who may schedule may ask what an expression means.
+            ('cron_next', '{worker,reader,operator}'),
             ('cancel', '{operator}'),
             ('retry', '{operator}'),
             ('delete', '{operator}'),

@@ -95,6 +95,14 @@ begin
         v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
     end;
 
+    begin
+        v_step := 'schedules';
+        v_failures := v_failures - v_step;
+        perform pgqueue._run_schedules(10000, v_each_minute);
+    exception when others then
+        v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+    end;
+
     if v_each_minute then
         begin
             v_step := 'tidy';
@@ -169,7 +177,7 @@ end
 $$;
 
 comment on function pgqueue.maintain(interval) is
-    'Housekeeping: lapsed leases, expired jobs, lanes, vanished workers, history partitions. Call it about once a second from anywhere; '
+    'Housekeeping: lapsed leases, expired jobs, due schedules, lanes, vanished workers, history partitions. Call it about once a second from anywhere; '
     'one caller does the work, the others return ran = false, as do those that come within max_age of the last run. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second.';
 

@@ -98,6 +98,15 @@ begin
                 select x.at from pgqueue.beats x where x.worker = w.name order by x.n desc limit 1
             ) b on true
         ),
+        'schedules', (
+            select jsonb_build_object(
+                'count', count(*),
+                'paused', count(s.paused_at),
+                'lag', coalesce(round(extract(epoch from v_now - min(s.next_at) filter (where s.next_at <= v_now)), 3), 0),
+                'failures', coalesce(jsonb_object_agg(s.name, s.error) filter (where s.error is not null), '{}')
+            )
+            from pgqueue.effective_schedules s
+        ),
         'housekeeping', (
             select jsonb_build_object(
                 'last_at', max(h.at),
@@ -116,4 +125,4 @@ $$;
 
 comment on function pgqueue.stats() is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (of these, not due yet), blocked, executing, '
-    'dead, lag (age of the oldest due job in seconds); workers; housekeeping (when it last ran, what it rescued, which of its steps fail, which partitions are overdue).';
+    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: what is wrong with which); housekeeping (when it last ran, what it rescued, which of its steps fail, which partitions are overdue).';

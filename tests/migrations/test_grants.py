@@ -33,16 +33,25 @@ WORKER = ANYONE | {
     "awake",
     "maintain",
     "declare_task",
+    "schedule",
+    "cron_next",
 }
-READER = ANYONE | {"stats"}
-OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"}
+READER = ANYONE | {"stats", "cron_next"}
+OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
+    "unschedule",
+    "pause_schedule",
+    "resume_schedule",
+    "run_schedule_now",
+}
 FUNCTIONS = {
     "producer": PRODUCER,
     "worker": WORKER,
     "reader": READER,
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
-READS = {f"{table}:SELECT" for table in ("all_jobs", "effective_tasks", "queues", "tasks", "settings", "workers")}
+READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "settings", "workers")
+READABLE += ("schedules", "effective_schedules", "schedule_history")
+READS = {f"{table}:SELECT" for table in READABLE}
 WRITES = {f"{table}:{right}" for table in ("queues", "tasks") for right in ("INSERT", "UPDATE", "DELETE")}
 TABLES: dict[str, set[str]] = {
     "producer": set(),

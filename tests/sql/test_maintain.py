@@ -15,6 +15,7 @@ FUNCTIONS = {
     "expiry": "_expire_jobs(p_limit integer) returns bigint",
     "clock": "_bring_forward(p_from timestamptz, p_limit integer) returns void",
     "lanes": "_find_lanes() returns integer",
+    "schedules": "_run_schedules(p_limit integer, p_tidy boolean) returns bigint",
     "tidy": "_tidy_lanes(p_now timestamptz) returns void",
     "workers": "_tidy_workers(p_now timestamptz) returns void",
     "partitions": "_attach_partitions(p_days integer, p_months integer, p_limit integer) returns integer",

@@ -1,0 +1,21 @@
+"""Schedules: their definitions, and what became of each instant."""
+
+from pathlib import Path
+
+from pgqueue.migrate import run_sql
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "72c9c6644a2e37b73ddb6a852b32019f0e6e3d27e9bd17663bf12728146ff220"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    run_sql("drop table pgqueue.schedules, pgqueue.schedule_runs;")

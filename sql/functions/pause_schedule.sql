@@ -1,0 +1,22 @@
+-- pause_schedule: it enqueues nothing until resume_schedule. Its jobs stay. Locks and updates its row.
+
+create or replace function pgqueue.pause_schedule(name text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('name', pause_schedule.name);
+    update pgqueue.schedules s
+    set paused_at = pgqueue._clock()
+    where s.name = pause_schedule.name and s.paused_at is null;
+    return found;
+end
+$$;
+
+comment on function pgqueue.pause_schedule(text) is
+    'Enqueue no more jobs of a schedule, until resume_schedule(). False: there is none, or it was paused already.';

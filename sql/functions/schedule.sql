@@ -1,0 +1,217 @@
+-- schedule: have a job enqueued by the clock. Writes one row of schedules, and only when it differs from what stands
+-- there, so that every worker may say it again at each start; an operator's columns (paused_at, expression, timezone)
+-- are not touched. Locks that row. Everything is checked here, so that nothing wrong is found out at night.
+--
+-- The first instant is written down at once: it is not missed should nobody keep house for a while.
+
+create or replace function pgqueue.schedule(
+    name text,
+    expression text default null,
+    task text default null,
+    args jsonb default '{}',
+    every interval default null,
+    timezone text default 'UTC',
+    catch_up text default 'last',
+    overlap text default 'start',
+    jitter interval default null,
+    queue text default null,
+    priority integer default null,
+    max_attempts integer default null,
+    expires_in interval default null,
+    headers jsonb default null,
+    tags text[] default null,
+    retention interval default null,
+    catch_up_cap integer default 100
+)
+returns timestamptz
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_every interval := make_interval(secs => extract(epoch from schedule.every)::double precision);
+    v_spec bytea;
+    v_schedule pgqueue.schedules;
+    v_next_at timestamptz;
+    v_rule text;
+begin
+    perform pgqueue._check_name('name', schedule.name);
+    perform pgqueue._check_options(
+        schedule.task, schedule.queue, schedule.priority, null, null, schedule.expires_in, null,
+        schedule.max_attempts, null, null, null, null, null, null, schedule.headers, schedule.tags, schedule.retention
+    );
+    perform pgqueue._check_args(schedule.args);
+    perform pgqueue._check_schedule(
+        schedule.expression, schedule.every, schedule.timezone, schedule.catch_up, schedule.overlap, schedule.jitter,
+        schedule.catch_up_cap
+    );
+    if schedule.expression is not null then
+        v_spec := pgqueue._cron_parse(schedule.expression);
+    end if;
+    v_next_at := pgqueue._next_instant(v_spec, v_every, v_now, schedule.timezone, v_now);
+    if v_next_at is null then
+        perform pgqueue._refuse(
+            'a schedule must have a next time', format('%s never comes.', quote_literal(schedule.expression)),
+            'Compare the day of month with the length of the month.'
+        );
+    end if;
+
+    insert into pgqueue.schedules as s (
+        name, declared_expression, declared_timezone, every, anchor, catch_up, catch_up_cap, overlap, jitter, task,
+        args, queue, priority, max_attempts, expires_in, headers, tags, retention, spec
+    )
+    values (
+        schedule.name, schedule.expression, schedule.timezone, v_every, v_now, schedule.catch_up,
+        schedule.catch_up_cap, schedule.overlap, schedule.jitter, schedule.task, schedule.args, schedule.queue,
+        schedule.priority, schedule.max_attempts, schedule.expires_in, schedule.headers, schedule.tags,
+        schedule.retention, v_spec
+    )
+    on conflict (name) do update
+    set
+        declared_expression = excluded.declared_expression,
+        declared_timezone = excluded.declared_timezone,
+        every = excluded.every,
+        anchor = case when s.every is distinct from excluded.every then excluded.anchor else s.anchor end,
+        catch_up = excluded.catch_up,
+        catch_up_cap = excluded.catch_up_cap,
+        overlap = excluded.overlap,
+        jitter = excluded.jitter,
+        task = excluded.task,
+        args = excluded.args,
+        queue = excluded.queue,
+        priority = excluded.priority,
+        max_attempts = excluded.max_attempts,
+        expires_in = excluded.expires_in,
+        headers = excluded.headers,
+        tags = excluded.tags,
+        retention = excluded.retention,
+        spec = excluded.spec
+    where (
+        s.declared_expression, s.declared_timezone, s.every, s.catch_up, s.catch_up_cap, s.overlap, s.jitter, s.task,
+        s.args, s.queue, s.priority, s.max_attempts, s.expires_in, s.headers, s.tags, s.retention, s.spec
+    ) is distinct from (
+        excluded.declared_expression, excluded.declared_timezone, excluded.every, excluded.catch_up,
+        excluded.catch_up_cap, excluded.overlap, excluded.jitter, excluded.task, excluded.args, excluded.queue,
+        excluded.priority, excluded.max_attempts, excluded.expires_in, excluded.headers, excluded.tags,
+        excluded.retention, excluded.spec
+    );
+
+    select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name;
+    select r.next_at, r.rule into v_next_at, v_rule
+    from pgqueue.schedule_runs r
+    where r.schedule = schedule.name and r.rule is not null
+    order by r.n desc
+    limit 1;
+    if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
+        -- An operator's word may be wrong: that is for maintain to find, and not to stop a worker's start.
+        and v_schedule.expression is null and v_schedule.timezone is null
+    then
+        v_next_at := pgqueue._plan_schedule(v_schedule, v_now);
+    end if;
+    return v_next_at;
+end
+$$;
+
+comment on function pgqueue.schedule(
+    text, text, text, jsonb, interval, text, text, text, interval, text, integer, integer, interval, jsonb, text[],
+    interval, integer
+) is
+    'Enqueue a job by the clock, from now on; again with the same name: change it. Returns when it is due next. '
+    'select pgqueue.schedule(''nightly'', ''30 2 * * *'', ''report'', timezone => ''Europe/Berlin''); or every => ''5 min''. '
+    'expression: see cron_next(). every: counted from its first declaration, at least a second, days are 24 hours. '
+    'catch_up: of runs that were missed (found more than 10 s late) skip all, run the last (default) or all, at most the latest catch_up_cap. '
+    'overlap: start (default) another job, or skip the run, while the last one lives. jitter: put each job off at random by up to this. '
+    'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers tell schedule and scheduled_at. '
+    'maintain() enqueues what is due, so jobs come about a second after their time at most.';
+
+create or replace function pgqueue._check_schedule(
+    p_expression text, p_every interval, p_timezone text, p_catch_up text, p_overlap text, p_jitter interval, p_cap integer
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if num_nonnulls(p_expression, p_every) <> 1 then
+        perform pgqueue._refuse(
+            'a schedule takes either expression or every',
+            case when p_every is null then 'Neither was given.' else 'Both were given.' end,
+            'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
+        );
+    end if;
+    if p_every is not null and (
+        not isfinite(p_every) or p_every not between '1 s' and '10 years' or extract(month from p_every) <> 0
+        or extract(year from p_every) <> 0
+    ) then
+        perform pgqueue._refuse(
+            'every must be between one second and ten years, without months', format('It is %s.', p_every),
+            'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
+        );
+    end if;
+    if p_catch_up is null or p_catch_up not in ('skip', 'last', 'all') then
+        perform pgqueue._refuse(
+            'catch_up must be skip, last or all', format('It is %s.', coalesce(quote_literal(p_catch_up), 'null')),
+            'skip: missed runs are not made up for; last: the last of them; all: each, at most catch_up_cap.'
+        );
+    end if;
+    if p_cap is null or p_cap not between 1 and 10000 then
+        perform pgqueue._refuse(
+            'catch_up_cap must be between 1 and 10000', format('It is %s.', coalesce(p_cap::text, 'null')),
+            'Give the number of missed runs that are made up for at most; 100 is the default.'
+        );
+    end if;
+    if p_overlap is null or p_overlap not in ('start', 'skip') then
+        perform pgqueue._refuse(
+            'overlap must be start or skip', format('It is %s.', coalesce(quote_literal(p_overlap), 'null')),
+            'start: a run starts while the last one lives; skip: it is left out.'
+        );
+    end if;
+    if p_jitter is not null and (not isfinite(p_jitter) or p_jitter not between '0' and '1 day') then
+        perform pgqueue._refuse(
+            'jitter must be between zero and one day', format('It is %s.', p_jitter),
+            'Give jitter as an interval, such as ''30 s''.'
+        );
+    end if;
+    perform pgqueue._check_timezone(p_timezone);
+end
+$$;
+
+comment on function pgqueue._check_schedule(text, interval, text, text, text, interval, integer) is
+    'Private: refuses wrong options of a schedule, each by its name.';
+
+create or replace function pgqueue._check_timezone(p_timezone text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_known boolean;
+begin
+    begin
+        perform pgqueue._clock() at time zone p_timezone;
+        -- 'UTC+2' is understood as POSIX has it, two hours *behind* UTC. A name with digits must be in the list, which
+        -- is read from disk and takes 20 ms or so; hardly any has them.
+        v_known := p_timezone is not null
+            and (p_timezone !~ '[0-9]' or exists (select from pg_timezone_names z where z.name = p_timezone));
+    exception when invalid_parameter_value or invalid_text_representation then
+        v_known := false;
+    end;
+    if not v_known then
+        perform pgqueue._refuse(
+            'timezone must be the name of a time zone',
+            format('It is %s.', coalesce(quote_literal(left(p_timezone, 100)), 'null')),
+            'Give a name such as Europe/Berlin; select name from pg_timezone_names lists them.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_timezone(text) is 'Private: refuses unknown time zones.';

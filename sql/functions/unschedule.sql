@@ -1,0 +1,20 @@
+-- unschedule: the schedule is gone; jobs that it has enqueued stay. Locks and deletes its row. What became of its runs
+-- is kept for a week as before: should it be declared again, no instant runs twice.
+
+create or replace function pgqueue.unschedule(name text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('name', unschedule.name);
+    delete from pgqueue.schedules s where s.name = unschedule.name;
+    return found;
+end
+$$;
+
+comment on function pgqueue.unschedule(text) is 'Remove a schedule; its jobs stay. False: there is none of this name.';
