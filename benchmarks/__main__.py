@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks import drain, enqueue_cost, reserve_flat, start_latency
+from benchmarks import drain, enqueue_cost, reserve_flat, sampling, schedules, start_latency
 from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
@@ -16,6 +16,8 @@ _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "start_latency": start_latency.run,
     "drain": drain.run,
     "enqueue_cost": enqueue_cost.run,
+    "sampling": sampling.run,
+    "schedules": schedules.run,
 }
 
 

@@ -58,7 +58,9 @@ begin
             'queues must not be empty', 'It is an empty array.', 'Leave queues out to serve every queue.'
         );
     end if;
-    perform pgqueue._check_name('queue', q.name) from unnest(p_queues) q (name);
+    perform pgqueue._check_name('queue', q.name)
+    from unnest(p_queues) q (name)
+    where q.name is null or octet_length(q.name) not between 1 and 128;
 end
 $$;
 

@@ -197,14 +197,19 @@ rows 10
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    v_paused text[] := array(select q.name from pgqueue.queues q where q.paused_at is not null);
 begin
     return query
     select l.queue, l.priority, first.ready_at, min(first.ready_at) over (partition by l.queue)
     from (
-        select distinct a.queue, a.priority
+        select a.queue, a.priority
         from pgqueue.lanes a
-        where (p_queues is null or a.queue = any (p_queues))
-            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+        where p_queues is null
+        union
+        select a.queue, a.priority
+        from unnest(p_queues) q (name)
+        join pgqueue.lanes a on a.queue = q.name
     ) l
     cross join lateral (
         (
@@ -231,7 +236,8 @@ begin
             limit 1
         )
         limit 1
-    ) first;
+    ) first
+    where l.queue <> all (v_paused);
 end
 $$;
 
@@ -240,12 +246,59 @@ comment on function pgqueue._due_lanes(text[], timestamptz) is
 
 create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz)
 returns text[]
-language sql
+language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(array_agg(distinct l.queue), '{}') from pgqueue._due_lanes(p_queues, p_now) l
+declare
+    v_paused text[] := array(select q.name from pgqueue.queues q where q.paused_at is not null);
+    v_due text[];
+begin
+    -- The first lane of a queue that has something will do.
+    select coalesce(array_agg(q.name), '{}') into v_due
+    from (
+        select a.queue as name
+        from pgqueue.lanes a
+        where p_queues is null
+        union
+        select u.name from unnest(p_queues) u (name)
+    ) q
+    cross join lateral (
+        select
+        from pgqueue.lanes a
+        cross join lateral (
+            (
+                select j.ready_at
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and j.queue = a.queue
+                    and j.priority = a.priority
+                    and j.resumed = false
+                    and j.ready_at <= p_now
+                order by j.ready_at, j.id
+                limit 1
+            )
+            union all
+            (
+                select j.ready_at
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and j.queue = a.queue
+                    and j.priority = a.priority
+                    and j.resumed = true
+                    and j.ready_at <= p_now
+                order by j.ready_at, j.id
+                limit 1
+            )
+            limit 1
+        ) first
+        where a.queue = q.name
+        limit 1
+    ) due
+    where q.name <> all (v_paused);
+    return v_due;
+end
 $$;
 
 comment on function pgqueue._due_queues(text[], timestamptz) is 'Private: the queues that have something due and are not paused.';
