@@ -123,7 +123,9 @@ def worker(
         list[str] | None,
         typer.Option("--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all queues."),
     ] = None,
-    strategy: Annotated[str, typer.Option(help="weighted, or strict: queues in the order given.")] = "weighted",
+    strategy: Annotated[
+        str, typer.Option(help="weighted, strict (in the order given), lag or round_robin.")
+    ] = "weighted",
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Jobs that run at the same time.")] = 20,
     lease: Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")] = 30.0,
     poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
@@ -494,9 +496,10 @@ def _ask(dsn: str | None, call: queries.Call[Any]) -> Any:
 
 
 def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
-    """Read -q critical,8 -q default into names and weights (1 where none is said)."""
+    """Read -q critical,8 -q default into names and weights, 1 where none is said; no weight at all: None."""
     if not options:
         return None, None
+    weighted = any("," in option for option in options)
     names, weights = [], []
     for option in options:
         name, comma, weight = option.rpartition(",")
@@ -506,7 +509,8 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
         names.append(name)
         weights.append(int(weight))
-    return tuple(names), tuple(weights)
+    # Nothing said here leaves the weights to pgqueue.queues.
+    return tuple(names), tuple(weights) if weighted else None
 
 
 def _load(modules: list[str]) -> App:

@@ -87,8 +87,8 @@ class WorkerConfig:
     """How a worker behaves. Durations are in seconds.
 
     queues            the queues to serve; None: all of them
-    weights           one for each queue; None: equal
-    strategy          how `reserve` chooses among queues: weighted or strict
+    weights           one for each queue; None: those in pgqueue.queues, 1 where none is said
+    strategy          how `reserve` chooses among queues: weighted, strict, lag or round_robin
     concurrency       handlers that run at the same time
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps when nobody wakes it

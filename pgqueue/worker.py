@@ -162,8 +162,9 @@ class Worker:
         )
 
     def _weighted_queues(self) -> list[str]:
-        queues = self.config.queues or ()
-        weights = self.config.weights or (1,) * len(queues)
+        queues, weights = self.config.queues or (), self.config.weights
+        if weights is None:
+            return list(queues)
         return [f"{queue} (weight {weight})" for queue, weight in zip(queues, weights, strict=True)]
 
     async def _check_schema(self) -> None:

@@ -51,6 +51,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
         *("worker", "migrate", "enqueue", "status", "grant", "demo"),
         *(f"jobs {each}" for each in ("list", "show", "retry", "cancel", "delete")),
+        *(f"schedules {each}" for each in ("list", "show", "pause", "resume", "run", "remove")),
     }
 
 

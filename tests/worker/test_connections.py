@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from pgqueue import App, Job, NotBuiltYet
+from pgqueue import App, InvalidArgument, Job
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 from tests.calls import enqueue, enqueue_many, job, reserve, value
@@ -179,8 +179,8 @@ async def test_a_worker_told_to_stop_while_it_starts_leaves_nothing_behind(
 async def test_a_worker_whose_settings_are_refused_leaves_nothing_behind(
     database: Database, conn: psycopg.Connection
 ) -> None:
-    worker = Worker(App(), database.dsn, WorkerConfig(name="w", queues=("a", "b"), weights=(3, 1)))
-    with pytest.raises(NotBuiltYet, match="weights that differ"):
+    worker = Worker(App(), database.dsn, WorkerConfig(name="w", queues=("a", "b"), weights=(3, 0)))
+    with pytest.raises(InvalidArgument, match="weights must be between"):
         await worker.run()
     assert value(conn, "select count(*) from pgqueue.workers") == 0
     await wait_until_async(lambda: backends(conn, "w") == [])

@@ -221,9 +221,9 @@ def test_an_unreachable_server_is_one_line_and_the_worker_keeps_trying_until_tol
 def test_the_log_has_one_line_for_each_change_and_none_for_an_empty_poll(
     conn: psycopg.Connection, start_worker: Start
 ) -> None:
-    worker = start_worker("-r", "jobs", "-q", "default", "-q", "other,1", "--poll-interval", "0.1", "--no-listen")
+    worker = start_worker("-r", "jobs", "-q", "default", "-q", "other,3", "--poll-interval", "0.1", "--no-listen")
     worker.started()
-    assert "queues default (weight 1), other (weight 1)" in worker.log()
+    assert "queues default (weight 1), other (weight 3)" in worker.log()
     job_id = enqueue(conn, "quick", {"j": 1}, max_attempts=1)
     wait_until(lambda: state(conn, job_id) == "dead")
     wait_until(lambda: "is dead" in worker.log())
