@@ -54,7 +54,7 @@ declare
     v_taken tid[] := '{}';
     v_places integer[] := '{}';
     v_owners text[] := '{}';
-    v_free integer[] := (select array_agg(n order by n) from generate_series(1, reserve.max_jobs) n);
+    v_free integer[];
     v_in_slots boolean;
     v_lane record;
     v_draw record;
@@ -68,6 +68,7 @@ begin
     perform pgqueue._check_reserve(
         reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy
     );
+    v_free := array(select n from generate_series(1, reserve.max_jobs) n);
     v_in_slots := pgqueue._draws_slots(reserve.queues, reserve.weights, reserve.strategy);
 
     loop
