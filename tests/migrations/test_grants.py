@@ -57,7 +57,8 @@ TABLES: dict[str, set[str]] = {
     "producer": set(),
     "worker": set(),
     "reader": READS,
-    "operator": READS | WRITES | {"settings:UPDATE"},
+    # Of tasks all columns but retry_function, of schedules those that override the code's.
+    "operator": READS | WRITES | {"settings:UPDATE", "schedules:UPDATE"},
 }
 
 
@@ -100,15 +101,23 @@ def test_every_public_function_is_for_some_kind_of_role(conn: psycopg.Connection
     assert public - FUNCTIONS["operator"] == {"grant_access", "revoke_access", "set_retry_function"}
 
 
+def test_an_operator_overrides_of_a_schedule_what_is_an_operators(conn: psycopg.Connection, role: str) -> None:
+    call(conn, "grant_access", "operator", role)
+    columns = conn.execute(
+        "select attname from pg_attribute where attrelid = 'pgqueue.schedules'::regclass and attnum > 0"
+        " and has_column_privilege(%s, attrelid, attnum, 'update')",
+        [role],
+    )
+    assert {row[0] for row in columns} == {"paused_at", "expression", "timezone"}
+
+
 def test_a_role_without_a_grant_may_do_nothing(conn: psycopg.Connection, role: str) -> None:
     assert (functions(conn, role), tables(conn, role)) == (set(), set())
     assert value(conn, "select has_schema_privilege(%s, 'pgqueue', 'usage')", role) is False
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_a_role_may_do_what_its_kind_says_and_nothing_else(
-    conn: psycopg.Connection, role: str, kind: str
-) -> None:
+def test_a_role_may_do_what_its_kind_says_and_nothing_else(conn: psycopg.Connection, role: str, kind: str) -> None:
     call(conn, "grant_access", kind, role)
     call(conn, "grant_access", kind, role)
     assert functions(conn, role) == FUNCTIONS[kind]
