@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 import psycopg
 from psycopg.rows import tuple_row
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -184,15 +185,21 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
 
 
 def _report(verdict: dict[str, Any], console: Console) -> None:
-    table = Table(title="What ran where, and how long it waited")
+    table = Table(title="What ran where, and how long it waited", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("queue", "task", "worker", "state"):
         table.add_column(column, overflow="fold")
-    for column in ("jobs", "tries", "median wait", "longest wait"):
+    for column in ("jobs", "tries", "median", "longest"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in verdict["ran"]:
         waits = ("" if row[key] is None else f"{row[key]} ms" for key in ("median_wait_ms", "longest_wait_ms"))
         table.add_row(
-            row["queue"], row["task"], row["worker"], row["state"], str(row["jobs"]), str(row["tries"]), *waits
+            row["queue"],
+            row["task"].removeprefix("shop."),
+            row["worker"],
+            row["state"],
+            str(row["jobs"]),
+            str(row["tries"]),
+            *waits,
         )
     console.print(table)
     console.print(
