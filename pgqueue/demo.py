@@ -185,7 +185,7 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
 
 
 def _report(verdict: dict[str, Any], console: Console) -> None:
-    table = Table(title="What ran where, and how long it waited", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="What ran where, and how long it waited", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("queue", "task", "worker", "state"):
         table.add_column(column, overflow="fold")
     for column in ("jobs", "tries", "median", "longest"):
