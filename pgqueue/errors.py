@@ -9,8 +9,7 @@ PgQueueError
 ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
 ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
 ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
-├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
-└── LeaseLost               the reservation is no longer held: the result was not stored
+└── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
 """
 
 from __future__ import annotations
@@ -65,7 +64,3 @@ class WrongIsolation(PgQueueError):
 
 class LockedTooLong(PgQueueError):
     """Another transaction holds the job's row (SQLSTATE 55P03). Nothing was changed."""
-
-
-class LeaseLost(PgQueueError):
-    """The reservation is no longer held, so nothing of the job was changed."""
