@@ -65,7 +65,7 @@ begin
                 insert into pgqueue.history (
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
-                    errors, result, retry
+                    errors, result, retry, score, limit_key, dedupe
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -76,7 +76,7 @@ begin
                         when p_error is null then d.errors
                         else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe
                 from dated d
                 where d.keep_for > '0'
             )

@@ -29,7 +29,8 @@ create or replace function pgqueue.enqueue(
     retention interval default null,
     retry_policy text default null,
     retry_delay interval default null,
-    retry_queue text default null
+    retry_queue text default null,
+    limit_key text default null
 )
 returns bigint
 language plpgsql
@@ -48,6 +49,7 @@ declare
     v_queue text;
     v_priority smallint;
     v_expires_in interval;
+    v_accumulate boolean;
     v_known boolean;
     v_asleep boolean;
     v_retry jsonb;
@@ -59,7 +61,7 @@ begin
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue
+            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key
         ) = 0
     then
         null;
@@ -68,7 +70,7 @@ begin
             enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
             enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
-            enqueue.retry_delay, enqueue.retry_queue
+            enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key
         );
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
@@ -93,22 +95,28 @@ begin
         w.queue,
         p.priority,
         coalesce(enqueue.expires_in, t.expires_in),
+        t.accumulate,
         exists (select from pgqueue.lanes l where l.queue = w.queue and l.priority = p.priority),
         exists (select from pgqueue.sleepers s where s.queue in (w.queue, '') and s.until > v_ready_at)
-    into v_queue, v_priority, v_expires_in, v_known, v_asleep
+    into v_queue, v_priority, v_expires_in, v_accumulate, v_known, v_asleep
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue.task
     cross join lateral (select coalesce(enqueue.queue, t.queue, 'default') as queue) w
     left join pgqueue.queues q on q.name = w.queue
     cross join lateral (select coalesce(enqueue.priority, t.priority, q.priority, 0)::smallint as priority) p;
 
+    if v_accumulate and enqueue.key is null then
+        perform pgqueue._refuse_without_key(enqueue.task);
+    end if;
+
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry
+        expires_at, max_attempts, retention, retry, key, score, limit_key
     )
     values (
         v_queue, enqueue.task, enqueue.args, enqueue.headers, enqueue.tags, v_priority, v_run_at, v_ready_at, v_now,
-        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention, v_retry
+        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention, v_retry,
+        enqueue.key, enqueue.score, enqueue.limit_key
     )
     returning id into v_id;
 
@@ -124,7 +132,7 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text
+    text, bigint[], jsonb, text[], interval, text, interval, text, text
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
@@ -132,7 +140,9 @@ comment on function pgqueue.enqueue(
     'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
     'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
     'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of what the task says; '
-    'timeout, key, score, dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
+    'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
+    'limit_key: what limits of that kind go by. '
+    'timeout, dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
 
 create or replace function pgqueue._check_options(
     p_task text,
@@ -154,7 +164,8 @@ create or replace function pgqueue._check_options(
     p_retention interval,
     p_retry_policy text,
     p_retry_delay interval,
-    p_retry_queue text
+    p_retry_queue text,
+    p_limit_key text
 )
 returns void
 language plpgsql
@@ -170,8 +181,6 @@ begin
     end if;
     v_unbuilt := case
         when p_timeout is not null then 'timeout'
-        when p_key is not null then 'key'
-        when p_score is not null then 'score'
         when p_dedupe is not null then 'dedupe'
         when p_dedupe_for is not null then 'dedupe_for'
         when p_on_conflict is not null then 'on_conflict'
@@ -264,13 +273,48 @@ begin
     if p_retry_queue is not null then
         perform pgqueue._check_name('retry_queue', p_retry_queue);
     end if;
+    if p_key is not null then
+        perform pgqueue._check_name('key', p_key, 512);
+        if p_retry_queue is not null then
+            perform pgqueue._refuse(
+                'key and retry_queue were both given', 'The order of a key holds within one queue.',
+                'Leave retry_queue out: a job with a key is retried in its own queue.'
+            );
+        end if;
+    end if;
+    if p_limit_key is not null then
+        perform pgqueue._check_name('limit_key', p_limit_key, 512);
+    end if;
+    if p_score in ('NaN', 'Infinity', '-Infinity') then
+        perform pgqueue._refuse(
+            'score must be finite', format('It is %s.', p_score),
+            'Give score as a number, or leave it out to order payloads by the time of their enqueue.'
+        );
+    end if;
 end
 $$;
 
 comment on function pgqueue._check_options(
     text, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval, text, interval, text
+    bigint[], jsonb, text[], interval, text, interval, text, text
 ) is 'Private: refuses wrong options of a job, each by its name.';
+
+create or replace function pgqueue._refuse_without_key(p_task text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        format('task %s accumulates payloads by key, and key is null', quote_literal(p_task)), 'Nothing was enqueued.',
+        'Give key: all payloads of a key that are due go to one call.'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_without_key(text) is 'Private: refuses a job of an accumulating task without a key.';
 
 -- Seconds, for a text of an interval means another one in another intervalstyle.
 create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)

@@ -23,7 +23,8 @@ create or replace function pgqueue.enqueue_many(
     retention interval default null,
     retry_policy text default null,
     retry_delay interval default null,
-    retry_queue text default null
+    retry_queue text default null,
+    limit_key text default null
 )
 returns setof bigint
 language plpgsql
@@ -42,6 +43,7 @@ declare
     v_queue text;
     v_priority smallint;
     v_expires_in interval;
+    v_accumulate boolean;
     v_retry jsonb;
 begin
     perform pgqueue._check_options(
@@ -49,7 +51,7 @@ begin
         enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts, enqueue_many.key,
         enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
-        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue
+        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key
     );
     v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
     if enqueue_many.args is null then
@@ -72,23 +74,28 @@ begin
     select
         w.queue,
         p.priority,
-        coalesce(enqueue_many.expires_in, t.expires_in)
-    into v_queue, v_priority, v_expires_in
+        coalesce(enqueue_many.expires_in, t.expires_in),
+        t.accumulate
+    into v_queue, v_priority, v_expires_in, v_accumulate
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task
     cross join lateral (select coalesce(enqueue_many.queue, t.queue, 'default') as queue) w
     left join pgqueue.queues q on q.name = w.queue
     cross join lateral (select coalesce(enqueue_many.priority, t.priority, q.priority, 0)::smallint as priority) p;
 
+    if v_accumulate and enqueue_many.key is null then
+        perform pgqueue._refuse_without_key(enqueue_many.task);
+    end if;
+
     return query
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry
+        expires_at, max_attempts, retention, retry, key, score, limit_key
     )
     select
         v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
         v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention,
-        v_retry
+        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
@@ -102,7 +109,7 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text
+    text, bigint[], jsonb, text[], interval, text, interval, text, text
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
     'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue.';

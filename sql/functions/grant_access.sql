@@ -82,13 +82,13 @@ begin
         end loop;
         if v_grant.kind in ('reader', 'operator') then
             execute format('grant select on pgqueue.all_jobs, pgqueue.effective_tasks to %I', v_grant.role);
-            execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers to %I', v_grant.role);
+            execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits to %I', v_grant.role);
             execute format(
                 'grant select on pgqueue.schedules, pgqueue.effective_schedules, pgqueue.schedule_history to %I', v_grant.role
             );
         end if;
         if v_grant.kind = 'operator' then
-            execute format('grant insert, update, delete on pgqueue.queues to %I', v_grant.role);
+            execute format('grant insert, update, delete on pgqueue.queues, pgqueue.limits to %I', v_grant.role);
             -- Every column but retry_function, which fail() calls with its owner's rights.
             select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
             into v_columns

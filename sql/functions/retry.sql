@@ -37,14 +37,15 @@ begin
         )
         insert into pgqueue.jobs (
             id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses, priority,
-            resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry
+            resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score,
+            limit_key
         )
         overriding system value
         select
             g.id, g.reservation, g.run_at, v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
             g.losses,
             g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors,
-            g.retry
+            g.retry, g.score, g.limit_key
         from gone g
         returning queue, priority into v_lane;
         if not found then

@@ -43,7 +43,7 @@ begin
     perform pgqueue._check_options(
         schedule.task, schedule.queue, schedule.priority, null, null, schedule.expires_in, null,
         schedule.max_attempts, null, null, null, null, null, null, schedule.headers, schedule.tags, schedule.retention,
-        null, null, null
+        null, null, null, null
     );
     perform pgqueue._check_args(schedule.args);
     perform pgqueue._check_schedule(

@@ -9,14 +9,14 @@ select
     case when j.state = 'executing' then j.reservation end as reservation,
     j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
-    j.retry
+    j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into
 from pgqueue.jobs j
 union all
 select
     h.id, h.queue, h.task, h.state, h.priority, h.attempts, h.max_attempts, h.run_at, null,
     h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
-    h.retry
+    h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -39,10 +39,16 @@ comment on column pgqueue.all_jobs.cancel_requested_at is 'When somebody asked t
 comment on column pgqueue.all_jobs.finished_at is 'When it ended.';
 comment on column pgqueue.all_jobs.kept_until is 'When history forgets it.';
 comment on column pgqueue.all_jobs.losses is 'How often its lease lapsed.';
-comment on column pgqueue.all_jobs.key is 'Order group.';
+comment on column pgqueue.all_jobs.key is 'Order group: jobs of one queue and key run one at a time, in order.';
 comment on column pgqueue.all_jobs.tags is 'Labels.';
 comment on column pgqueue.all_jobs.args is 'Arguments of the task.';
 comment on column pgqueue.all_jobs.headers is 'Trace context and middleware data.';
 comment on column pgqueue.all_jobs.errors is 'The last ten errors, oldest first.';
 comment on column pgqueue.all_jobs.result is 'What complete was given.';
 comment on column pgqueue.all_jobs.retry is 'What the job itself says of retries, over its task: policy, delay in seconds, queue.';
+comment on column pgqueue.all_jobs.score is 'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
+comment on column pgqueue.all_jobs.limit_key is 'What limits of the kind limit_key go by.';
+comment on column pgqueue.all_jobs.blocked_on is 'The limit that a blocked job waits for; null: the job ahead of it in its key.';
+comment on column pgqueue.all_jobs.leader is 'Of a job executing in a call of an accumulating task: the job that stands for all payloads of its key.';
+comment on column pgqueue.all_jobs.dedupe is 'The dedupe key under which it was enqueued.';
+comment on column pgqueue.all_jobs.merged_into is 'The job with the same payload that ran instead of it.';

@@ -16,7 +16,9 @@ select
     coalesce(t.retry_cap, t.declared_retry_cap) as retry_cap,
     coalesce(t.retry_delays, t.declared_retry_delays) as retry_delays,
     coalesce(t.retry_queue, t.declared_retry_queue) as retry_queue,
-    t.retry_function
+    t.retry_function,
+    coalesce(t.accumulate, t.declared_accumulate) as accumulate,
+    coalesce(t.batch_size, t.declared_batch_size) as batch_size
 from pgqueue.tasks t;
 
 comment on view pgqueue.effective_tasks is
@@ -36,3 +38,5 @@ comment on column pgqueue.effective_tasks.retry_cap is 'Longest delay of the pol
 comment on column pgqueue.effective_tasks.retry_delays is 'Delays of the policy list.';
 comment on column pgqueue.effective_tasks.retry_queue is 'Where a job goes when it fails; null: it stays.';
 comment on column pgqueue.effective_tasks.retry_function is 'Function of the policy function; see set_retry_function().';
+comment on column pgqueue.effective_tasks.accumulate is 'Whether all due payloads of a key go to one call; null: no.';
+comment on column pgqueue.effective_tasks.batch_size is 'How many keys one call of an accumulating task gets; null: 1.';

@@ -1,0 +1,47 @@
+"""Keys, accumulating tasks, dedupe and limits."""
+
+from pathlib import Path
+
+from pgqueue.migrate import run_sql
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "3df39cfefce975b889a9af1f8fa409e8e119d9fd66731eda13333661ee36e146"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    # Parked jobs wait again, and the payloads of one call run one by one.
+    run_sql(
+        """
+        update pgqueue.jobs
+        set state = case when errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end
+        where state = 'blocked' or (state = 'executing' and leader <> id);
+        drop table
+            pgqueue.key_notes, pgqueue.limits, pgqueue.limit_starts, pgqueue.limit_waits, pgqueue.dedupe_keys;
+        alter table pgqueue.housekeeping drop column unparked, drop column key_cursor;
+        alter table pgqueue.settings drop column dedupe_wait;
+        alter table pgqueue.tasks
+            drop column accumulate,
+            drop column batch_size,
+            drop column declared_accumulate,
+            drop column declared_batch_size;
+        drop index
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_executing;
+        alter table pgqueue.history
+            drop column score, drop column limit_key, drop column dedupe, drop column merged_into;
+        alter table pgqueue.jobs
+            drop column leader,
+            drop column score,
+            drop column limit_key,
+            drop column blocked_on,
+            drop column dedupe;
+        """
+    )
