@@ -80,7 +80,8 @@ comment on column pgqueue.limits.per is 'The length of that time.';
 -- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases.
 create index jobs_executing on pgqueue.jobs (queue, task) where state = 'executing' and queue > '';
 create index jobs_executing_limit_key on pgqueue.jobs (limit_key) where state = 'executing' and limit_key is not null;
-create index jobs_parked on pgqueue.jobs (blocked_on, priority, ready_at, id) where state = 'blocked' and blocked_on is not null;
+create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
+    where state = 'blocked' and blocked_on is not null;
 
 -- Starts are inserted and summed over the time that counts; nothing is updated in place.
 create table pgqueue.limit_starts (
