@@ -102,14 +102,17 @@ comment on column pgqueue.limit_starts.started is 'How many.';
 create table pgqueue.limit_waits (
     n bigint generated always as identity primary key,
     name text collate "C" not null,
-    next_at timestamptz not null
+    next_at timestamptz not null,
+    timed boolean not null default false
 );
+create index limit_waits_timed on pgqueue.limit_waits (next_at) where timed;
 create index limit_waits_by_time on pgqueue.limit_waits (next_at);
 create index limit_waits_by_name on pgqueue.limit_waits (name, next_at);
 comment on table pgqueue.limit_waits is 'Private: limits with parked jobs, and when to look whether they have room.';
 comment on column pgqueue.limit_waits.n is 'Order.';
 comment on column pgqueue.limit_waits.name is 'The limit: kind:target.';
 comment on column pgqueue.limit_waits.next_at is 'When to look.';
+comment on column pgqueue.limit_waits.timed is 'Whether there will be room then, as a rate says: workers wake for it.';
 
 -- Who stands for a dedupe key. A row of its own, for it may outlive its job.
 create table pgqueue.dedupe_keys (

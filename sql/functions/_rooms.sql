@@ -42,7 +42,7 @@ comment on function pgqueue._limits_of(text, text, text) is
 -- Null: another claim is looking at this limit.
 create or replace function pgqueue._room(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
-    out room integer, out next_at timestamptz
+    out room integer, out next_at timestamptz, out timed boolean
 )
 returns record
 language plpgsql
@@ -64,6 +64,7 @@ begin
     end if;
     room := 1000000;
     next_at := p_now + interval '1 s';
+    timed := false;
     if p_max_executing is not null then
         -- In a statement after the one that took the lock: its snapshot shows what the holder before committed.
         room := p_max_executing - pgqueue._count_executing(p_kind, p_target, p_max_executing);
@@ -76,6 +77,7 @@ begin
         where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
         if p_rate - v_started <= 0 then
             next_at := v_first + p_per;
+            timed := true;
         end if;
         room := least(room, p_rate - v_started);
     end if;
@@ -109,14 +111,15 @@ begin
         select l.* from pgqueue._limits_of(p_task, p_key, p_limit_key) l order by l.name
     loop
         if not rooms ? v_limit.name then
-            select r.room, r.next_at into v_room
+            select r.room, r.next_at, r.timed into v_room
             from pgqueue._room(
                 v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
             ) r;
             rooms := rooms || jsonb_build_object(
                 v_limit.name,
                 jsonb_build_object(
-                    'room', v_room.room, 'next_at', v_room.next_at, 'rate', v_limit.rate is not null, 'started', 0
+                    'room', v_room.room, 'next_at', v_room.next_at, 'timed', v_room.timed,
+                    'rate', v_limit.rate is not null, 'started', 0
                 )
             );
         end if;
@@ -183,8 +186,11 @@ begin
         resumed = false
     from unnest(p_rows, p_names) w (row_at, name)
     where j.ctid = w.row_at;
-    insert into pgqueue.limit_waits (name, next_at)
-    select n.name, coalesce((p_rooms -> n.name ->> 'next_at')::timestamptz, p_now + interval '1 s')
+    insert into pgqueue.limit_waits (name, next_at, timed)
+    select
+        n.name,
+        coalesce((p_rooms -> n.name ->> 'next_at')::timestamptz, p_now + interval '1 s'),
+        coalesce((p_rooms -> n.name ->> 'timed')::boolean, false)
     from (select distinct u.name from unnest(p_names) u (name)) n
     where not exists (select from pgqueue.limit_waits w where w.name = n.name);
 end
@@ -325,6 +331,7 @@ declare
     v_limit record;
     v_room integer;
     v_next_at timestamptz;
+    v_timed boolean;
     v_unparked integer := 0;
 begin
     with due as (
@@ -356,7 +363,7 @@ begin
         ) l
         where l.name = v_name;
         if found then
-            select r.room, r.next_at into v_room, v_next_at
+            select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
             from pgqueue._room(
                 v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
             ) r;
@@ -364,13 +371,15 @@ begin
             -- The limit is gone: whoever was parked under it is free.
             v_room := 1000;
             v_next_at := v_now;
+            v_timed := false;
         end if;
         if v_room > 0 then
             v_unparked := v_unparked + pgqueue._unpark(v_name, least(v_room, 1000));
-            v_next_at := v_now + interval '1 s';
+            v_next_at := v_now + case when v_room = 1000 then interval '0' else interval '1 s' end;
+            v_timed := false;
         end if;
-        insert into pgqueue.limit_waits (name, next_at)
-        select v_name, coalesce(v_next_at, v_now + interval '50 ms')
+        insert into pgqueue.limit_waits (name, next_at, timed)
+        select v_name, coalesce(v_next_at, v_now + interval '50 ms'), coalesce(v_timed, false)
         where exists (
             select
             from pgqueue.jobs j
@@ -422,3 +431,53 @@ $$;
 
 comment on function pgqueue._queue_rooms(text[], timestamptz) is
     'Private: how many jobs each queue that has a limit may still give.';
+
+create or replace function pgqueue._tidy_starts(p_now timestamptz)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    delete from pgqueue.limit_starts s
+    where s.at < p_now - coalesce((select max(l.per) from pgqueue.limits l), '0') - interval '1 min'
+$$;
+
+comment on function pgqueue._tidy_starts(timestamptz) is 'Private: forgets starts that no rate counts any more.';
+
+-- When a worker that found nothing should look again because of limits: for parked jobs the time that their rate gives,
+-- for a queue that has used up its rate the end of the oldest start.
+create or replace function pgqueue._next_room(p_queues text[], p_now timestamptz)
+returns timestamptz
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select least(
+        (
+            select w.next_at
+            from pgqueue.limit_waits w
+            where w.timed and w.next_at > p_now
+            order by w.next_at
+            limit 1
+        ),
+        (
+            select min(used.first_at + l.per)
+            from pgqueue.limits l
+            cross join lateral (
+                select sum(s.started) as started, min(s.at) as first_at
+                from pgqueue.limit_starts s
+                where s.name = 'queue:' || l.target and s.at > p_now - l.per and s.at <= p_now + interval '1 s'
+            ) used
+            where l.kind = 'queue'
+                and (p_queues is null or l.target = any (p_queues))
+                and used.started >= l.rate
+        )
+    )
+$$;
+
+comment on function pgqueue._next_room(text[], timestamptz) is
+    'Private: when the first limit with a rate will have room again; null: none of them is used up.';

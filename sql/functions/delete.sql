@@ -12,12 +12,20 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
+declare
+    v_gone record;
 begin
-    delete from pgqueue.jobs where id = delete.job_id and state <> 'executing';
+    delete from pgqueue.jobs
+    where id = delete.job_id and state <> 'executing'
+    returning queue, key into v_gone;
     if not found then
         delete from pgqueue.history where id = delete.job_id;
+        return found;
     end if;
-    return found;
+    if v_gone.key is not null then
+        perform pgqueue._release_next(array[v_gone.queue], array[v_gone.key]);
+    end if;
+    return true;
 end
 $$;
 
