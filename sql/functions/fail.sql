@@ -25,6 +25,9 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -153,7 +156,7 @@ begin
         lease_expires_at = null,
         leader = null,
         errors = pgqueue._with_error(errors, v_error, v_job.attempts, v_job.reserved_by, pgqueue._clock())
-    where id = fail.job_id or id = any (v_followers);
+    where id = any (fail.job_id || v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
     perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
     if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
