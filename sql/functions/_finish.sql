@@ -79,7 +79,7 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into
+                    merged_into, timeout, crashed_on, progress
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -90,7 +90,7 @@ begin
                         when p_error is null then d.errors
                         else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress
                 from dated d
                 where d.keep_for > '0'
             )

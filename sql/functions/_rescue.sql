@@ -5,6 +5,7 @@
 -- holds counts as held. A lease that lapsed while nobody kept house (outage, failover, clock step) first gets
 -- one full length more, once for each reservation: its worker had no chance to extend it, and taking everything
 -- back at once would run all that is in flight twice.
+-- A job that was lost with a worker that had said that it runs, and is gone, counts one crash (see _put_back).
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
 returns timestamptz
@@ -45,6 +46,7 @@ declare
     v_gap_at timestamptz;
     v_lapsed_ids bigint[];
     v_spared_ids bigint[];
+    v_crashed_ids bigint[];
 begin
     rescued := 0;
     prolonged := 0;
@@ -55,11 +57,15 @@ begin
 
     select
         array_agg(l.id) filter (where not l.spared),
-        array_agg(l.id) filter (where l.spared)
-    into v_lapsed_ids, v_spared_ids
+        array_agg(l.id) filter (where l.spared),
+        array_agg(l.id) filter (where not l.spared and l.started and pgqueue._is_gone(l.reserved_by, l.heard_at))
+    into v_lapsed_ids, v_spared_ids, v_crashed_ids
     from (
         select
-            j.id,
+            j.id, j.reserved_by,
+            j.started is not distinct from j.reservation as started,
+            -- It beats about as often as it extends, every third of a lease: a living one was heard of since.
+            j.lease_expires_at - j.lease / 2 as heard_at,
             not j.lease_prolonged and coalesce(v_gap_at > j.lease_expires_at - j.lease, false) as spared
         from pgqueue.jobs j
         where j.state = 'executing' and j.lease_expires_at <= v_now
@@ -73,7 +79,7 @@ begin
         lease_prolonged = true,
         lease_expires_at = v_now + j.lease
     where j.id = any (v_spared_ids);
-    perform pgqueue._put_back(v_lapsed_ids, '0', true);
+    perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0);
     prolonged := coalesce(cardinality(v_spared_ids), 0);
 end
@@ -81,6 +87,23 @@ $$;
 
 comment on function pgqueue._rescue(integer, timestamptz) is
     'Private: takes back up to p_limit lapsed leases, or prolongs them once if they began before the gap in housekeeping at p_gap_at (null: look it up).';
+
+create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
+returns boolean
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(
+        (select b.at < p_since from pgqueue.beats b where b.worker = p_worker order by b.n desc limit 1),
+        true
+    )
+$$;
+
+comment on function pgqueue._is_gone(text, timestamptz) is 'Private: whether nothing was heard of a worker since then.';
 
 create or replace function pgqueue._expire_jobs(p_limit integer)
 returns bigint

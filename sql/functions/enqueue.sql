@@ -111,12 +111,12 @@ begin
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key
+        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
     )
     values (
         v_queue, enqueue.task, enqueue.args, enqueue.headers, enqueue.tags, v_priority, v_run_at, v_ready_at, v_now,
         greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention, v_retry,
-        enqueue.key, enqueue.score, enqueue.limit_key
+        enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
     )
     returning id into v_id;
 
@@ -141,8 +141,8 @@ comment on function pgqueue.enqueue(
     'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
     'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of what the task says; '
     'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
-    'limit_key: what limits of that kind go by. '
-    'timeout, dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
+    'limit_key: what limits of that kind go by; timeout: how long one try may take. '
+    'dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
 
 create or replace function pgqueue._check_options(
     p_task text,
@@ -180,7 +180,6 @@ begin
         perform pgqueue._check_name('task', p_task);
     end if;
     v_unbuilt := case
-        when p_timeout is not null then 'timeout'
         when p_dedupe is not null then 'dedupe'
         when p_dedupe_for is not null then 'dedupe_for'
         when p_on_conflict is not null then 'on_conflict'
@@ -224,6 +223,12 @@ begin
         perform pgqueue._refuse(
             'expires_in must be above zero and finite', format('It is %s.', p_expires_in),
             'Give expires_in as an interval counted from run_at, such as ''1 hour'', or leave it out.'
+        );
+    end if;
+    if p_timeout is not null and (not isfinite(p_timeout) or p_timeout <= '0' or p_timeout > '7 days') then
+        perform pgqueue._refuse(
+            'timeout must be above zero and at most seven days', format('It is %s.', p_timeout),
+            'Give timeout as an interval, such as ''5 min'': how long one try may take.'
         );
     end if;
     if p_max_attempts not between 1 and 100000 then

@@ -90,12 +90,12 @@ begin
     return query
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key
+        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
     )
     select
         v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
         v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention,
-        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key
+        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key, enqueue_many.timeout
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;

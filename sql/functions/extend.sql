@@ -6,7 +6,9 @@
 -- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
 -- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
 
-create or replace function pgqueue.extend(job_ids bigint[], reservations bigint[], lease interval default '30 s')
+create or replace function pgqueue.extend(
+    job_ids bigint[], reservations bigint[], lease interval default '30 s', started boolean[] default null
+)
 returns table (job_id bigint, lease_expires_at timestamptz, cancel_requested boolean)
 language plpgsql
 volatile
@@ -27,9 +29,17 @@ begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
     perform pgqueue._check_lease(extend.lease);
 
+    if cardinality(extend.started) <> cardinality(extend.job_ids) then
+        perform pgqueue._refuse(
+            'started must match job_ids',
+            format('There are %s of started and %s job ids.', cardinality(extend.started), cardinality(extend.job_ids)),
+            'Say for each of job_ids whether its handler runs, or leave started out.'
+        );
+    end if;
+
     with held as materialized (
-        select h.place
-        from unnest(extend.job_ids, extend.reservations) w (id, reservation)
+        select h.place, w.started
+        from unnest(extend.job_ids, extend.reservations, extend.started) w (id, reservation, started)
         cross join lateral (
             select j.ctid as place
             from pgqueue.jobs j
@@ -40,6 +50,7 @@ begin
     update pgqueue.jobs j
     set
         lease = extend.lease,
+        started = case when h.started then j.reservation else j.started end,
         -- The payloads that go with a leader have no lease of their own.
         lease_expires_at = case when j.leader is null or j.leader = j.id then pgqueue._clock() + extend.lease end
     from held h
@@ -57,6 +68,6 @@ begin
 end
 $$;
 
-comment on function pgqueue.extend(bigint[], bigint[], interval) is
-    'Extend leases. Returns the jobs that are still held, until when, and which of them somebody asked to cancel; '
+comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
+    'Extend leases; started: of which jobs the handler runs (see started()). Returns the jobs that are still held, until when, and which of them somebody asked to cancel; '
     'a job that is not returned is lost: stop working on it.';

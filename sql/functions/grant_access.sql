@@ -130,6 +130,13 @@ as $$
             ('release', '{worker,operator}'),
             ('release_unheld', '{worker,operator}'),
             ('snooze', '{worker,operator}'),
+            ('started', '{worker,operator}'),
+            ('crashed', '{worker,operator}'),
+            ('progress', '{worker,operator}'),
+            ('hold', '{worker,operator}'),
+            ('is_wanted', '{worker,operator}'),
+            -- Not for producers: ids are easy to guess.
+            ('outcome', '{worker,reader,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
             ('bye', '{worker,operator}'),

@@ -73,7 +73,11 @@ comment on function pgqueue._check_delay(interval) is 'Private: refuses delays t
 
 -- The caller has locked the rows, in executing. What comes back at once is read first in its lane, in the order of
 -- return; what comes back later takes its place by its time. A job that somebody asked to cancel ends here.
-create or replace function pgqueue._put_back(p_job_ids bigint[], p_delay interval, p_lost boolean)
+-- p_crashed: those of p_job_ids whose worker died while it ran them. At max_crashes of its task such a job is dead, instead
+-- of killing worker after worker. Of a call of an accumulating task the leader alone counts, and the others go back.
+create or replace function pgqueue._put_back(
+    p_job_ids bigint[], p_delay interval, p_lost boolean, p_crashed bigint[] default null
+)
 returns void
 language plpgsql
 volatile
@@ -88,6 +92,8 @@ declare
     v_cancelled_ids bigint[];
     v_cancelled_reservations bigint[];
     v_gathered boolean;
+    v_poison record;
+    v_poisoned bigint[] := '{}';
     v_back bigint[] := p_job_ids;
     v_lane record;
     v_tasks text[];
@@ -110,6 +116,18 @@ begin
     from pgqueue.jobs j
     where j.id = any (v_back) and j.cancel_requested_at is not null;
 
+    if p_crashed is not null then
+        update pgqueue.jobs j set crashed_on = j.crashed_on || j.reserved_by where j.id = any (p_crashed);
+        v_poisoned := array(
+            select j.id
+            from pgqueue.jobs j
+            left join pgqueue.effective_tasks t on t.name = j.task
+            where j.id = any (p_crashed)
+                and cardinality(j.crashed_on) >= coalesce(t.max_crashes, 3)
+                and j.cancel_requested_at is null
+        );
+    end if;
+
     for v_lane in
         with back as (
             update pgqueue.jobs j
@@ -121,7 +139,7 @@ begin
                 losses = j.losses + p_lost::integer,
                 lease_expires_at = null,
                 leader = null
-            where j.id = any (v_back) and j.id <> all (coalesce(v_cancelled_ids, '{}'))
+            where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled_ids, '{}'))
             returning j.queue, j.priority
         )
         select distinct b.queue, b.priority from back b
@@ -134,6 +152,21 @@ begin
         perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
     end if;
 
+    for v_poison in
+        select j.id, j.reservation, j.crashed_on from pgqueue.jobs j where j.id = any (v_poisoned) order by j.id
+    loop
+        perform pgqueue._finish(
+            array[v_poison.id], array[v_poison.reservation], true, 'dead', null,
+            jsonb_build_object(
+                'class', 'Poison',
+                'message', format(
+                    'its worker died while it ran it, %s times: %s',
+                    cardinality(v_poison.crashed_on), array_to_string(v_poison.crashed_on, ', ')
+                )
+            )
+        );
+    end loop;
+
     if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
         select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key)
         into v_tasks, v_keys, v_limit_keys
@@ -144,5 +177,5 @@ begin
 end
 $$;
 
-comment on function pgqueue._put_back(bigint[], interval, boolean) is
+comment on function pgqueue._put_back(bigint[], interval, boolean, bigint[]) is
     'Private: puts executing jobs, locked by the caller, back into the ready index.';

@@ -34,7 +34,11 @@ returns table (
     created_at timestamptz,
     lease_expires_at timestamptz,
     leader bigint,
-    score numeric
+    score numeric,
+    timeout interval,
+    losses integer,
+    crashes integer,
+    store_result boolean
 )
 language plpgsql
 volatile
@@ -231,7 +235,8 @@ begin
             coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
             h.reservation, h.run_at, h.created_at, coalesce(h.lease_expires_at, v_now + reserve.lease),
             case when h.leader is not null then first_value(h.id) over (partition by h.place order by h.n) end,
-            h.score
+            h.score, coalesce(h.timeout, t.timeout), h.losses, coalesce(cardinality(h.crashed_on), 0),
+            coalesce(t.store_result, false)
         from held h
         left join pgqueue.effective_tasks t on t.name = h.task
         order by h.place, h.n;
@@ -254,12 +259,13 @@ begin
         where j.ctid = taken.row_at
         returning
             taken.place, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
-            j.reservation, j.run_at, j.created_at, j.lease_expires_at
+            j.reservation, j.run_at, j.created_at, j.lease_expires_at, j.timeout, j.losses, j.crashed_on
     )
     select
         c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
         coalesce(c.max_attempts, t.max_attempts, 11),
-        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, null::numeric
+        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, null::numeric,
+        coalesce(c.timeout, t.timeout), c.losses, coalesce(cardinality(c.crashed_on), 0), coalesce(t.store_result, false)
     from claimed c
     left join pgqueue.effective_tasks t on t.name = c.task
     order by c.place;

@@ -1,7 +1,8 @@
 -- retry: a dead or cancelled job comes back with a fresh count, a failed one runs now.
 --
 -- Locks the one row, in jobs or in history, and waits for another holder at most 5 s (55P03). The job keeps its id,
--- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off.
+-- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off. Workers that died of
+-- it are forgotten.
 
 create or replace function pgqueue.retry(job_id bigint)
 returns boolean
@@ -25,7 +26,8 @@ begin
     set
         ready_at = v_now,
         resumed = true,
-        expires_at = null
+        expires_at = null,
+        crashed_on = null
     where id = retry.job_id and state = v_failed
     returning queue, priority into v_lane;
 
@@ -38,14 +40,14 @@ begin
         insert into pgqueue.jobs (
             id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses, priority,
             resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score,
-            limit_key
+            limit_key, timeout
         )
         overriding system value
         select
             g.id, g.reservation, least(g.run_at, v_now), v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
             g.losses,
             g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors,
-            g.retry, g.score, g.limit_key
+            g.retry, g.score, g.limit_key, g.timeout
         from gone g
         returning queue, priority into v_lane;
         if not found then

@@ -9,14 +9,16 @@ select
     case when j.state = 'executing' then j.reservation end as reservation,
     j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
-    j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into
+    j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into,
+    j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress
 from pgqueue.jobs j
 union all
 select
     h.id, h.queue, h.task, h.state, h.priority, h.attempts, h.max_attempts, h.run_at, null,
     h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
-    h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into
+    h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into,
+    h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -38,7 +40,7 @@ comment on column pgqueue.all_jobs.lease_expires_at is 'Until when that reservat
 comment on column pgqueue.all_jobs.cancel_requested_at is 'When somebody asked to cancel it while it was executing.';
 comment on column pgqueue.all_jobs.finished_at is 'When it ended.';
 comment on column pgqueue.all_jobs.kept_until is 'When history forgets it.';
-comment on column pgqueue.all_jobs.losses is 'How often its lease lapsed.';
+comment on column pgqueue.all_jobs.losses is 'How often its reservation was lost: the lease lapsed, or its worker came back without it.';
 comment on column pgqueue.all_jobs.key is 'Order group: jobs of one queue and key run one at a time, in order.';
 comment on column pgqueue.all_jobs.tags is 'Labels.';
 comment on column pgqueue.all_jobs.args is 'Arguments of the task.';
@@ -52,3 +54,7 @@ comment on column pgqueue.all_jobs.blocked_on is 'The limit that a blocked job w
 comment on column pgqueue.all_jobs.leader is 'Of a job executing in a call of an accumulating task: the job that stands for all payloads of its key.';
 comment on column pgqueue.all_jobs.dedupe is 'The dedupe key under which it was enqueued.';
 comment on column pgqueue.all_jobs.merged_into is 'The job with the same payload that ran instead of it.';
+comment on column pgqueue.all_jobs.timeout is 'How long one try may take, where the job itself says so; null: as its task says.';
+comment on column pgqueue.all_jobs.crashes is 'How often its worker died while it ran it; at max_crashes of its task (3) it is dead.';
+comment on column pgqueue.all_jobs.crashed_on is 'Those workers.';
+comment on column pgqueue.all_jobs.progress is 'What its handler last told: done, total, note, at.';

@@ -18,7 +18,10 @@ select
     coalesce(t.retry_queue, t.declared_retry_queue) as retry_queue,
     t.retry_function,
     coalesce(t.accumulate, t.declared_accumulate) as accumulate,
-    coalesce(t.batch_size, t.declared_batch_size) as batch_size
+    coalesce(t.batch_size, t.declared_batch_size) as batch_size,
+    coalesce(t.timeout, t.declared_timeout) as timeout,
+    coalesce(t.max_crashes, t.declared_max_crashes) as max_crashes,
+    coalesce(t.store_result, t.declared_store_result) as store_result
 from pgqueue.tasks t;
 
 comment on view pgqueue.effective_tasks is
@@ -40,3 +43,6 @@ comment on column pgqueue.effective_tasks.retry_queue is 'Where a job goes when 
 comment on column pgqueue.effective_tasks.retry_function is 'Function of the policy function; see set_retry_function().';
 comment on column pgqueue.effective_tasks.accumulate is 'Whether all due payloads of a key go to one call; null: no.';
 comment on column pgqueue.effective_tasks.batch_size is 'How many keys one call of an accumulating task gets; null: 1.';
+comment on column pgqueue.effective_tasks.timeout is 'How long one try may take; null: for ever.';
+comment on column pgqueue.effective_tasks.max_crashes is 'How many workers may die while they run a job before it is dead; null: 3.';
+comment on column pgqueue.effective_tasks.store_result is 'Whether history keeps what the function returns; null: no.';

@@ -26,6 +26,12 @@ WORKER = ANYONE | {
     "release",
     "release_unheld",
     "snooze",
+    "started",
+    "crashed",
+    "progress",
+    "hold",
+    "is_wanted",
+    "outcome",
     "hello",
     "beat",
     "bye",
@@ -36,7 +42,7 @@ WORKER = ANYONE | {
     "schedule",
     "cron_next",
 }
-READER = ANYONE | {"stats", "cron_next"}
+READER = ANYONE | {"stats", "cron_next", "outcome"}
 OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "unschedule",
     "pause_schedule",

@@ -1,0 +1,37 @@
+"""What a worker tells of its jobs: timeouts, crashes, results, progress."""
+
+from pathlib import Path
+
+from pgqueue.migrate import run_sql
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "1f69e7e2701461a8aa5c7d4d90f4b5c8b3ca40c0d8efe119bced1933c205d824"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    run_sql(
+        """
+        alter table pgqueue.tasks
+            drop column timeout,
+            drop column max_crashes,
+            drop column store_result,
+            drop column declared_timeout,
+            drop column declared_max_crashes,
+            drop column declared_store_result;
+        alter table pgqueue.history drop column timeout, drop column crashed_on, drop column progress;
+        alter table pgqueue.jobs
+            drop column timeout,
+            drop column started,
+            drop column crashed_on,
+            drop column progress;
+        """
+    )

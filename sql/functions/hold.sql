@@ -1,0 +1,33 @@
+-- hold: the first statement of a handler's own transaction. While that lives, nobody can take the job: expiry and extend
+-- pass a locked row over and count it as held, and the lock ends with the transaction, or with its connection.
+--
+-- Locks the job's row FOR SHARE and waits for another holder (an extend, as a rule) at most 5 s (55P03).
+-- Works at every isolation level.
+
+create or replace function pgqueue.hold(job_id bigint, reservation bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    -- A variable: see extend.
+    v_executing constant pgqueue.job_state := 'executing';
+begin
+    perform pgqueue._check_pairs(array[hold.job_id], array[hold.reservation]);
+    perform
+    from pgqueue.jobs j
+    where j.id = hold.job_id and j.reservation = hold.reservation and j.state = v_executing
+    for share;
+    return found;
+end
+$$;
+
+comment on function pgqueue.hold(bigint, bigint) is
+    'Keep the job for as long as this transaction lives. False when the reservation is no longer held: do nothing, and roll back. '
+    'begin; select pgqueue.hold(id, reservation); ... select pgqueue.complete(id, reservation); commit;';

@@ -1,0 +1,33 @@
+-- is_wanted: a worker that holds more jobs than it has started asks whether somebody else could run them now.
+--
+-- One range question on the index of sleepers for each queue, as enqueue asks it. Locks nothing.
+
+create or replace function pgqueue.is_wanted(worker text, queues text[])
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    perform pgqueue._check_name('worker', is_wanted.worker, 256);
+    return exists (
+        select
+        from (select '' as name union all select q.name from unnest(is_wanted.queues) q (name)) w
+        cross join lateral (
+            select
+            from pgqueue.sleepers s
+            where s.queue = w.name and s.until > v_now and s.worker <> is_wanted.worker
+            limit 1
+        ) asleep
+    );
+end
+$$;
+
+comment on function pgqueue.is_wanted(text, text[]) is
+    'Whether another worker that serves one of these queues is asleep now: release() what you have not started, and it is woken.';

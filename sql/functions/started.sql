@@ -1,0 +1,53 @@
+-- started: the handlers of these jobs are about to run. A worker says so with every extend(), and at once for a job that
+-- was lost before, so that one which kills its process within a second is counted from its second run on.
+--
+-- Takes rows FOR UPDATE SKIP LOCKED, in the order given. A row that somebody holds stays unreported and counts as held.
+-- LATERAL and a variable for the state: see extend.
+
+create or replace function pgqueue.started(job_ids bigint[], reservations bigint[])
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_executing constant pgqueue.job_state := 'executing';
+begin
+    perform pgqueue._check_pairs(started.job_ids, started.reservations);
+
+    with held as materialized (
+        select h.place
+        from unnest(started.job_ids, started.reservations) w (id, reservation)
+        cross join lateral (
+            select j.ctid as place
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+            for update skip locked
+        ) h
+    )
+    update pgqueue.jobs j
+    set started = j.reservation
+    from held h
+    where j.ctid = h.place;
+
+    return query
+    select w.id
+    from unnest(started.job_ids, started.reservations) with ordinality w (id, reservation, ord)
+    where not exists (
+        select from pgqueue.jobs j
+        where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+    )
+    order by w.ord;
+end
+$$;
+
+comment on function pgqueue.started(bigint[], bigint[]) is
+    'The handlers of these jobs run from now on. Should their worker be gone (no beat()) when the lease lapses, that counts as a crash, '
+    'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were not held any more.';
