@@ -110,7 +110,8 @@ def use_everything(conn: psycopg.Connection) -> None:
         enqueue_many(conn, 2)
         enqueue_many(conn, 4)
         held = reserve(conn, 7)
-        table(conn, "extend", *pairs(held))
+        table(conn, "extend", *pairs(held), "30 s", [True] * len(held))
+        report(conn, held[0])
         call(conn, "complete", held[0].id, held[0].reservation)
         column(conn, "complete_many", *pairs(held[1:3]))
         operate_and_give_back(conn, held[3:])
@@ -120,6 +121,14 @@ def use_everything(conn: psycopg.Connection) -> None:
         maintain(conn)
         for kind in ("queue", "task", "key", "limit_key"):
             call(conn, "_count_executing", kind, "x", 5)
+
+
+def report(conn: psycopg.Connection, held: Any) -> None:
+    column(conn, "started", [held.id], [held.reservation])
+    call(conn, "progress", held.id, held.reservation, 1, 2, "half")
+    call(conn, "hold", held.id, held.reservation)
+    table(conn, "outcome", held.id)
+    call(conn, "is_wanted", "w", ["default", "other"])
 
 
 def operate_and_give_back(conn: psycopg.Connection, held: list[Any]) -> None:
@@ -227,6 +236,10 @@ def test_finishing_and_extending_go_by_the_primary_key(explained: Explained) -> 
     nodes = explained.nodes(lambda conn: table(conn, "extend", *pairs(held)))
     check(nodes)
     assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
+    nodes = explained.nodes(lambda conn: report(conn, held[39]))
+    check(nodes)
+    assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
+    assert all(node.kind != "Seq Scan" for node in nodes if (node.relation or "").startswith("history"))
     for finishing in (
         lambda conn: column(conn, "complete_many", *pairs(held[:20])),
         lambda conn: call(conn, "complete", held[20].id, held[20].reservation),
