@@ -20,15 +20,19 @@ from pgqueue.errors import (
     ConfigError,
     DuplicateTask,
     InvalidArgument,
+    LeaseLost,
     LockedTooLong,
     MigrationError,
     NotBuiltYet,
     PgQueueError,
     SchemaError,
+    UnknownJob,
+    WaitedTooLong,
     WrongIsolation,
 )
-from pgqueue.job import Job
-from pgqueue.signals import Cancel, Discard, Retry, Snooze
+from pgqueue.job import Job, current_job
+from pgqueue.outcome import Outcome, wait
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Snooze
 from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
 __all__ = [
@@ -37,11 +41,14 @@ __all__ = [
     "ConfigError",
     "Discard",
     "DuplicateTask",
+    "Interrupted",
     "InvalidArgument",
     "Job",
+    "LeaseLost",
     "LockedTooLong",
     "MigrationError",
     "NotBuiltYet",
+    "Outcome",
     "PgQueueError",
     "Retry",
     "Schedule",
@@ -49,7 +56,11 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskOptions",
+    "UnknownJob",
+    "WaitedTooLong",
     "WrongIsolation",
+    "current_job",
     "enqueue",
     "enqueue_many",
+    "wait",
 ]

@@ -143,7 +143,7 @@ def worker(
     """
     _log_to_stderr(log_level)
     queues, weights = _queues(queue or [])
-    optional = {} if name is None else {"name": name}
+    optional: dict[str, Any] = {} if name is None else {"name": name}
     config = WorkerConfig(
         queues=queues,
         weights=weights,
@@ -160,16 +160,17 @@ def worker(
     app = _load(require or [])
     with _database(dsn) as found:
 
-        async def run() -> bool:
+        async def run() -> int:
             running = Worker(app, found, config)
             running.handle_signals()
-            return await running.run()
+            await running.run()
+            return running.exit_code
 
-        clean = asyncio.run(run())
-        if not clean:
+        code = asyncio.run(run())
+        if code:
             # Threads that still run a handler would keep the process; their jobs are settled.
             logging.shutdown()
-            os._exit(1)
+            os._exit(code)
 
 
 @cli.command()

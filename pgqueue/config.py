@@ -92,10 +92,12 @@ class WorkerConfig:
     concurrency       handlers that run at the same time
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps when nobody wakes it
-    shutdown_timeout  how long running jobs may go on after a first TERM or INT
+    shutdown_timeout  how long running jobs may go on after a first TERM or INT; a task may have a shorter one
     listen            False: poll only (behind PgBouncer in transaction mode)
     prepare           False: no prepared statements (behind PgBouncer in transaction mode)
     until_empty       stop when nothing is due any more
+    supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
+                      be stopped at its timeout
     name              unique name of the worker process
     """
 
@@ -109,6 +111,7 @@ class WorkerConfig:
     listen: bool = True
     prepare: bool = True
     until_empty: bool = False
+    supervised: bool = False
     name: str = field(default_factory=_default_name)
 
     def __post_init__(self) -> None:

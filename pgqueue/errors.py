@@ -9,7 +9,10 @@ PgQueueError
 ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
 ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
 ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
-└── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
+├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
+├── LeaseLost               a handler's own transaction found that somebody else has the job; it was rolled back
+├── UnknownJob              there is no such job, or history has forgotten it
+└── WaitedTooLong           wait: the job has not ended in time; also a TimeoutError
 """
 
 from __future__ import annotations
@@ -64,3 +67,15 @@ class WrongIsolation(PgQueueError):
 
 class LockedTooLong(PgQueueError):
     """Another transaction holds the job's row (SQLSTATE 55P03). Nothing was changed."""
+
+
+class LeaseLost(PgQueueError):
+    """The lease of the job was lost before its own transaction could complete it. The transaction was rolled back."""
+
+
+class UnknownJob(PgQueueError):
+    """There is no such job, or history has forgotten it."""
+
+
+class WaitedTooLong(PgQueueError, TimeoutError):
+    """The job that `wait` waited for has not ended in time."""

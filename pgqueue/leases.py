@@ -72,7 +72,12 @@ class Leases:
     def check(self, now: float) -> None:
         """Report the leases that ran out before `now`."""
         for held in list(self.held.values()):
-            if held.interrupt is None and now > held.deadline and now > self._frozen_until(held):
+            if (
+                held.interrupt is None
+                and now > held.deadline
+                and now > self._frozen_until(held)
+                and not held.is_settling
+            ):
                 # Not removed: a thread goes on, and should the lease turn out to hold, it is extended again.
                 self._on_lost(held, "its lease could not be extended in time")
 
@@ -86,7 +91,9 @@ class Leases:
         everything = list(self.held.values())
         for start in range(0, len(everything), _BATCH):
             batch = everything[start : start + _BATCH]
-            rows = await self._link.perform(queries.extend([held.pair for held in batch], self._lease))
+            rows = await self._link.perform(
+                queries.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
+            )
             until = self._link.sent_at + self._lease
             kept = {row[0]: row[2] for row in rows}
             # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
@@ -100,7 +107,8 @@ class Leases:
                 job_id, reservation = held.pair
                 if job_id not in kept or reservation < newest[job_id]:
                     self.remove(held)
-                    self._on_lost(held, "the database took it back")
+                    if not held.is_settling:
+                        self._on_lost(held, "the database took it back")
                 else:
                     held.deadline = until
                     if kept[job_id]:

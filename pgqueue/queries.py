@@ -7,6 +7,7 @@ connection has, and turn the SQLSTATEs of the queue into the errors of `pgqueue.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -117,6 +118,9 @@ def from_json(text: bytes | str) -> Any:
         return Unreadable(str(error))
 
 
+# Characters of JSON that a result may have: a job's row in history is no file store.
+_MAX_RESULT = 16_000_000
+
 # Producing
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
@@ -194,10 +198,11 @@ def reserve(
     lease: float,
     strategy: str,
 ) -> Call[list[Row]]:
-    """Claim jobs; reads rows in the order of the fields of `Job`, and the leader of calls of accumulating tasks."""
+    """Claim jobs; reads rows in the order of the fields of `Job`, then leader (of calls of accumulating tasks),
+    timeout, losses, crashes, store_result."""
     return Call(
         b"select id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
-        b" created_at, lease_expires_at, leader"
+        b" created_at, lease_expires_at, leader, timeout, losses, crashes, store_result"
         b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)",
         (worker, max_jobs, _array(queues), _array(weights), timedelta(seconds=lease), strategy),
         _rows,
@@ -205,10 +210,35 @@ def reserve(
     )
 
 
-def complete_many(held: Sequence[tuple[int, int]]) -> Call[list[int]]:
-    """Complete (id, reservation) pairs; reads the ids that were not held."""
+def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]:
+    """Complete one job in the connection's transaction; reads whether it was still held."""
+    text = None if result is None else to_result(result)
+    params = (job_id, reservation, text)
+    return Call(b"select pgqueue.complete(%s::bigint, %s::bigint, %s::text::jsonb)", params, _first)
+
+
+def complete_many(held: Sequence[tuple[int, int]], results: Sequence[str | None] | None = None) -> Call[list[int]]:
+    """Complete (id, reservation) pairs, with results as JSON text; reads the ids that were not held."""
     ids, reservations = _pairs(held)
-    return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
+    if results is None:
+        return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
+    return Call(
+        b"select pgqueue.complete_many(%s::bigint[], %s::bigint[], %s::text[]::jsonb[])",
+        (ids, reservations, list(results)),
+        _column,
+    )
+
+
+def to_result(value: object) -> str:
+    """Write a result as JSON text that PostgreSQL can hold. Raises InvalidArgument for what it cannot."""
+    text = to_json(value, "result")
+    if len(text) > _MAX_RESULT:
+        raise InvalidArgument(
+            f"result has {len(text)} characters of JSON", hint=f"return at most {_MAX_RESULT}, or a reference to it"
+        )
+    if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
+        raise InvalidArgument("result holds a NUL character", hint="PostgreSQL cannot store it as JSON: remove it")
+    return text
 
 
 def fail(
@@ -236,15 +266,56 @@ def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
     return Call(b"select pgqueue.snooze(%s::bigint, %s::bigint, %s::interval)", (job_id, reservation, delay), _first)
 
 
-def extend(held: Sequence[tuple[int, int]], lease: float) -> Call[list[Row]]:
-    """Extend leases; reads (id, lease_expires_at, cancel_requested) of those that are still held."""
+def extend(held: Sequence[tuple[int, int]], lease: float, started: Sequence[bool]) -> Call[list[Row]]:
+    """Extend leases, and say whose handlers run; reads (id, lease_expires_at, cancel_requested) of those still held."""
     ids, reservations = _pairs(held)
     return Call(
         b"select job_id, lease_expires_at, cancel_requested"
-        b" from pgqueue.extend(%s::bigint[], %s::bigint[], %s::interval)",
-        (ids, reservations, timedelta(seconds=lease)),
+        b" from pgqueue.extend(%s::bigint[], %s::bigint[], %s::interval, %s::boolean[])",
+        (ids, reservations, timedelta(seconds=lease), list(started)),
         _rows,
     )
+
+
+def started(held: Sequence[tuple[int, int]]) -> Call[list[int]]:
+    """Say that the handlers of these jobs are about to run; reads the ids that were not held."""
+    ids, reservations = _pairs(held)
+    return Call(b"select pgqueue.started(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
+
+
+def crashed(worker: str, held: Sequence[tuple[int, int]]) -> Call[list[int]]:
+    """Say that a worker process died while it ran `held`; reads the ids of all that was booked on it."""
+    ids, reservations = _pairs(held)
+    return Call(b"select pgqueue.crashed(%s::text, %s::bigint[], %s::bigint[])", (worker, ids, reservations), _column)
+
+
+def progress(told: Sequence[tuple[int, int, float, float | None, str | None]]) -> Call[list[bool]]:
+    """Say how far jobs have come, as (id, reservation, done, total, note); reads which are still held."""
+    columns = [list(column) for column in zip(*told, strict=True)]
+    return Call(
+        b"select pgqueue.progress(w.id, w.reservation, w.done, w.total, w.note)"
+        b" from unnest(%s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::text[])"
+        b" w (id, reservation, done, total, note)",
+        tuple(columns),
+        _column,
+    )
+
+
+def hold(job_id: int, reservation: int) -> Call[bool]:
+    """Lock a job for this transaction; reads whether it is still held."""
+    return Call(b"select pgqueue.hold(%s::bigint, %s::bigint)", (job_id, reservation), _first)
+
+
+def outcome(job_id: int) -> Call[Row | None]:
+    """Read (state, result, errors, attempts, finished_at) of a job, or None."""
+    return Call(
+        b"select state, result, errors, attempts, finished_at from pgqueue.outcome(%s::bigint)", (job_id,), _maybe_one
+    )
+
+
+def is_wanted(worker: str, queues: Sequence[str]) -> Call[bool]:
+    """Ask whether another worker that serves one of these queues is asleep."""
+    return Call(b"select pgqueue.is_wanted(%s::text, %s::text[])", (worker, list(queues)), _first)
 
 
 def release(held: Sequence[tuple[int, int]], delay: float = 0.0) -> Call[list[int]]:
@@ -319,7 +390,7 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
     return Call(
         b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"
         b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval[], %s::text,"
-        b" %s::boolean, %s::integer)",
+        b" %s::boolean, %s::integer, %s::interval, %s::integer, %s::boolean)",
         (
             name,
             *(
@@ -340,6 +411,9 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
                     "retry_queue",
                     "accumulate",
                     "batch_size",
+                    "timeout",
+                    "max_crashes",
+                    "store_result",
                 )
             ),
         ),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
+import random
+import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
@@ -16,12 +19,19 @@ from functools import partial
 from typing import Any
 
 from pgqueue.errors import InvalidArgument
-from pgqueue.job import Job
-from pgqueue.queries import Row, Unreadable
-from pgqueue.signals import Cancel, Discard, Retry, Signal, Snooze, as_interval
+from pgqueue.job import Job, Surroundings, set_current
+from pgqueue.queries import Row, Unreadable, to_result
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
+from pgqueue.transaction import Stage
 
 log = logging.getLogger("pgqueue.worker")
+
+# How long a handler may go on after its timeout before it counts as overdue, in seconds: time to clean up.
+_GRACE = 5.0
+
+# Two threads may ask for the job of one handler at once.
+_making_job = threading.Lock()
 
 
 class End(Enum):
@@ -31,6 +41,8 @@ class End(Enum):
     FAILED = "failed"
     RELEASED = "released"
     SNOOZED = "snoozed"
+    # By the handler, in its own transaction.
+    SETTLED = "settled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,8 @@ class Held:
     """A job that this worker has reserved and not yet finished.
 
     `deadline` is the monotonic time until which the lease holds for certain, counted from before the request that
-    last extended it. `interrupt` says why the handler is to stop; None while it may go on.
+    last extended it; `started` that at which its handler began. `interrupt` says why the handler is to stop; None
+    while it may go on.
 
     Of a call of an accumulating task there is one for each key: the first has the payloads of all and runs them, the
     others are its `mates` and share its end.
@@ -56,11 +69,17 @@ class Held:
 
     row: Row
     deadline: float
+    taken: float = field(default_factory=time.monotonic)
+    started: float | None = None
+    job: Job | None = None
     runner: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
     interrupt: End | None = None
+    kind: str = ""
     reason: str = ""
     ended: End | None = None
     error: dict[str, object] | None = None
+    result: str | None = None
     delay: float = 0.0
     snooze: timedelta | str = ""
     verdict: Verdict = Verdict()
@@ -72,6 +91,21 @@ class Held:
     @property
     def pair(self) -> tuple[int, int]:
         return self.row[0], self.row[9]
+
+    @property
+    def timeout(self) -> float | None:
+        """How long its try may take, in seconds."""
+        return None if self.row[14] is None else self.row[14].total_seconds()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether its handler has begun."""
+        return (self.head or self).started is not None
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether its handler completes it itself: then its row may be gone, and that is no loss."""
+        return self.job is not None and self.job.stage is not Stage.OPEN
 
     def __str__(self) -> str:
         return f"job {self.row[0]} (task {self.row[1]}, queue {self.row[4]}, attempt {self.row[7]})"
@@ -98,24 +132,47 @@ def gathered(rows: Iterable[Row], deadline: float) -> list[Held]:
     return list(calls.values())
 
 
+async def _announce_nothing(held: Held) -> bool:
+    return True
+
+
 class Runner:
     """Runs at most `concurrency` handlers at a time: async ones as tasks, sync ones in threads.
 
     Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines run them, one job after the other, so that
-    a job costs no task of its own.
+    a job costs no task of its own. `busy` are those whose handlers run.
+
+    A job that was lost before is announced by `on_start`, and runs if that says that it is still held. One whose
+    worker died is a suspect: no two suspects run at a time, so that of many jobs which were there when a process died
+    only the one that killed it can do so again and again.
     """
 
-    def __init__(self, app: App, concurrency: int, on_end: Callable[[Held], None]) -> None:
-        self.running = 0
+    def __init__(
+        self,
+        app: App,
+        concurrency: int,
+        on_end: Callable[[Held], None],
+        on_start: Callable[[Held], Awaitable[bool]] = _announce_nothing,
+        around: Surroundings | None = None,
+    ) -> None:
+        self.busy: set[Held] = set()
         self._app = app
         self._concurrency = concurrency
         self._on_end = on_end
+        self._on_start = on_start
+        self._around = around or Surroundings()
         self._waiting: asyncio.Queue[Held] = asyncio.Queue()
         self._coroutines: set[asyncio.Task[None]] = set()
         self._idle = 0
+        self._suspect: Held | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         self._pace = _Pace()
+
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return len(self.busy)
 
     @property
     def unstarted(self) -> int:
@@ -142,25 +199,64 @@ class Runner:
             self._coroutines.add(coroutine)
             coroutine.add_done_callback(self._coroutines.discard)
 
-    def stop(self, held: Held, end: End, reason: str) -> None:
-        """Ask a handler to stop; its job ends as `end`. An async one is cancelled; a thread cannot be."""
+    def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
+        """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to look."""
         if held.interrupt is not None or held.ended is not None:
             return
         held.interrupt = end
+        held.kind = kind
         held.reason = reason
         if held.head is not None:
             # The call goes on for none of its keys: those that are still held are given back.
             self.stop(held.head, End.RELEASED, reason)
+        if held.job is not None:
+            held.job.cancelled.raise_it(reason)
         if held.runner is not None:
             held.runner.cancel()
 
-    def give_back_unstarted(self) -> list[Held]:
-        """Return the jobs that were not started; they are not this runner's any more."""
+    def abandon(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
+        """Report the end of a job whose handler cannot be stopped; whatever that still does is not reported."""
+        self.busy.discard(held)
+        if held.ended is None:
+            held.error = {"class": kind, "message": reason}
+            self._end(held, end)
+
+    def overdue(self, grace: float = _GRACE) -> list[Held]:
+        """Return the jobs whose handlers go on although their timeout passed `grace` seconds ago."""
+        now = time.monotonic()
+        return [
+            held
+            for held in self.busy
+            if held.timeout is not None and held.started is not None and now > held.started + held.timeout + grace
+        ]
+
+    def held_back(self, age: float) -> list[Held]:
+        """Return the jobs that were taken `age` seconds ago or earlier and are not started."""
+        if not self.unstarted:
+            return []
+        limit = time.monotonic() - age
+        waiting = self._drain()
+        for held in waiting:
+            self._waiting.put_nowait(held)
+        return [held for held in waiting if held.taken <= limit]
+
+    def give_back_unstarted(self, age: float = 0.0) -> list[Held]:
+        """Return the jobs that were not started within `age` seconds; they are not this runner's any more."""
+        limit = time.monotonic() - age
         unstarted = []
-        while not self._waiting.empty():
-            head = self._waiting.get_nowait()
-            unstarted += [head, *head.mates]
+        for head in self._drain():
+            if head.taken <= limit:
+                unstarted += [head, *head.mates]
+            else:
+                self._waiting.put_nowait(head)
         return unstarted
+
+    def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
+        """Name the task whose handler is this asyncio task; all async ones that run where it is none of ours."""
+        on_loop = [held for held in list(self.busy) if held.runner is not None]
+        return list({f"task {held.row[1]}" for held in on_loop if held.runner is current}) or list(
+            {f"task {held.row[1]}" for held in on_loop}
+        )
 
     def close(self) -> None:
         """End the coroutines. Threads that still run a handler go on until the process ends."""
@@ -169,6 +265,9 @@ class Runner:
             coroutine.cancel()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _drain(self) -> list[Held]:
+        return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
 
     async def _run_jobs(self) -> None:
         while not self._closed:
@@ -183,15 +282,42 @@ class Runner:
             elif task is None:
                 held.delay = 10.0
                 self._end(held, End.RELEASED)
+            elif held.row[16] and self._suspect is not None:
+                held.delay = random.uniform(1.0, 3.0)
+                self._end(held, End.RELEASED)
             else:
-                self.running += 1
+                self.busy.add(held)
+                if held.row[16]:
+                    self._suspect = held
                 started = time.monotonic()
                 try:
-                    await self._run_job(held, task)
+                    # Of all mates, for they share its end.
+                    if not held.row[15] or await self._may_start(held):
+                        held.started = started = time.monotonic()
+                        if held.timeout is not None:
+                            held.timer = asyncio.get_running_loop().call_later(held.timeout, self._timed_out, held)
+                        await self._run_job(held, task)
                 finally:
-                    self.running -= 1
+                    if held.timer is not None:
+                        held.timer.cancel()
+                    if self._suspect is held:
+                        self._suspect = None
+                    self.busy.discard(held)
                     self._pace.ran(time.monotonic() - started)
                     _forget_cancellations()
+
+    async def _may_start(self, held: Held) -> bool:
+        if not await self._on_start(held):
+            self.stop(held, End.RELEASED, "its lease was lost before it started")
+        if held.interrupt is not None:
+            self._end(held, held.interrupt)
+            return False
+        return True
+
+    def _timed_out(self, held: Held) -> None:
+        if held.interrupt is None and held.ended is None:
+            log.warning("%s has run for its timeout of %g s and is told to stop", held, held.timeout)
+        self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
 
     async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
         try:
@@ -205,20 +331,26 @@ class Runner:
                     f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
                     hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
                 )
+            set_current(partial(self._job_of, held))
             if task.job_parameter is not None:
-                arguments = {**arguments, task.job_parameter: Job(*held.row[:13])}
+                arguments = {**arguments, task.job_parameter: self._job_of(held)}
             if task.is_async:
-                await self._on_loop(held, task.function(**arguments))
+                result = await self._on_loop(held, task.function(**arguments))
             else:
-                result = await self._in_thread(partial(task.function, **arguments))
+                context = contextvars.copy_context()
+                result = await self._in_thread(partial(context.run, task.function, **arguments))
                 if inspect.isawaitable(result):
                     # A plain function around an async one: left alone, it would succeed without having run.
-                    await self._on_loop(held, result)
-        except asyncio.CancelledError as error:
+                    result = await self._on_loop(held, result)
+            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                raise TypeError("it returned a generator, of which nothing has run")
+            if held.row[17] if held.job is None else held.job.store_result:
+                held.result = None if result is None else to_result(result)
+        except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
                 # The runner itself is ended, not the job.
                 raise
-            if held.interrupt is None:
+            if held.interrupt is None or _is_completed(held):
                 # The handler's own: it awaited something that was cancelled.
                 await self._failed(held, task, error)
             else:
@@ -229,10 +361,30 @@ class Runner:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
             await self._failed(held, task, error)
         else:
-            self._end(held, End.SUCCEEDED)
+            self._end(held, End.SETTLED if _is_completed(held) else End.SUCCEEDED)
+
+    def _job_of(self, held: Held) -> Job:
+        with _making_job:
+            if held.job is None:
+                ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
+                held.job = Job(*(*held.row[:13], held.row[14], held.row[17]))
+                held.job.lend(self._around, ends_at)
+        if held.interrupt is not None:
+            # Asked to stop before there was a job to say so.
+            held.job.cancelled.raise_it(held.reason)
+        return held.job
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
         held.error = describe(error)
+        if _is_completed(held):
+            log.warning(
+                "%s was completed by its own transaction, and its handler failed after that: %s: %s",
+                held,
+                held.error["class"],
+                held.error["message"],
+            )
+            self._end(held, End.SETTLED)
+            return
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)
@@ -249,6 +401,10 @@ class Runner:
         self._end(held, End.FAILED)
 
     def _signalled(self, held: Held, signal: Signal) -> None:
+        if _is_completed(held):
+            log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
+            self._end(held, End.SETTLED)
+            return
         held.signalled = True
         if isinstance(signal, Snooze):
             held.snooze = signal.delay
@@ -264,10 +420,10 @@ class Runner:
         held.error = {"class": type(signal).__name__, "message": _clean(str(signal))}
         self._end(held, End.FAILED)
 
-    async def _on_loop(self, held: Held, call: Awaitable[object]) -> None:
+    async def _on_loop(self, held: Held, call: Awaitable[object]) -> object:
         held.runner = asyncio.current_task()
         try:
-            await call
+            return await call
         finally:
             held.runner = None
 
@@ -282,10 +438,13 @@ class Runner:
     def _interrupted(self, held: Held) -> None:
         assert held.interrupt is not None
         if held.interrupt is End.FAILED:
-            held.error = {"class": "Interrupted", "message": held.reason}
+            held.error = {"class": held.kind, "message": held.reason}
         self._end(held, held.interrupt)
 
     def _end(self, held: Held, end: End) -> None:
+        if held.ended is not None:
+            # Abandoned.
+            return
         held.ended = end
         self._on_end(held)
         for mate in held.mates:
@@ -293,6 +452,10 @@ class Runner:
             mate.error, mate.delay, mate.snooze = held.error, held.delay, held.snooze
             mate.verdict, mate.signalled = held.verdict, held.signalled
             self._on_end(mate)
+
+
+def _is_completed(held: Held) -> bool:
+    return held.job is not None and held.job.stage is Stage.COMPLETED
 
 
 class _Pace:
@@ -305,12 +468,15 @@ class _Pace:
         self._since = time.monotonic()
         self._now = 0
         self._before = 0
+        self._ran = 0
         self._mean = 0.0
 
     def ran(self, seconds: float) -> None:
         self._roll()
         self._now += 1
-        self._mean += (seconds - self._mean) / 16
+        self._ran += 1
+        # The first few count in full: else ten slow jobs would pass for quick ones.
+        self._mean += (seconds - self._mean) / min(self._ran, 16)
 
     def buffer(self) -> int:
         """Jobs to hold beyond the free slots: none for handlers that take longer than 100 ms on average."""

@@ -53,6 +53,11 @@ class Cancel(Signal):
         super().__init__(reason)
 
 
+class Interrupted(BaseException):
+    """Raised by `Job.check()` in a handler whose try is to end. Not an Exception, so that `except Exception` in a
+    handler does not stop it; let it pass."""
+
+
 def as_interval(delay: Delay) -> timedelta | str:
     """Return a delay as the database takes it. Raises TypeError, and ValueError below zero or for no number."""
     if isinstance(delay, str):

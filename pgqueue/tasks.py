@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 import psycopg
 
@@ -23,6 +24,10 @@ R = TypeVar("R")
 # Called with the exception and the retries so far. Returns the delay, in seconds or as a timedelta; the name of a
 # policy; False: dead at once; None: as the task's policy says.
 RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
+
+
+# Options that the database need not know.
+_IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,14 @@ class TaskOptions:
     expires_in        how long after its run_at a job may still start
     accumulate        all due payloads of a key go to one call, by score: `def handle(payloads: dict[str, list])`
     batch_size        how many keys one call of an accumulating task gets; default 1
+    timeout           how long one try may take. An async handler is cancelled then; a sync one is told by
+                      job.cancelled, and under a supervisor its process is replaced should it go on for 5 s more
+    max_crashes       how many workers may die while they run a job before it is dead; default 3
+    store_result      whether history keeps what the function returns, which must be JSON; default False
+    shutdown_timeout  how long a job may go on when its worker shuts down, in seconds; at most, and by default, as long
+                      as the worker's own
+    on_shutdown       what becomes of a job that does not end by then: "fail" (a try that counts; the default) or
+                      "release" (it runs again at once, uncounted)
     retention_*       how long history keeps jobs that ended so; zero keeps no row
     """
 
@@ -68,6 +81,11 @@ class TaskOptions:
     retry_queue: str | None = None
     accumulate: bool | None = None
     batch_size: int | None = None
+    timeout: timedelta | str | None = None
+    max_crashes: int | None = None
+    store_result: bool | None = None
+    shutdown_timeout: float | None = None
+    on_shutdown: Literal["fail", "release"] = "fail"
     retry: RetryRule | None = None
     discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
 
@@ -85,24 +103,36 @@ class TaskOptions:
                 f"discard_on must be an exception class or a tuple of them: {self.discard_on!r}",
                 hint="give discard_on=(ValueError, ...)",
             )
+        if self.on_shutdown not in ("fail", "release"):
+            raise ConfigError(f"on_shutdown is {self.on_shutdown!r}", hint='give "fail" or "release"')
+        if self.shutdown_timeout is not None and not 0 <= self.shutdown_timeout < math.inf:
+            raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}", hint="give seconds, zero or more")
 
     def as_mapping(self) -> dict[str, object]:
         """Return the options that are set and that the database is told of."""
-        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in ("retry", "discard_on"))
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _IN_PYTHON)
         return {name: value for name, value in values if value is not None}
 
 
 class Task(Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
 
-    `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays.
+    `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays. The
+    function may be a method of an object that carries what it needs (a database, an API client), or such an object
+    with a `__call__`.
     """
 
     def __init__(self, name: str, function: Callable[P, R], options: TaskOptions) -> None:
         self.name = name
         self.function = function
         self.options = options
-        self.is_async = inspect.iscoroutinefunction(_definition(function))
+        definition = _definition(function)
+        if inspect.isgeneratorfunction(definition) or inspect.isasyncgenfunction(definition):
+            raise ConfigError(
+                f"task {name} is a generator: calling it runs nothing of it",
+                hint="let it return instead of yield",
+            )
+        self.is_async = inspect.iscoroutinefunction(definition)
         self.job_parameter = _job_parameter(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -251,6 +281,11 @@ class App:
         self, function: Callable[P, R] | None = None, /, *, name: str | None = None, **options: Any
     ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
         """Declare a function as a task, under `name` or the function's own.
+
+        As a decorator, or called with a method or an object that carries its services:
+
+            app.task(Mailer(smtp).send)
+            app.task(name="charge")(Charge(api))      # an object with __call__ needs a name
 
         The options are those of `TaskOptions`. Raises DuplicateTask when the name is taken, ConfigError when it is
         empty or longer than 128 bytes or an option is unusable, TypeError for an unknown option.

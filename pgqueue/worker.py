@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import platform
 import random
@@ -17,14 +18,25 @@ from dataclasses import asdict
 
 from pgqueue import __version__, bundled, queries
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
-from pgqueue.errors import LockedTooLong, PgQueueError, SchemaError
+from pgqueue.errors import InvalidArgument, LockedTooLong, PgQueueError, SchemaError
+from pgqueue.job import Job, Surroundings
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import listen_forever
 from pgqueue.runner import End, Held, Runner, Verdict, gathered
 from pgqueue.tasks import App
+from pgqueue.watchdog import Watchdog
 
 log = logging.getLogger("pgqueue.worker")
+
+# The exit code of a process that is to be replaced: EX_TEMPFAIL.
+REPLACE_ME = 75
+
+# A job that was reserved so many seconds ago and not started is given back while another worker sleeps.
+_HELD_BACK = 2.0
+
+# Seconds that a handler has to end after it was told at a shutdown that its time is over.
+_LAST_WORDS = 1.0
 
 # Ends of jobs that one statement reports at most.
 _BATCH = 1000
@@ -70,7 +82,12 @@ class Worker:
         pause = min(self.config.lease / 6, LONGEST_PAUSE)
         self._keeping = Link(dsn, self._outage, prepare=prepare, longest_pause=pause)
         self._leases = Leases(self._keeping, self._outage, self.config.lease, self._lost, self._cancelled)
-        self._runner = Runner(app, self.config.concurrency, self._ended)
+        self._around = Surroundings(dsn, prepare, on_progress=self._on_progress, on_extend=self._on_extend)
+        self._runner = Runner(app, self.config.concurrency, self._ended, self._announce, self._around)
+        self._watchdog = Watchdog(self._runner.name_running)
+        self._told: dict[Job, None] = {}
+        self._overdue: set[Held] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ends: deque[Held] = deque()
         self._end_came = asyncio.Event()
         self._room_came = asyncio.Event()
@@ -83,6 +100,7 @@ class Worker:
         self._warned: dict[str, float] = {}
         self.completed = 0
         self.failed = 0
+        self.exit_code = 0
 
     def stop(self) -> None:
         """Reserve nothing more and let what runs end."""
@@ -98,8 +116,13 @@ class Worker:
             loop.add_signal_handler(number, self._on_signal, number)
 
     async def run(self) -> bool:
-        """Work until stopped. True when every job that was started has ended; False when some were cut off."""
+        """Work until stopped. True when every job that was started has ended; False when some were cut off.
+
+        `exit_code` is then what a process should exit with: 0, 1, or 75 when a supervisor is to replace it.
+        """
         loops: list[asyncio.Task[None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._watchdog.start()
         try:
             if not await self._started():
                 return True
@@ -110,15 +133,23 @@ class Worker:
                 self._keep_running("lease clock", self._leases.watch_forever),
                 self._keep_running("beats", self._beat_forever),
                 self._keep_running("housekeeping", self._keep_house_forever),
+                self._keep_running("progress", self._tell_progress_forever),
+                self._keep_running("sharing", self._share_forever),
+                self._keep_running("timeouts", self._watch_timeouts_forever),
             ]
             if self.config.listen:
                 loops.append(self._keep_running("listening", self._listen))
             await self._stopping.wait()
-            return await self._shut_down(loops[0])
+            clean = await self._shut_down(loops[0])
+            self.exit_code = self.exit_code or (0 if clean else 1)
+            return clean
         finally:
+            self._watchdog.stop()
             for loop in loops:
                 loop.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            if loops:
+                # One may hang in a statement on a connection that is dead without saying so.
+                await asyncio.wait(loops, timeout=5.0)
             self._runner.close()
             for link in (self._claiming, self._finishing, self._keeping):
                 await link.close()
@@ -214,6 +245,57 @@ class Worker:
             *_, pause = await self._keeping.perform(queries.maintain(max_age=0.8))
             await asyncio.sleep(pause)
 
+    async def _tell_progress_forever(self) -> None:
+        while True:
+            # The newest of each job, about once a second.
+            await asyncio.sleep(1.0)
+            told, self._told = self._told, {}
+            rows = [(job.id, job.reservation, *job.latest_progress) for job in told if job.latest_progress is not None]
+            if rows:
+                await self._keeping.perform(queries.progress(rows))
+
+    async def _share_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_HELD_BACK / 2)
+            waiting: set[str] = {held.row[4] for held in self._runner.held_back(_HELD_BACK)}
+            if not waiting:
+                continue
+            if await self._keeping.perform(queries.is_wanted(self.config.name, sorted(waiting))):
+                for held in self._runner.give_back_unstarted(_HELD_BACK):
+                    held.ended = End.RELEASED
+                    self._ended(held)
+
+    async def _watch_timeouts_forever(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            overdue = self._runner.overdue()
+            self._overdue.intersection_update(overdue)
+            for held in overdue:
+                if held in self._overdue:
+                    continue
+                self._overdue.add(held)
+                if self.config.supervised:
+                    log.error("%s did not stop at its timeout: this process ends and is to be replaced", held)
+                    reason = f"it ran longer than its timeout of {held.timeout:g} s and did not stop"
+                    self._runner.abandon(held, End.FAILED, f"{reason}: its process was replaced", "Timeout")
+                    self.exit_code = REPLACE_ME
+                    self.stop()
+                else:
+                    log.warning("%s did not stop at its timeout and goes on; it keeps a slot until it ends", held)
+
+    def _on_progress(self, job: Job) -> None:
+        # Also from threads.
+        self._told[job] = None
+
+    def _on_extend(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._leases.extend_now.set)
+
+    async def _announce(self, held: Held) -> bool:
+        """Say that a job runs which was lost before: should it kill this process at once, that counts."""
+        lost = await self._keeping.perform(queries.started([each.pair for each in (held, *held.mates)]))
+        return not lost
+
     async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:
         config = self.config
         # It ends by itself after the statement under way; one that hangs is cut off.
@@ -224,6 +306,7 @@ class Worker:
         for held in unstarted:
             held.ended = End.RELEASED
             self._ended(held)
+        self._around.stopping.raise_it("the worker shuts down")
         if self._runner.running:
             log.info(
                 "stopping: %d jobs run on, for at most %g s; %d unstarted ones are given back",
@@ -231,23 +314,7 @@ class Worker:
                 config.shutdown_timeout,
                 len(unstarted),
             )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(config.shutdown_timeout):
-                await self._until_finished(lambda: bool(self._runner.running))
-        cut_off = self._runner.running
-        if cut_off:
-            for held in list(self._leases.held.values()):
-                if held.ended is None:
-                    log.warning("%s did not end within the shutdown timeout and is cut off", held)
-                    self._runner.stop(held, End.FAILED, "it did not end within the worker's shutdown timeout")
-                    if held.runner is None:
-                        # A thread: it cannot be stopped, but the process ends now, and the job has failed.
-                        held.error = {"class": "Interrupted", "message": held.reason}
-                        held.ended = End.FAILED
-                        self._ended(held)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._until_finished(lambda: any(h.ended is None for h in self._leases.held.values()))
+        cut_off = await self._end_handlers()
         try:
             # A hanging database cannot hang the shutdown: what is not stored comes back with its lease.
             async with asyncio.timeout(5.0):
@@ -259,6 +326,37 @@ class Worker:
         await self._leave()
         log.info("worker %s ends: %d jobs succeeded, %d failed", config.name, self.completed, self.failed)
         return not cut_off
+
+    async def _end_handlers(self) -> int:
+        """Let handlers end, each within its time; returns how many were cut off.
+
+        Those whose time is over are told, and cancelled where that is possible. Who goes on for a second more is not
+        waited for: the process ends, and the job has failed, or is given back, as its task says.
+        """
+        began = time.monotonic()
+        told: dict[Held, float] = {}
+        cut_off = 0
+        while self._runner.busy:
+            now = time.monotonic()
+            for held in list(self._runner.busy):
+                options = self._app.tasks[held.row[1]].options
+                end = End.RELEASED if options.on_shutdown == "release" else End.FAILED
+                own = options.shutdown_timeout
+                limit = min(self.config.shutdown_timeout, math.inf if own is None else own)
+                reason = f"it did not end within its shutdown timeout of {limit:g} s"
+                if held in told:
+                    if now >= told[held] + _LAST_WORDS:
+                        self._runner.abandon(held, held.interrupt or end, held.reason, held.kind)
+                elif now >= began + limit:
+                    cut_off += 1
+                    told[held] = now
+                    log.warning("%s did not end within its shutdown timeout of %g s and is cut off", held, limit)
+                    self._runner.stop(held, end, reason)
+            self._room_came.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._room_came.wait()
+        return cut_off
 
     async def _leave(self) -> None:
         if not self._channel:
@@ -468,6 +566,10 @@ class Worker:
                 self._room_came.set()
 
     async def _finish(self, batch: list[Held]) -> None:
+        for held in batch:
+            if held.ended is End.SETTLED:
+                self._leases.remove(held)
+                self.completed += 1
         succeeded = [held for held in batch if held.ended is End.SUCCEEDED]
         if succeeded:
             await self._complete(succeeded)
@@ -483,15 +585,20 @@ class Worker:
             await self._give_back(several, delay)
 
     async def _complete(self, batch: list[Held]) -> None:
+        results = [held.result for held in batch] if any(held.result is not None for held in batch) else None
         try:
-            lost = await self._finishing.perform(queries.complete_many([held.pair for held in batch]))
-        except LockedTooLong:
-            # Somebody holds one of these rows. The others need not wait for it.
+            lost = await self._finishing.perform(queries.complete_many([held.pair for held in batch], results))
+        except (LockedTooLong, InvalidArgument) as refusal:
+            # Somebody holds one of these rows, or one result cannot be stored. The others need not wait for it.
             if len(batch) > 1:
                 for held in batch:
                     await self._complete([held])
-            else:
+            elif isinstance(refusal, LockedTooLong):
                 self._try_later(batch[0])
+            else:
+                batch[0].ended = End.FAILED
+                batch[0].error = {"class": "Result", "message": one_line(refusal)}
+                await self._fail(batch[0])
             return
         for held in batch:
             self._leases.remove(held)

@@ -1,0 +1,284 @@
+"""A handler's own transaction: its writes and the job's completion are committed together, or not at all.
+
+It begins with a share lock on the job under its reservation (pgqueue.hold) and ends with pgqueue.complete before the
+commit. Either says when the reservation is over; then everything is rolled back.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import Enum
+from types import TracebackType
+from typing import Any, Protocol
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from pgqueue import queries
+from pgqueue.errors import InvalidArgument, LeaseLost
+from pgqueue.queries import Call, T
+
+
+class Stage(Enum):
+    """How far a job's own transaction has come."""
+
+    OPEN = "open"
+    # From here on its row may be gone, and that is no loss.
+    COMPLETING = "completing"
+    COMPLETED = "completed"
+
+
+class JobTransaction:
+    """Made by `Job.transaction()`: a context manager and an async one; what it yields is the connection.
+
+    result    what to store as the job's result; set it inside the block
+    """
+
+    def __init__(
+        self, job_id: int, reservation: int, dsn: str, prepare: bool, given: Any, report: Callable[[Stage], None]
+    ) -> None:
+        self.result: Any = None
+        self._pair = (job_id, reservation)
+        self._dsn = dsn
+        self._prepare = prepare
+        self._given = given
+        self._report = report
+        self._sync: _Door | None = None
+        self._async: _AsyncDoor | None = None
+
+    def __enter__(self) -> Any:
+        if self._given is None:
+            own = psycopg.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
+            door: _Door = _Psycopg(own, close=True)
+        elif isinstance(self._given, psycopg.Connection):
+            door = _Psycopg(self._given, close=False)
+        elif _is_sqlalchemy(self._given, "Connection", "Session"):
+            door = _SQLAlchemy(self._given)
+        else:
+            raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
+        door.begin()
+        try:
+            if not door.run(queries.hold(*self._pair)):
+                raise self._lost()
+        except BaseException as error:
+            door.end(error)
+            raise
+        self._sync = door
+        return door.connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        door = self._sync
+        assert door is not None
+        try:
+            if error is None:
+                self._report(Stage.COMPLETING)
+                if not door.run(queries.complete(*self._pair, self.result)):
+                    raise self._lost()
+        except BaseException as refused:
+            self._report(Stage.OPEN)
+            door.end(refused)
+            raise
+        try:
+            door.end(error)
+        except BaseException:
+            self._report(Stage.OPEN)
+            raise
+        if error is None:
+            self._report(Stage.COMPLETED)
+
+    async def __aenter__(self) -> Any:
+        if self._given is None:
+            own = await psycopg.AsyncConnection.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
+            door: _AsyncDoor = _AsyncPsycopg(own, close=True)
+        elif isinstance(self._given, psycopg.AsyncConnection):
+            door = _AsyncPsycopg(self._given, close=False)
+        elif _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession"):
+            door = _AsyncSQLAlchemy(self._given)
+        else:
+            expected = "a psycopg AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy"
+            raise _unusable(self._given, "async with", expected)
+        await door.begin()
+        try:
+            if not await door.run(queries.hold(*self._pair)):
+                raise self._lost()
+        except BaseException as error:
+            await door.end(error)
+            raise
+        self._async = door
+        return door.connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        door = self._async
+        assert door is not None
+        try:
+            if error is None:
+                self._report(Stage.COMPLETING)
+                if not await door.run(queries.complete(*self._pair, self.result)):
+                    raise self._lost()
+        except BaseException as refused:
+            self._report(Stage.OPEN)
+            await door.end(refused)
+            raise
+        try:
+            await door.end(error)
+        except BaseException:
+            self._report(Stage.OPEN)
+            raise
+        if error is None:
+            self._report(Stage.COMPLETED)
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(
+            f"the lease of job {self._pair[0]} is lost; its transaction is rolled back",
+            hint="let the handler end: somebody else has the job, or will have it",
+        )
+
+
+class _Door(Protocol):
+    """A way to a synchronous connection. `end` commits, or rolls back where there is an error."""
+
+    connection: Any
+
+    def begin(self) -> None: ...
+    def run(self, call: Call[T]) -> T: ...
+    def end(self, error: BaseException | None) -> None: ...
+
+
+class _AsyncDoor(Protocol):
+    connection: Any
+
+    async def begin(self) -> None: ...
+    async def run(self, call: Call[T]) -> T: ...
+    async def end(self, error: BaseException | None) -> None: ...
+
+
+class _Psycopg:
+    def __init__(self, connection: psycopg.Connection[Any], *, close: bool) -> None:
+        self.connection = connection
+        self._close = close
+        self._block: Any = None
+
+    def begin(self) -> None:
+        _require_idle(self.connection.info.transaction_status)
+        self._block = self.connection.transaction()
+        self._block.__enter__()
+
+    def run(self, call: Call[T]) -> T:
+        return queries.perform(self.connection, call)
+
+    def end(self, error: BaseException | None) -> None:
+        try:
+            self._block.__exit__(error and type(error), error, error and error.__traceback__)
+        finally:
+            if self._close:
+                self.connection.close()
+
+
+class _AsyncPsycopg:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], *, close: bool) -> None:
+        self.connection = connection
+        self._close = close
+        self._block: Any = None
+
+    async def begin(self) -> None:
+        _require_idle(self.connection.info.transaction_status)
+        self._block = self.connection.transaction()
+        await self._block.__aenter__()
+
+    async def run(self, call: Call[T]) -> T:
+        return await queries.perform_async(self.connection, call)
+
+    async def end(self, error: BaseException | None) -> None:
+        try:
+            await self._block.__aexit__(error and type(error), error, error and error.__traceback__)
+        finally:
+            if self._close:
+                await self.connection.close()
+
+
+class _SQLAlchemy:
+    """A Connection or a Session: both begin by themselves, and have the same commit and rollback."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def begin(self) -> None:
+        if self.connection.in_transaction():
+            raise _in_transaction()
+
+    def run(self, call: Call[T]) -> T:
+        text, params = _as_text(call)
+        try:
+            return call.read([tuple(row) for row in self.connection.execute(text, params)])
+        except Exception as error:
+            raise _driver_error(error) from error
+
+    def end(self, error: BaseException | None) -> None:
+        if error is None:
+            self.connection.commit()
+        else:
+            self.connection.rollback()
+
+
+class _AsyncSQLAlchemy:
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def begin(self) -> None:
+        if self.connection.in_transaction():
+            raise _in_transaction()
+
+    async def run(self, call: Call[T]) -> T:
+        text, params = _as_text(call)
+        try:
+            return call.read([tuple(row) for row in await self.connection.execute(text, params)])
+        except Exception as error:
+            raise _driver_error(error) from error
+
+    async def end(self, error: BaseException | None) -> None:
+        if error is None:
+            await self.connection.commit()
+        else:
+            await self.connection.rollback()
+
+
+def _require_idle(status: TransactionStatus) -> None:
+    if status != TransactionStatus.IDLE:
+        raise _in_transaction()
+
+
+def _in_transaction() -> InvalidArgument:
+    return InvalidArgument(
+        "job.transaction() begins a transaction, and one is open on this connection already",
+        hint="commit it or roll it back first",
+    )
+
+
+def _unusable(given: object, how: str, expected: str) -> TypeError:
+    return TypeError(f"`{how} job.transaction(...)` takes {expected}, not {type(given).__qualname__}")
+
+
+def _is_sqlalchemy(given: object, *names: str) -> bool:
+    # Whoever has such an object has imported it; nobody else pays for the import.
+    classes = []
+    for module in ("sqlalchemy.engine", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"):
+        if module in sys.modules:
+            classes += [getattr(sys.modules[module], name, None) for name in names]
+    return isinstance(given, tuple(each for each in classes if isinstance(each, type)))
+
+
+def _as_text(call: Call[T]) -> tuple[Any, dict[str, object]]:
+    sqlalchemy: Any = sys.modules["sqlalchemy"]
+    first, *rest = call.text.decode().replace("::", "\\:\\:").split("%s")
+    text = first + "".join(f":p{index}{part}" for index, part in enumerate(rest))
+    return sqlalchemy.text(text), {f"p{index}": value for index, value in enumerate(call.params)}
+
+
+def _driver_error(error: Exception) -> Exception:
+    original = getattr(error, "orig", None)
+    return queries.translated(original) if isinstance(original, psycopg.Error) else error
