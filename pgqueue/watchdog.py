@@ -66,7 +66,7 @@ class Watchdog:
         frame = sys._current_frames().get(self._thread_id)
         if frame is None:
             return
-        stack = "".join(traceback.format_stack(frame, limit=-30))
+        stack = "".join(traceback.format_stack(frame, limit=20))
         try:
             current = asyncio.current_task(self._loop)
         except RuntimeError:

@@ -1,0 +1,1 @@
+"""Hand jobs over to another queue, each in one transaction."""
