@@ -1,0 +1,149 @@
+"""How a worker ends: handlers are told, get their time, and are then cut off, each as its task says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App, ConfigError, Job
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+from tests.calls import enqueue, job, state
+from tests.databases import Database
+from tests.facts import wait_until_async
+
+
+async def stopped(worker: Worker, running: asyncio.Task[bool]) -> tuple[bool, float]:
+    began = time.monotonic()
+    worker.stop()
+    clean = await asyncio.wait_for(running, 30)
+    return clean, time.monotonic() - began
+
+
+def started(app: App, database: Database, **settings: Any) -> tuple[Worker, asyncio.Task[bool]]:
+    worker = Worker(app, database.dsn, WorkerConfig(**settings))
+    return worker, asyncio.create_task(worker.run())
+
+
+def declare(app: App, kind: str, release: threading.Event, name: str = "t", **options: Any) -> None:
+    """A handler that goes on for ever: the async one until it is cancelled, the sync one whatever it is told."""
+
+    async def asynchronous() -> None:
+        await asyncio.sleep(600)
+
+    def synchronous() -> None:
+        release.wait(60)
+
+    app.task(name=name, **options)(asynchronous if kind == "async" else synchronous)
+
+
+@pytest.fixture
+def release() -> Any:
+    """Lets the threads of a test end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.mark.covers("L15", "A11")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_handlers_are_told_that_the_worker_shuts_down(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    told: list[bool] = []
+
+    async def asynchronous(job: Job) -> None:
+        told.append(bool(job.stopping))
+        told.append(await job.stopping)
+
+    def synchronous(job: Job) -> None:
+        told.append(bool(job.stopping))
+        told.append(job.stopping.wait(30))
+
+    app.task(name="t")(asynchronous if kind == "async" else synchronous)
+    job_id = enqueue(conn)
+    worker, running = started(app, database)
+    await wait_until_async(lambda: told)
+    clean, took = await stopped(worker, running)
+    assert (clean, worker.exit_code, told) == (True, 0, [False, True])
+    assert took < 5
+    assert state(conn, job_id) == "succeeded"
+
+
+@pytest.mark.covers("A11")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("on_shutdown", ["fail", "release"])
+async def test_what_outlasts_its_own_shutdown_timeout_ends_as_its_task_says(
+    on_shutdown: str, kind: str, database: Database, conn: psycopg.Connection, release: threading.Event
+) -> None:
+    app = App()
+    declare(app, kind, release, shutdown_timeout=0.2, on_shutdown=on_shutdown)
+    job_id = enqueue(conn)
+    worker, running = started(app, database)
+    await wait_until_async(lambda: state(conn, job_id) == "executing")
+    await wait_until_async(lambda: worker._runner.running == 1)
+    clean, took = await stopped(worker, running)
+    assert (clean, worker.exit_code) == (False, 1)
+    assert 0.2 <= took < 5
+    found = job(conn, job_id)
+    if on_shutdown == "release":
+        assert (found.state, found.attempts, found.errors) == ("waiting", 0, None)
+    else:
+        assert (found.state, found.attempts, found.errors[0]["class"]) == ("failed", 1, "Interrupted")
+        assert "shutdown timeout of 0.2 s" in found.errors[0]["message"]
+    assert conn.execute("select count(*) from pgqueue.workers").fetchone() == (0,)
+
+
+@pytest.mark.covers("A11")
+async def test_the_workers_own_bound_holds_for_tasks_that_ask_for_more(
+    database: Database, conn: psycopg.Connection, release: threading.Event
+) -> None:
+    app = App()
+    declare(app, "sync", release, "patient", shutdown_timeout=600)
+    declare(app, "async", release, "default")
+    jobs = [enqueue(conn, task) for task in ("patient", "default")]
+    worker, running = started(app, database, shutdown_timeout=0.3)
+    await wait_until_async(lambda: worker._runner.running == 2)
+    clean, took = await stopped(worker, running)
+    assert not clean
+    assert took < 5
+    assert {state(conn, each) for each in jobs} == {"failed"}
+
+
+@pytest.mark.covers("A11")
+async def test_a_hanging_completion_does_not_hang_the_shutdown(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    began, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        began.set()
+        await go.wait()
+
+    job_id = enqueue(conn)
+    worker, running = started(app, database, shutdown_timeout=1.0)
+    await asyncio.wait_for(began.wait(), 10)
+    with database.connect(autocommit=False) as other:
+        other.execute("select from pgqueue.jobs for update")
+        go.set()
+        await wait_until_async(lambda: worker._runner.running == 0)
+        clean, took = await stopped(worker, running)
+        assert (clean, worker.exit_code) == (False, 1)
+        assert took < 15
+        other.rollback()
+    # It comes back with its lease.
+    assert state(conn, job_id) == "executing"
+
+
+@pytest.mark.parametrize("options", [{"on_shutdown": "explode"}, {"shutdown_timeout": -1}])
+def test_wrong_options_of_a_shutdown_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        App().task(**options)(lambda: None)
