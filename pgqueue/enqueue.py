@@ -36,7 +36,7 @@ def enqueue(
 
     It runs in the connection's current transaction and commits nothing itself. `task` is a name or a task, `args`
     a mapping that JSON can hold. Options, all optional: queue, priority (-100 to 100, higher first), run_at (an
-    aware datetime) or delay (a timedelta, or an interval as text), expires_in, max_attempts, headers, tags,
+    aware datetime) or delay (a timedelta, or an interval as text), expires_in, timeout, max_attempts, headers, tags,
     retention, retry_policy, retry_delay, retry_queue. Raises InvalidArgument, NotBuiltYet, SchemaError (the queue is
     not installed).
 
