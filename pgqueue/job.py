@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -64,7 +65,13 @@ class Flag:
         if not self._raised:
             loop = asyncio.get_running_loop()
             event = asyncio.Event()
-            with self._waking(lambda: loop.call_soon_threadsafe(event.set)):
+
+            def wake() -> None:
+                # A loop that is closed meanwhile waits for nothing any more.
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(event.set)
+
+            with self._waking(wake):
                 await event.wait()
         return True
 
@@ -107,7 +114,8 @@ class Job:
     `attempt` counts from 1; `reservation` is the fence under which this try runs; times are aware datetimes by the
     database's clock. `stopping` is a `Flag` that is raised when the worker shuts down; `cancelled` one that is raised
     when this try is to end, and whose `reason` says why: somebody asked for it, the lease is lost, its timeout
-    passed. An async handler is then cancelled as well; a sync one has to look.
+    passed. An async handler is then cancelled as well; a sync one has to look, and when it returns all the same it has
+    succeeded, as far as it still held the job.
 
     All methods may be called from a handler in a thread as from one on the event loop, and none blocks.
     """

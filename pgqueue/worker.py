@@ -87,6 +87,7 @@ class Worker:
         self._watchdog = Watchdog(self._runner.name_running)
         self._told: dict[Job, None] = {}
         self._overdue: set[Held] = set()
+        self._extend_asked = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends: deque[Held] = deque()
         self._end_came = asyncio.Event()
@@ -288,7 +289,10 @@ class Worker:
         self._told[job] = None
 
     def _on_extend(self) -> None:
-        if self._loop is not None:
+        # A handler may ask in each step of a loop.
+        now = time.monotonic()
+        if self._loop is not None and now - self._extend_asked >= 1.0:
+            self._extend_asked = now
             self._loop.call_soon_threadsafe(self._leases.extend_now.set)
 
     async def _announce(self, held: Held) -> bool:
