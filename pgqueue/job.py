@@ -108,6 +108,18 @@ class Surroundings:
 
 
 @dataclass(slots=True, eq=False)
+class _State:
+    """What changes of a job while its handler runs."""
+
+    around: Surroundings = field(default_factory=Surroundings)
+    cancelled: Flag = field(default_factory=Flag)
+    ends_at: float | None = None
+    stage: Stage = Stage.OPEN
+    stores_result: bool = False
+    progress: tuple[float, float | None, str | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Job:
     """One reserved job. A handler gets it when it has a parameter annotated `Job`, or from `current_job()`.
 
@@ -134,17 +146,32 @@ class Job:
     created_at: datetime
     lease_expires_at: datetime
     timeout: timedelta | None = None
-    store_result: bool = False
-    cancelled: Flag = field(default_factory=Flag, repr=False)
-    stage: Stage = field(default=Stage.OPEN, repr=False)
-    latest_progress: tuple[float, float | None, str | None] | None = field(default=None, repr=False)
-    _around: Surroundings = field(default_factory=Surroundings, repr=False)
-    _ends_at: float | None = field(default=None, repr=False)
+    _state: _State = field(default_factory=_State, repr=False)
 
     @property
     def stopping(self) -> Flag:
         """Raised when the worker shuts down: come to an end soon."""
-        return self._around.stopping
+        return self._state.around.stopping
+
+    @property
+    def cancelled(self) -> Flag:
+        """Raised when this try is to end; its `reason` says why."""
+        return self._state.cancelled
+
+    @property
+    def stage(self) -> Stage:
+        """How far its own transaction has come."""
+        return self._state.stage
+
+    @property
+    def stores_result(self) -> bool:
+        """Whether what its handler returns is stored."""
+        return self._state.stores_result
+
+    @property
+    def latest_progress(self) -> tuple[float, float | None, str | None] | None:
+        """What `progress` was last told: done, total, note."""
+        return self._state.progress
 
     @property
     def deadline(self) -> datetime | None:
@@ -154,7 +181,7 @@ class Job:
 
     def time_left(self) -> float | None:
         """Seconds until its timeout ends, below zero when it has; None without one."""
-        return None if self._ends_at is None else self._ends_at - time.monotonic()
+        return None if self._state.ends_at is None else self._state.ends_at - time.monotonic()
 
     def check(self) -> None:
         """Raise `Interrupted` if this try is to end. What a sync handler calls between its steps."""
@@ -169,12 +196,16 @@ class Job:
         for number in (done, total):
             if number is not None and not math.isfinite(number):
                 raise InvalidArgument(f"progress must be told in finite numbers, not {number}", hint="leave total out")
-        self.latest_progress = (done, total, None if note is None else note.replace("\0", "\ufffd"))
-        self._around.on_progress(self)
+        self._state.progress = (done, total, None if note is None else note.replace("\0", "\ufffd"))
+        self._state.around.on_progress(self)
 
     def extend(self) -> None:
         """Have the worker extend its lease now, without waiting for it. The worker does so every third of a lease."""
-        self._around.on_extend()
+        self._state.around.on_extend()
+
+    def store_result(self, store: bool = True) -> None:
+        """Have what the handler returns stored, or not, whatever its task says. It must be JSON then."""
+        self._state.stores_result = store
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -193,15 +224,16 @@ class Job:
             with job.transaction() as connection:
                 connection.execute("update accounts set ...")
         """
-        return JobTransaction(self.id, self.reservation, self._around.dsn, self._around.prepare, connection, self._at)
+        around = self._state.around
+        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at)
 
     def lend(self, around: Surroundings, ends_at: float | None) -> None:
         """Give it what its worker lends it, and the monotonic time at which its timeout ends. For the worker."""
-        self._around = around
-        self._ends_at = ends_at
+        self._state.around = around
+        self._state.ends_at = ends_at
 
     def _at(self, stage: Stage) -> None:
-        self.stage = stage
+        self._state.stage = stage
 
 
 _current: ContextVar[Callable[[], Job] | None] = ContextVar("pgqueue_job", default=None)

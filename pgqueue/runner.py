@@ -344,7 +344,7 @@ class Runner:
                     result = await self._on_loop(held, result)
             if inspect.isgenerator(result) or inspect.isasyncgen(result):
                 raise TypeError("it returned a generator, of which nothing has run")
-            if held.row[17] if held.job is None else held.job.store_result:
+            if held.row[17] if held.job is None else held.job.stores_result:
                 held.result = None if result is None else to_result(result)
         except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
@@ -367,8 +367,10 @@ class Runner:
         with _making_job:
             if held.job is None:
                 ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
-                held.job = Job(*(*held.row[:13], held.row[14], held.row[17]))
-                held.job.lend(self._around, ends_at)
+                job = Job(*(*held.row[:13], held.row[14]))
+                job.lend(self._around, ends_at)
+                job.store_result(held.row[17])
+                held.job = job
         if held.interrupt is not None:
             # Asked to stop before there was a job to say so.
             held.job.cancelled.raise_it(held.reason)

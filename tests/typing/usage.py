@@ -93,6 +93,15 @@ def a_job_is_what_it_says_and_read_only(job: Job) -> None:
     assert_type(job.headers, dict[str, Any] | None)
     assert_type(job.run_at, datetime)
     job.attempt = 2  # type: ignore[misc]
+    assert_type(job.deadline, datetime | None)
+    assert_type(job.cancelled.wait(1), bool)
+    assert_type(pgqueue.current_job(), Job)
+
+
+async def a_jobs_end_is_waited_for(sync: Sync, on: Async) -> None:
+    assert_type(pgqueue.wait(sync, 1, timeout=1), pgqueue.Outcome)
+    assert_type(await pgqueue.wait(on, 1), pgqueue.Outcome)
+    pgqueue.wait(1, 1)  # type: ignore[call-overload]
 
 
 def errors_have_hints(error: pgqueue.InvalidArgument) -> pgqueue.PgQueueError:

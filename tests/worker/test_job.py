@@ -301,7 +301,7 @@ async def test_a_result_is_stored_where_the_task_or_the_job_asks_for_it(
         app.task(name=name, max_attempts=1, **options)(asynchronous if kind == "async" else synchronous)
 
     def asking(job: Job) -> object:
-        job.store_result = True
+        job.store_result()
         return {"asked": True}
 
     declare("stored", lambda job: {"n": [1, None, "ü"]}, store_result=True)
