@@ -107,11 +107,18 @@ class Surroundings:
     on_extend: Callable[[], None] = lambda: None
 
 
-@dataclass(slots=True, eq=False)
-class _State:
-    """What changes of a job while its handler runs."""
+# Of a job that somebody made for a test.
+_NOWHERE = Surroundings()
 
-    around: Surroundings = field(default_factory=Surroundings)
+
+@dataclass(slots=True, eq=False)
+class State:
+    """What changes of a job while its handler runs, and what its worker lends it. For the worker.
+
+    `ends_at` is the monotonic time at which its timeout ends.
+    """
+
+    around: Surroundings = _NOWHERE
     cancelled: Flag = field(default_factory=Flag)
     ends_at: float | None = None
     stage: Stage = Stage.OPEN
@@ -146,7 +153,7 @@ class Job:
     created_at: datetime
     lease_expires_at: datetime
     timeout: timedelta | None = None
-    _state: _State = field(default_factory=_State, repr=False)
+    _state: State = field(default_factory=State, repr=False)
 
     @property
     def stopping(self) -> Flag:
@@ -226,11 +233,6 @@ class Job:
         """
         around = self._state.around
         return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at)
-
-    def lend(self, around: Surroundings, ends_at: float | None) -> None:
-        """Give it what its worker lends it, and the monotonic time at which its timeout ends. For the worker."""
-        self._state.around = around
-        self._state.ends_at = ends_at
 
     def _at(self, stage: Stage) -> None:
         self._state.stage = stage

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from pgqueue.errors import InvalidArgument
-from pgqueue.job import Job, Surroundings, set_current
+from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.queries import Row, Unreadable, to_result
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
@@ -367,10 +367,9 @@ class Runner:
         with _making_job:
             if held.job is None:
                 ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
-                job = Job(*(*held.row[:13], held.row[14]))
-                job.lend(self._around, ends_at)
-                job.store_result(held.row[17])
-                held.job = job
+                row = held.row
+                state = State(self._around, Flag(), ends_at, stores_result=row[17])
+                held.job = Job(*(*row[:13], row[14], state))
         if held.interrupt is not None:
             # Asked to stop before there was a job to say so.
             held.job.cancelled.raise_it(held.reason)
