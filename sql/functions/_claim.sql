@@ -123,6 +123,7 @@ declare
     v_rooms jsonb := '{}';
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
+    v_before integer;
     v_spare integer[] := '{}';
     v_park_rows tid[];
     v_park_ahead bigint[];
@@ -140,6 +141,7 @@ begin
     used := cardinality(p_plain);
     calls := array(select n from generate_series(1, used) n);
     loop
+        v_before := cardinality(v_passed);
         v_park_rows := '{}';
         v_park_ahead := '{}';
         v_full_rows := '{}';
@@ -245,7 +247,8 @@ begin
         end if;
 
         exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
-        exit when clock_timestamp() > v_started + interval '40 ms';
+        exit when clock_timestamp() > v_started + interval '40 ms'
+            and (v_park_rows <> '{}' or v_full_rows <> '{}' or cardinality(v_passed) > v_before);
         v_size := least(500, greatest(p_limit - used, v_size * 4, 20));
         select array_agg(c.row_at)
         into v_rows
@@ -627,6 +630,7 @@ begin
         set
             state = 'executing',
             leader = v_ids[1],
+            followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
             blocked_on = null,
             reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
             attempts = v_attempts + 1,
