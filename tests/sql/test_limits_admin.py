@@ -12,7 +12,7 @@ def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
     """Rows of jobs as they stand while they execute (or in the state given)."""
     given = {"queue": "q", "task": "t", "state": "executing", **columns}
     conn.execute(
-        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease, queue, task,"
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task,"
         " state, key, limit_key, blocked_on)"
         " select now(), now(), now(), 0, '{}', now() + '1 h', '1 h', %(queue)s, %(task)s, %(state)s,"
         " %(key)s || case when %(keys)s then n::text else '' end, %(limit_key)s, %(blocked_on)s"
