@@ -7,7 +7,8 @@
 -- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
 -- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
 -- Nothing here waits, save, 100 ms at most, for another claim of the same key that is not committed yet: the unique
--- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking.
+-- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking; one that comes
+-- back empty because of that wakes its own worker.
 
 create or replace function pgqueue._claim_lane(
     p_queue text,
@@ -247,8 +248,15 @@ begin
         end if;
 
         exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
-        exit when clock_timestamp() > v_started + interval '40 ms'
-            and (v_park_rows <> '{}' or v_full_rows <> '{}' or cardinality(v_passed) > v_before);
+        if clock_timestamp() > v_started + interval '40 ms'
+            and (v_park_rows <> '{}' or v_full_rows <> '{}' or cardinality(v_passed) > v_before)
+        then
+            if used = 0 and pgqueue._may_notify() then
+                -- There may be something behind what it parked: the worker is to come again at once.
+                perform pg_notify(pgqueue._channel(p_worker), 'wake');
+            end if;
+            exit;
+        end if;
         v_size := least(500, greatest(p_limit - used, v_size * 4, 20));
         select array_agg(c.row_at)
         into v_rows
