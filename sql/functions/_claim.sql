@@ -293,17 +293,21 @@ returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
     executing_id bigint, first_id bigint, first_task text, undue_id bigint
 )
-language sql
+language plpgsql
 volatile
 parallel unsafe
 rows 100
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
+#variable_conflict use_column
+begin
+    return query
     select
         c.row_at, c.id, c.key, c.task, c.limit_key,
         coalesce(t.accumulate, false),
@@ -323,20 +327,23 @@ as $$
     left join lateral (
         select x.id
         from pgqueue.jobs x
-        where x.state = 'executing'
+        where c.asks
+            and x.state = 'executing'
             and x.key is not null
             and (x.leader is null or x.leader = x.id)
             and x.queue = p_queue
             and x.key = c.key
         limit 1
-    ) e on c.asks
+    ) e on true
     left join lateral (
         select p.id, p.task
         from (
             (
                 select x.id, x.task
                 from pgqueue.jobs x
-                where x.key is not null
+                where c.asks
+                    and e.id is null
+                    and x.key is not null
                     and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
                     and x.queue = p_queue
                     and x.key = c.key
@@ -347,7 +354,9 @@ as $$
             (
                 select x.id, x.task
                 from pgqueue.jobs x
-                where x.key is not null
+                where c.asks
+                    and e.id is null
+                    and x.key is not null
                     and x.state = 'waiting'
                     and x.reservation = 0
                     and x.queue = p_queue
@@ -359,11 +368,13 @@ as $$
         ) p
         order by p.id
         limit 1
-    ) f on c.asks and e.id is null
+    ) f on true
     left join lateral (
         select x.id
         from pgqueue.jobs x
-        where x.key is not null
+        where t.accumulate
+            and c.reservation = 0
+            and x.key is not null
             and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
             and x.queue = p_queue
             and x.key = c.key
@@ -371,9 +382,10 @@ as $$
             and x.ready_at > p_now
             and x.task = c.task
         limit 1
-    ) u on t.accumulate and c.reservation = 0
+    ) u on true
     window of_key as (partition by c.key)
-    order by c.n
+    order by c.n;
+end
 $$;
 
 comment on function pgqueue._places(text, tid[], timestamptz) is
