@@ -28,6 +28,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_finished bigint[];
+    v_deduped bigint[];
     v_mended boolean := false;
 begin
     loop
@@ -80,7 +81,12 @@ begin
                 from dated d
                 where d.keep_for > '0'
             )
-            select coalesce(array_agg(g.id), '{}') into v_finished from gone g;
+            select coalesce(array_agg(g.id), '{}'), array_agg(g.id) filter (where g.dedupe is not null)
+            into v_finished, v_deduped
+            from gone g;
+            if v_deduped is not null then
+                perform pgqueue._free_dedupe(v_deduped);
+            end if;
             return v_finished;
         exception when check_violation then
             if v_mended then

@@ -1,6 +1,7 @@
 -- delete: a job and its traces are gone. Not for one that is executing: cancel that.
 --
--- Locks the one row and waits for another holder at most 5 s (55P03).
+-- Locks the one row and waits for another holder at most 5 s (55P03). Its dedupe key is free at once, also within
+-- its dedupe_for.
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
@@ -12,14 +13,22 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
+declare
+    v_dedupe text;
 begin
-    delete from pgqueue.jobs where id = delete.job_id and state <> 'executing';
+    delete from pgqueue.jobs where id = delete.job_id and state <> 'executing' returning dedupe into v_dedupe;
     if not found then
-        delete from pgqueue.history where id = delete.job_id;
+        delete from pgqueue.history where id = delete.job_id returning dedupe into v_dedupe;
+        if not found then
+            return false;
+        end if;
     end if;
-    return found;
+    if v_dedupe is not null then
+        delete from pgqueue.dedupe_keys d where d.job_id = delete.job_id;
+    end if;
+    return true;
 end
 $$;
 
 comment on function pgqueue.delete(bigint) is
-    'Delete a job that is not executing, or its row in history. False: there is no such job, or it is executing.';
+    'Delete a job that is not executing, or its row in history, and free its dedupe key. False: there is no such job, or it is executing.';
