@@ -296,7 +296,13 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_build_object(
-        'sqlstate', p_sqlstate, 'message', p_message, 'detail', nullif(p_detail, ''), 'hint', nullif(p_hint, '')
+        'sqlstate', p_sqlstate,
+        'message', p_message,
+        'detail', nullif(p_detail, ''),
+        'hint', coalesce(
+            nullif(p_hint, ''),
+            'Give each option as enqueue() takes it: times and intervals as text that PostgreSQL reads, counts as whole numbers.'
+        )
     )
 $$;
 

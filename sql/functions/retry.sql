@@ -52,7 +52,7 @@ begin
         if not found then
             return false;
         end if;
-        if v_lane.dedupe is not null and not pgqueue._retake_dedupe(retry.job_id, v_lane.task, v_lane.dedupe) then
+        if v_lane.dedupe is not null and pgqueue._retake_dedupe(retry.job_id, v_lane.task, v_lane.dedupe) is null then
             update pgqueue.jobs set dedupe = null where id = retry.job_id;
         end if;
     end if;
