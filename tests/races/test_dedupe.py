@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -19,8 +18,8 @@ BATCH = "select array_agg(outcome order by ord) from pgqueue.enqueue_batch(%s)"
 
 
 @pytest.fixture
-def two(database: Database) -> Iterator[tuple[Session, Session]]:
-    yield database.session(), database.session()
+def two(database: Database) -> tuple[Session, Session]:
+    return database.session(), database.session()
 
 
 def patience(conn: psycopg.Connection, interval: str) -> None:

@@ -44,7 +44,10 @@ def test_each_job_has_every_option_of_its_own(conn: psycopg.Connection) -> None:
             "max_attempts": 3, "key": "k", "score": 1.5, "headers": {"h": 1}, "tags": ["x", "y"], "retention": "1 h",
             "limit_key": "l", "dedupe": "d", "dedupe_for": "1 h", "on_conflict": "skip",
         },
-        {"task": "c", "run_at": "2040-01-01 12:00+03", "retry_policy": "fixed", "retry_delay": "5 s", "retry_queue": "r"},
+        {
+            "task": "c", "run_at": "2040-01-01 12:00+03",
+            "retry_policy": "fixed", "retry_delay": "5 s", "retry_queue": "r",
+        },
         {"task": "d", "args": None, "queue": None, "delay": None, "dedupe": None},
     )  # fmt: skip
     assert outcomes(rows) == ["inserted"] * 4
