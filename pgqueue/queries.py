@@ -234,10 +234,10 @@ def reserve(
     lease: float,
     strategy: str,
 ) -> Call[list[Row]]:
-    """Claim jobs; reads rows in the order of the fields of `Job`."""
+    """Claim jobs; reads rows in the order of the fields of `Job`, and the leader of calls of accumulating tasks."""
     return Call(
         b"select id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
-        b" created_at, lease_expires_at"
+        b" created_at, lease_expires_at, leader"
         b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)",
         (worker, max_jobs, _array(queues), _array(weights), timedelta(seconds=lease), strategy),
         _rows,
@@ -358,7 +358,8 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
         options = {**options, "retry_delays": [_interval_text(delay) for delay in delays]}
     return Call(
         b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"
-        b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval[], %s::text)",
+        b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval[], %s::text,"
+        b" %s::boolean, %s::integer)",
         (
             name,
             *(
@@ -377,6 +378,8 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
                     "retry_cap",
                     "retry_delays",
                     "retry_queue",
+                    "accumulate",
+                    "batch_size",
                 )
             ),
         ),

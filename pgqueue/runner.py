@@ -7,9 +7,9 @@ import inspect
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -49,6 +49,9 @@ class Held:
 
     `deadline` is the monotonic time until which the lease holds for certain, counted from before the request that
     last extended it. `interrupt` says why the handler is to stop; None while it may go on.
+
+    Of a call of an accumulating task there is one for each key: the first has the payloads of all and runs them, the
+    others are its `mates` and share its end.
     """
 
     row: Row
@@ -62,6 +65,9 @@ class Held:
     snooze: timedelta | str = ""
     verdict: Verdict = Verdict()
     signalled: bool = False
+    payloads: dict[str, list[Any]] | None = None
+    mates: list[Held] = field(default_factory=list)
+    head: Held | None = None
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -69,6 +75,27 @@ class Held:
 
     def __str__(self) -> str:
         return f"job {self.row[0]} (task {self.row[1]}, queue {self.row[4]}, attempt {self.row[7]})"
+
+
+def gathered(rows: Iterable[Row], deadline: float) -> list[Held]:
+    """Return the calls of accumulating tasks among reserved rows: for each its first `Held`, with the payloads.
+
+    Within a key the rows come by score, and the first of them holds the lease.
+    """
+    calls: dict[int, Held] = {}
+    for row in rows:
+        call, key, args = row[13], row[5], row[2]
+        if call is None:
+            continue
+        head = calls.get(call)
+        if head is None:
+            calls[call] = Held(row, deadline, payloads={key: [args]})
+        elif head.payloads is not None and key in head.payloads:
+            head.payloads[key].append(args)
+        elif head.payloads is not None:
+            head.payloads[key] = [args]
+            head.mates.append(Held(row, deadline, head=head))
+    return list(calls.values())
 
 
 class Runner:
@@ -121,6 +148,9 @@ class Runner:
             return
         held.interrupt = end
         held.reason = reason
+        if held.head is not None:
+            # The call goes on for none of its keys: those that are still held are given back.
+            self.stop(held.head, End.RELEASED, reason)
         if held.runner is not None:
             held.runner.cancel()
 
@@ -128,7 +158,8 @@ class Runner:
         """Return the jobs that were not started; they are not this runner's any more."""
         unstarted = []
         while not self._waiting.empty():
-            unstarted.append(self._waiting.get_nowait())
+            head = self._waiting.get_nowait()
+            unstarted += [head, *head.mates]
         return unstarted
 
     def close(self) -> None:
@@ -165,8 +196,17 @@ class Runner:
     async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
         try:
             arguments = _readable(held)
+            if task.payloads_parameter is not None:
+                # One without a key, or one that an operator has come alone, is a call of its own.
+                payloads = {held.row[5] or "": [arguments]} if held.payloads is None else held.payloads
+                arguments = {task.payloads_parameter: payloads}
+            elif held.payloads is not None:
+                raise InvalidArgument(
+                    f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
+                    hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
+                )
             if task.job_parameter is not None:
-                arguments = {**arguments, task.job_parameter: Job(*held.row)}
+                arguments = {**arguments, task.job_parameter: Job(*held.row[:13])}
             if task.is_async:
                 await self._on_loop(held, task.function(**arguments))
             else:
@@ -248,6 +288,11 @@ class Runner:
     def _end(self, held: Held, end: End) -> None:
         held.ended = end
         self._on_end(held)
+        for mate in held.mates:
+            mate.ended = end
+            mate.error, mate.delay, mate.snooze = held.error, held.delay, held.snooze
+            mate.verdict, mate.signalled = held.verdict, held.signalled
+            self._on_end(mate)
 
 
 class _Pace:
@@ -326,13 +371,18 @@ def _contained(call: Callable[[], object]) -> tuple[object, BaseException | None
 
 
 def _readable(held: Held) -> dict[str, Any]:
-    for what, value in (("args", held.row[2]), ("headers", held.row[3])):
+    values = [("headers", held.row[3])]
+    if held.payloads is None:
+        values.append(("args", held.row[2]))
+    else:
+        values += [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+    for what, value in values:
         if isinstance(value, Unreadable):
             raise InvalidArgument(
                 f"{what} cannot be read here: {value.reason}",
                 hint="enqueue it with numbers that a float can hold, nested less than 1000 deep",
             )
-    arguments: dict[str, Any] = held.row[2]
+    arguments: dict[str, Any] = held.row[2] if held.payloads is None else held.payloads
     return arguments
 
 

@@ -48,6 +48,8 @@ class TaskOptions:
                       an async task is called on the event loop
     discard_on        exceptions after which a job is dead at once
     expires_in        how long after its run_at a job may still start
+    accumulate        all due payloads of a key go to one call, by score: `def handle(payloads: dict[str, list])`
+    batch_size        how many keys one call of an accumulating task gets; default 1
     retention_*       how long history keeps jobs that ended so; zero keeps no row
     """
 
@@ -64,6 +66,8 @@ class TaskOptions:
     retry_cap: timedelta | str | None = None
     retry_delays: Sequence[timedelta | str] | None = None
     retry_queue: str | None = None
+    accumulate: bool | None = None
+    batch_size: int | None = None
     retry: RetryRule | None = None
     discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
 
@@ -104,6 +108,7 @@ class Task(Generic[P, R]):
         self.__wrapped__ = function
         parameters = inspect.signature(function).parameters.values()
         self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
+        self.payloads_parameter = _payloads_parameter(name, self._signature) if options.accumulate else None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -150,6 +155,8 @@ class Task(Generic[P, R]):
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Name positional arguments as the function does. Raises InvalidArgument when they do not fit it."""
+        if self.payloads_parameter is not None:
+            return _payload(self.name, args, kwargs)
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -342,6 +349,26 @@ def _definition(function: Any) -> Callable[..., Any]:
         function = function.func
     definition: Callable[..., Any] = function if inspect.isroutine(function) else function.__call__
     return definition
+
+
+def _payloads_parameter(task: str, signature: inspect.Signature) -> str:
+    if len(signature.parameters) != 1:
+        raise ConfigError(
+            f"task {task} accumulates, and its function takes {signature}",
+            hint="give it one parameter, a dict of key to list of payloads (and one annotated Job, if it needs it)",
+        )
+    return next(iter(signature.parameters))
+
+
+def _payload(task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs:
+        return dict(args[0])
+    if args:
+        raise InvalidArgument(
+            f"task {task} accumulates payloads, and got {len(args)} positional arguments",
+            hint="give a payload as one mapping or as keyword arguments",
+        )
+    return dict(kwargs)
 
 
 def _job_parameter(function: Callable[..., Any]) -> str | None:

@@ -21,7 +21,7 @@ from pgqueue.errors import LockedTooLong, PgQueueError, SchemaError
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import listen_forever
-from pgqueue.runner import End, Held, Runner, Verdict
+from pgqueue.runner import End, Held, Runner, Verdict, gathered
 from pgqueue.tasks import App
 
 log = logging.getLogger("pgqueue.worker")
@@ -326,13 +326,22 @@ class Worker:
             patient=patient,
         )
         deadline = self._claiming.sent_at + self.config.lease
+        calls = 0
         for row in rows:
-            held = Held(row, deadline)
-            self._leases.add(held)
-            self._runner.take(held)
+            if row[13] is None:
+                calls += 1
+                held = Held(row, deadline)
+                self._leases.add(held)
+                self._runner.take(held)
+        if calls < len(rows):
+            for head in gathered(rows, deadline):
+                calls += 1
+                for held in (head, *head.mates):
+                    self._leases.add(held)
+                self._runner.take(head)
         if rows:
-            log.debug("reserved %d jobs", len(rows))
-        return len(rows)
+            log.debug("reserved %d jobs in %d calls", len(rows), calls)
+        return calls
 
     async def _wait_for_room(self) -> None:
         self._room_came.clear()

@@ -77,10 +77,14 @@ comment on column pgqueue.limits.rate is 'At most so many start in any stretch o
 comment on column pgqueue.limits.per is 'The length of that time.';
 
 -- What executes is counted by index, up to the limit and no further. queue > '' is always true: whoever counts says it
--- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases.
-create index jobs_executing on pgqueue.jobs (queue, task) where state = 'executing' and queue > '';
-create index jobs_executing_limit_key on pgqueue.jobs (limit_key) where state = 'executing' and limit_key is not null;
-create index jobs_parked on pgqueue.jobs (blocked_on, priority, ready_at, id) where state = 'blocked' and blocked_on is not null;
+-- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases. The payloads
+-- of one call count as one here as well.
+create index jobs_executing on pgqueue.jobs (queue, task)
+    where state = 'executing' and queue > '' and (leader is null or leader = id);
+create index jobs_executing_limit_key on pgqueue.jobs (limit_key)
+    where state = 'executing' and limit_key is not null and (leader is null or leader = id);
+create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
+    where state = 'blocked' and blocked_on is not null;
 
 -- Starts are inserted and summed over the time that counts; nothing is updated in place.
 create table pgqueue.limit_starts (
@@ -98,14 +102,17 @@ comment on column pgqueue.limit_starts.started is 'How many.';
 create table pgqueue.limit_waits (
     n bigint generated always as identity primary key,
     name text collate "C" not null,
-    next_at timestamptz not null
+    next_at timestamptz not null,
+    timed boolean not null default false
 );
+create index limit_waits_timed on pgqueue.limit_waits (next_at) where timed;
 create index limit_waits_by_time on pgqueue.limit_waits (next_at);
 create index limit_waits_by_name on pgqueue.limit_waits (name, next_at);
 comment on table pgqueue.limit_waits is 'Private: limits with parked jobs, and when to look whether they have room.';
 comment on column pgqueue.limit_waits.n is 'Order.';
 comment on column pgqueue.limit_waits.name is 'The limit: kind:target.';
 comment on column pgqueue.limit_waits.next_at is 'When to look.';
+comment on column pgqueue.limit_waits.timed is 'Whether there will be room then, as a rate says: workers wake for it.';
 
 -- Who stands for a dedupe key. A row of its own, for it may outlive its job.
 create table pgqueue.dedupe_keys (

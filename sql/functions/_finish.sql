@@ -3,6 +3,9 @@
 -- _finish is the only way out of jobs (save delete and zero retention). It takes rows in the order of their ids,
 -- and only under the reservation given: who was told another one changes nothing. p_executing says whether the
 -- job must be under way; where it must not, the caller has locked the row and read its reservation.
+-- In later statements, whose snapshots show what was parked meanwhile, it lets go who waited behind those jobs: the next
+-- of their keys, and those parked under their limits. The leader of a call of an accumulating task takes the other
+-- payloads of its key with it. Jobs without a key pay nothing for that, and without limits there is one probe.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- which is why the statement stands in an exception block.
 
@@ -12,7 +15,8 @@ create or replace function pgqueue._finish(
     p_executing boolean,
     p_state pgqueue.job_state,
     p_results jsonb[] default null,
-    p_error jsonb default null
+    p_error jsonb default null,
+    p_merged_into bigint[] default null
 )
 returns bigint[]
 language plpgsql
@@ -29,13 +33,22 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_finished bigint[];
     v_deduped bigint[];
+    v_followers bigint[];
+    v_follower_reservations bigint[];
     v_mended boolean := false;
+    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
+    v_leads boolean;
+    v_queues text[];
+    v_keys text[];
+    v_tasks text[];
+    v_limited_keys text[];
+    v_limit_keys text[];
 begin
     loop
         begin
             with wanted as materialized (
-                select w.id, w.reservation, w.result
-                from unnest(p_job_ids, p_reservations, p_results) w (id, reservation, result)
+                select w.id, w.reservation, w.result, w.merged_into
+                from unnest(p_job_ids, p_reservations, p_results, p_merged_into) w (id, reservation, result, merged_into)
                 order by w.id
             ),
             gone as (
@@ -44,7 +57,7 @@ begin
                 where j.id = w.id
                     and j.reservation = w.reservation
                     and (j.state = 'executing') = p_executing
-                returning j.*, w.result
+                returning j.*, w.result, w.merged_into
             ),
             dated as (
                 select
@@ -66,7 +79,8 @@ begin
                 insert into pgqueue.history (
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
-                    errors, result, retry, score, limit_key, dedupe
+                    errors, result, retry, score, limit_key, dedupe,
+                    merged_into
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -77,17 +91,22 @@ begin
                         when p_error is null then d.errors
                         else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into
                 from dated d
                 where d.keep_for > '0'
             )
-            select coalesce(array_agg(g.id), '{}'), array_agg(g.id) filter (where g.dedupe is not null)
-            into v_finished, v_deduped
+            select
+                coalesce(array_agg(g.id), '{}'),
+                array_agg(g.id) filter (where g.dedupe is not null),
+                bool_or(g.leader = g.id),
+                array_agg(g.queue) filter (where g.key is not null),
+                array_agg(g.key) filter (where g.key is not null),
+                array_agg(g.task) filter (where v_limited),
+                array_agg(g.key) filter (where v_limited),
+                array_agg(g.limit_key) filter (where v_limited)
+            into v_finished, v_deduped, v_leads, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
             from gone g;
-            if v_deduped is not null then
-                perform pgqueue._free_dedupe(v_deduped);
-            end if;
-            return v_finished;
+            exit;
         exception when check_violation then
             if v_mended then
                 raise;
@@ -96,10 +115,52 @@ begin
             perform pgqueue._attach_partitions(9, 25, 100);
         end;
     end loop;
+
+    if v_leads then
+        select array_agg(f.id), array_agg(f.reservation)
+        into v_followers, v_follower_reservations
+        from unnest(v_finished) w (id)
+        cross join lateral pgqueue._followers(w.id) f;
+        if v_followers is not null then
+            perform pgqueue._finish(v_followers, v_follower_reservations, true, p_state, null, p_error);
+        end if;
+    end if;
+    if v_deduped is not null then
+        perform pgqueue._free_dedupe(v_deduped);
+    end if;
+    if p_executing and v_tasks is not null then
+        perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);
+    end if;
+    if v_keys is not null then
+        perform pgqueue._release_next(v_queues, v_keys);
+    end if;
+    return v_finished;
 end
 $$;
 
-comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb) is
+-- Locks them in the order of their ids.
+create or replace function pgqueue._followers(p_leader bigint)
+returns table (id bigint, reservation bigint)
+language sql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select j.id, j.reservation
+    from pgqueue.jobs j
+    where j.leader is not null and j.leader = p_leader and j.id <> p_leader
+    order by j.leader, j.id
+    for update
+$$;
+
+comment on function pgqueue._followers(bigint) is
+    'Private: the other payloads of a call of an accumulating task, locked.';
+
+comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[]) is
     'Private: moves jobs from jobs to history under their reservations and returns the ids that it moved.';
 
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])

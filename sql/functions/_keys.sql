@@ -24,8 +24,7 @@ as $$
 declare
     -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked';
-    v_old_snapshot constant boolean :=
-        current_setting('transaction_isolation') not in ('read committed', 'read uncommitted');
+    v_old_snapshot constant boolean := pgqueue._old_snapshot();
     v_place record;
     v_id bigint;
     v_priority smallint;

@@ -171,7 +171,10 @@ begin
             ) a
         )
         update pgqueue.jobs j
-        set ready_at = v_now + a.ord * interval '1 us'
+        set
+            ready_at = v_now + a.ord * interval '1 us',
+            -- A place in a key goes by run_at.
+            run_at = case when j.key is null then j.run_at else least(j.run_at, v_now) end
         from ahead a
         where j.ctid = a.place;
         if found then

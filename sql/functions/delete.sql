@@ -14,17 +14,22 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_dedupe text;
+    v_gone record;
 begin
-    delete from pgqueue.jobs where id = delete.job_id and state <> 'executing' returning dedupe into v_dedupe;
+    delete from pgqueue.jobs
+    where id = delete.job_id and state <> 'executing'
+    returning queue, key, dedupe into v_gone;
     if not found then
-        delete from pgqueue.history where id = delete.job_id returning dedupe into v_dedupe;
+        delete from pgqueue.history where id = delete.job_id returning queue, null as key, dedupe into v_gone;
         if not found then
             return false;
         end if;
     end if;
-    if v_dedupe is not null then
+    if v_gone.dedupe is not null then
         delete from pgqueue.dedupe_keys d where d.job_id = delete.job_id;
+    end if;
+    if v_gone.key is not null then
+        perform pgqueue._release_next(array[v_gone.queue], array[v_gone.key]);
     end if;
     return true;
 end

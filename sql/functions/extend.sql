@@ -40,12 +40,13 @@ begin
     update pgqueue.jobs j
     set
         lease = extend.lease,
-        lease_expires_at = pgqueue._clock() + extend.lease
+        -- The payloads that go with a leader have no lease of their own.
+        lease_expires_at = case when j.leader is null or j.leader = j.id then pgqueue._clock() + extend.lease end
     from held h
     where j.ctid = h.place;
 
     return query
-    select h.id, h.lease_expires_at, h.cancel_requested_at is not null
+    select h.id, coalesce(h.lease_expires_at, pgqueue._clock() + extend.lease), h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
         select j.id, j.lease_expires_at, j.cancel_requested_at

@@ -4,6 +4,8 @@
 -- Else it will be retried, after retry_in if given; else by the policy that the call names, else the job, else its
 -- task, else the default, exponential. The backoff is computed here and nowhere else. A task's own function (see
 -- set_retry_function) may say dead; should it raise, the default policy decides and the job's errors say why.
+-- A call of an accumulating task fails for one key: all its payloads are retried together, on one count. When they are
+-- out of tries only the one with the lowest score, which led, dies; the others go back at once with a fresh count.
 -- The retry budget of the queue in which it will wait may put it off further.
 -- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level.
 
@@ -23,6 +25,9 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -34,6 +39,8 @@ declare
     v_answer record;
     v_ready_at timestamptz;
     v_state text;
+    v_followers bigint[] := '{}';
+    v_alone boolean := false;
 begin
     perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
     if fail.retry_in is not null and (not isfinite(fail.retry_in) or fail.retry_in not between '0' and '10 years') then
@@ -47,9 +54,11 @@ begin
     end if;
 
     select
-        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at,
-        coalesce(j.max_attempts, t.max_attempts, 11) as max_attempts,
-        coalesce(fail.policy, j.retry ->> 'policy', t.retry_policy) as policy,
+        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.leader,
+        coalesce(j.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end) as max_attempts,
+        coalesce(
+            fail.policy, j.retry ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end
+        ) as policy,
         coalesce(make_interval(secs => (j.retry ->> 'delay')::double precision), t.retry_delay) as delay,
         t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function,
         d.queue, q.retry_budget
@@ -105,6 +114,28 @@ begin
             );
         end if;
     end if;
+    if v_job.leader = v_job.id then
+        v_followers := array(select f.id from pgqueue._followers(v_job.id) f);
+        v_alone := case v_state
+            when 'dead' then coalesce(fail.retry, true)
+            when 'cancelled' then not coalesce(fail.cancel, false)
+            else false
+        end;
+        if v_alone then
+            v_ready_at := pgqueue._ready_at(null);
+            update pgqueue.jobs
+            set
+                state = case when errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+                leader = null,
+                attempts = case when v_state = 'dead' then 0 else greatest(attempts - 1, 0) end,
+                ready_at = v_ready_at,
+                resumed = true,
+                lease_expires_at = null
+            where id = any (v_followers);
+            perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
+            perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
+        end if;
+    end if;
     if v_state <> 'failed' then
         perform pgqueue._finish(
             array[fail.job_id], array[fail.reservation], true, v_state::pgqueue.job_state, null, v_error
@@ -123,10 +154,14 @@ begin
         ready_at = v_ready_at,
         resumed = false,
         lease_expires_at = null,
+        leader = null,
         errors = pgqueue._with_error(errors, v_error, v_job.attempts, v_job.reserved_by, pgqueue._clock())
-    where id = fail.job_id;
+    where id = any (fail.job_id || v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
     perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
+    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+        perform pgqueue._leave_limits(array[v_job.task], array[v_job.key], array[v_job.limit_key]);
+    end if;
     return v_state;
 end
 $$;

@@ -71,6 +71,10 @@ begin
         limit 1
     ) first;
 
+    if exists (select from pgqueue.limits l where l.rate is not null) then
+        v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
+    end if;
+
     return query
     select
         pgqueue._channel(idle.worker),

@@ -21,6 +21,7 @@ declare
     v_last pgqueue.housekeeping;
     v_next pgqueue.housekeeping;
     v_leases record;
+    v_net record;
     v_expired bigint := 0;
     v_found integer := 0;
     v_step text;
@@ -30,6 +31,7 @@ declare
 begin
     perform pgqueue._require_read_committed('maintain');
     select 0::bigint as rescued, 0::bigint as prolonged into v_leases;
+    select 0 as released, null::text[] as next_cursor into v_net;
 
     if not pg_try_advisory_xact_lock(pgqueue._lock_class(), 1) then
         return query select false, 0::bigint, 0::bigint, 0::bigint, pgqueue._call_again_in(pgqueue._clock());
@@ -96,6 +98,24 @@ begin
     end;
 
     begin
+        v_step := 'keys';
+        v_failures := v_failures - v_step;
+        perform pgqueue._read_key_notes(1000);
+        select r.released, r.next_cursor into v_net from pgqueue._release_left_behind(500, v_last.key_cursor) r;
+        v_next.key_cursor := v_net.next_cursor;
+    exception when others then
+        v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+    end;
+
+    begin
+        v_step := 'limits';
+        v_failures := v_failures - v_step;
+        perform pgqueue._look_at_limits(1000);
+    exception when others then
+        v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+    end;
+
+    begin
         v_step := 'schedules';
         v_failures := v_failures - v_step;
         perform pgqueue._run_schedules(10000, v_each_minute);
@@ -117,6 +137,7 @@ begin
             v_failures := v_failures - v_step;
             perform pgqueue._tidy_workers(v_now);
             perform pgqueue._tidy_bookings(v_now);
+            perform pgqueue._tidy_starts(v_now);
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
         end;
@@ -162,7 +183,7 @@ begin
 
     insert into pgqueue.housekeeping (
         at, gap_at, stepped_from, minute_at, partitions_at, drop_at, drop_failures, rescued, prolonged, found_lanes,
-        failures
+        failures, unparked, key_cursor
     )
     values (
         v_now, v_next.gap_at, v_next.stepped_from, v_next.minute_at, v_next.partitions_at, v_next.drop_at,
@@ -170,7 +191,9 @@ begin
         coalesce(v_last.rescued, 0) + v_leases.rescued,
         coalesce(v_last.prolonged, 0) + v_leases.prolonged,
         coalesce(v_last.found_lanes, 0) + v_found,
-        v_failures
+        v_failures,
+        coalesce(v_last.unparked, 0) + v_net.released,
+        v_next.key_cursor
     );
     return query
     select true, v_leases.rescued, v_leases.prolonged, v_expired, pgqueue._call_again_in(v_now);
@@ -178,7 +201,7 @@ end
 $$;
 
 comment on function pgqueue.maintain(interval) is
-    'Housekeeping: lapsed leases, expired jobs, due schedules, lanes, vanished workers, history partitions. Call it about once a second from anywhere; '
+    'Housekeeping: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere; '
     'one caller does the work, the others return ran = false, as do those that come within max_age of the last run. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second.';
 
@@ -192,7 +215,7 @@ as $$
 $$;
 
 comment on function pgqueue._lock_class() is
-    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; from 2^30: retry budgets.';
+    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; from 2^30: retry budgets; negative: limits.';
 
 create or replace function pgqueue._with_failure(
     p_failures jsonb, p_before jsonb, p_step text, p_state text, p_message text, p_now timestamptz

@@ -87,20 +87,28 @@ declare
     v_ready_at timestamptz;
     v_cancelled_ids bigint[];
     v_cancelled_reservations bigint[];
+    v_gathered boolean;
+    v_back bigint[] := p_job_ids;
     v_lane record;
+    v_tasks text[];
+    v_keys text[];
+    v_limit_keys text[];
 begin
     if p_job_ids is null then
         return;
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
 
+    select bool_or(j.leader = j.id) into v_gathered from pgqueue.jobs j where j.id = any (p_job_ids);
+    if v_gathered then
+        -- The payloads of one key come and go together.
+        v_back := p_job_ids || array(select f.id from unnest(p_job_ids) w (id) cross join lateral pgqueue._followers(w.id) f);
+    end if;
+
     select array_agg(j.id), array_agg(j.reservation)
     into v_cancelled_ids, v_cancelled_reservations
     from pgqueue.jobs j
-    where j.id = any (p_job_ids) and j.cancel_requested_at is not null;
-    if v_cancelled_ids is not null then
-        perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
-    end if;
+    where j.id = any (v_back) and j.cancel_requested_at is not null;
 
     for v_lane in
         with back as (
@@ -111,8 +119,9 @@ begin
                 resumed = (p_delay <= '0'),
                 attempts = greatest(j.attempts - 1, 0),
                 losses = j.losses + p_lost::integer,
-                lease_expires_at = null
-            where j.id = any (p_job_ids)
+                lease_expires_at = null,
+                leader = null
+            where j.id = any (v_back) and j.id <> all (coalesce(v_cancelled_ids, '{}'))
             returning j.queue, j.priority
         )
         select distinct b.queue, b.priority from back b
@@ -120,6 +129,18 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
+    -- Only now: the leader of a call would take all payloads that are still in it along.
+    if v_cancelled_ids is not null then
+        perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
+    end if;
+
+    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+        select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key)
+        into v_tasks, v_keys, v_limit_keys
+        from pgqueue.jobs j
+        where j.id = any (p_job_ids);
+        perform pgqueue._leave_limits(v_tasks, v_keys, v_limit_keys);
+    end if;
 end
 $$;
 

@@ -29,6 +29,7 @@ begin
         from pgqueue.jobs j
         where j.state = 'executing'
             and j.reserved_by = release_unheld.worker
+            and (j.leader is null or j.leader = j.id)
             and not exists (
                 select
                 from unnest(release_unheld.job_ids, release_unheld.reservations) w (id, reservation)

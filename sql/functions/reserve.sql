@@ -32,7 +32,9 @@ returns table (
     reservation bigint,
     run_at timestamptz,
     created_at timestamptz,
-    lease_expires_at timestamptz
+    lease_expires_at timestamptz,
+    leader bigint,
+    score numeric
 )
 language plpgsql
 volatile
@@ -50,9 +52,16 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_rows tid[];
+    v_got record;
     v_taken tid[] := '{}';
+    -- The call that each job of v_taken belongs to: an accumulating task has several in one. Of each call, its place.
+    v_calls integer[] := '{}';
     v_places integer[] := '{}';
+    v_used integer;
+    v_room integer;
+    -- A variable: see extend.
+    v_executing constant pgqueue.job_state := 'executing';
+    v_marked boolean := false;
     v_owners text[] := '{}';
     v_free integer[];
     v_in_slots boolean;
@@ -63,6 +72,10 @@ declare
     -- A second look finds the rows that the first one locked, unless it is told of them.
     v_again boolean := false;
     v_rescued boolean := false;
+    v_limited_tasks text[];
+    v_limited_queues boolean := false;
+    v_rooms jsonb := '{}';
+    v_full text[] := '{}';
 begin
     perform pgqueue._require_read_committed('reserve');
     perform pgqueue._check_reserve(
@@ -71,36 +84,58 @@ begin
     v_free := array(select n from generate_series(1, reserve.max_jobs) n);
     v_in_slots := pgqueue._draws_slots(reserve.queues, reserve.weights, reserve.strategy);
 
+    if exists (select from pgqueue.limits) then
+        select array_agg(l.target) filter (where l.kind = 'task'), coalesce(bool_or(l.kind = 'queue'), false)
+        into v_limited_tasks, v_limited_queues
+        from pgqueue.limits l;
+        perform pgqueue._look_at_limits(20);
+    end if;
+
     loop
         v_now := pgqueue._clock();
+        if v_limited_queues and v_rooms = '{}' then
+            v_rooms := pgqueue._queue_rooms(reserve.queues, v_now);
+            v_full := array(select r.key from jsonb_each(v_rooms) r where (r.value ->> 'room')::integer = 0);
+        end if;
         if v_in_slots then
             -- Each free slot draws a queue among those that have something due. A queue that gives less than was
             -- drawn is out, and the slots that it left free draw again among the others: shares hold within a batch,
             -- and an empty queue costs no turn.
-            v_queues := pgqueue._due_queues(reserve.queues, v_now);
+            v_queues := pgqueue._due_queues(reserve.queues, v_now, v_full);
             while v_queues <> '{}' and v_free <> '{}' loop
                 for v_draw in
                     select d.queue, d.slots
                     from pgqueue._draw(v_free, v_queues, reserve.queues, reserve.weights, reserve.strategy) d
                 loop
-                    v_rows := '{}';
+                    v_used := 0;
+                    v_room := least(cardinality(v_draw.slots), (v_rooms -> v_draw.queue ->> 'room')::integer);
                     for v_lane in
                         select a.priority, r.resumed
                         from (select distinct x.priority from pgqueue.lanes x where x.queue = v_draw.queue) a
                         cross join (values (true), (false)) r (resumed)
                         order by a.priority desc, r.resumed desc
                     loop
-                        v_rows := v_rows || pgqueue._claim_lane(
-                            v_draw.queue, v_lane.priority, v_lane.resumed, v_now,
-                            cardinality(v_draw.slots) - cardinality(v_rows), case when v_again then v_taken else '{}' end
-                        );
-                        exit when cardinality(v_rows) = cardinality(v_draw.slots);
+                        exit when v_used = v_room;
+                        select c.rows, c.calls, c.used
+                        into v_got
+                        from pgqueue._claim_lane(
+                            v_draw.queue, v_lane.priority, v_lane.resumed, v_now, v_room - v_used,
+                            case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
+                        ) c;
+                        v_taken := v_taken || v_got.rows;
+                        if v_marked or v_got.calls is not null then
+                            v_calls := pgqueue._with_calls(v_calls, v_got.calls, cardinality(v_places), v_got.used);
+                            v_marked := true;
+                        end if;
+                        v_places := v_places || v_draw.slots[v_used + 1:v_used + v_got.used];
+                        v_used := v_used + v_got.used;
                     end loop;
-                    v_taken := v_taken || v_rows;
-                    v_places := v_places || v_draw.slots[1:cardinality(v_rows)];
-                    v_owners := v_owners || array_fill(v_draw.queue, array[cardinality(v_rows)]);
+                    v_owners := v_owners || array_fill(v_draw.queue, array[v_used]);
+                    if v_rooms ? v_draw.queue then
+                        v_rooms := pgqueue._take_rooms(v_rooms, v_draw.queue, v_used, v_now);
+                    end if;
                     v_last_queue := v_draw.queue;
-                    if cardinality(v_rows) < cardinality(v_draw.slots) then
+                    if v_used < cardinality(v_draw.slots) then
                         v_queues := array_remove(v_queues, v_draw.queue);
                     end if;
                 end loop;
@@ -117,7 +152,7 @@ begin
         else
             for v_lane in
                 select l.queue, l.priority, r.resumed
-                from pgqueue._due_lanes(reserve.queues, v_now) l
+                from pgqueue._due_lanes(reserve.queues, v_now, v_full) l
                 cross join (values (true), (false)) r (resumed)
                 order by
                     case when reserve.strategy = 'strict' then array_position(reserve.queues, l.queue) end,
@@ -128,13 +163,24 @@ begin
                     l.queue,
                     r.resumed desc
             loop
-                v_rows := pgqueue._claim_lane(
-                    v_lane.queue, v_lane.priority, v_lane.resumed, v_now, cardinality(v_free),
-                    case when v_again then v_taken else '{}' end
-                );
-                v_taken := v_taken || v_rows;
-                v_places := v_places || v_free[1:cardinality(v_rows)];
-                v_free := v_free[cardinality(v_rows) + 1:];
+                v_room := least(cardinality(v_free), (v_rooms -> v_lane.queue ->> 'room')::integer);
+                continue when v_room = 0;
+                select c.rows, c.calls, c.used
+                into v_got
+                from pgqueue._claim_lane(
+                    v_lane.queue, v_lane.priority, v_lane.resumed, v_now, v_room,
+                    case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
+                ) c;
+                v_taken := v_taken || v_got.rows;
+                if v_marked or v_got.calls is not null then
+                    v_calls := pgqueue._with_calls(v_calls, v_got.calls, cardinality(v_places), v_got.used);
+                    v_marked := true;
+                end if;
+                v_places := v_places || v_free[1:v_got.used];
+                v_free := v_free[v_got.used + 1:];
+                if v_rooms ? v_lane.queue then
+                    v_rooms := pgqueue._take_rooms(v_rooms, v_lane.queue, v_got.used, v_now);
+                end if;
                 v_last_queue := v_lane.queue;
                 exit when v_free = '{}';
             end loop;
@@ -149,6 +195,47 @@ begin
     if v_free = '{}' then
         -- There may be more than this worker can carry: pass the wake-up on.
         perform pgqueue._wake(v_last_queue, v_now, 1, reserve.worker);
+    end if;
+
+    if v_marked then
+        -- What had a key or a limit is executing already.
+        return query
+        with taken as materialized (
+            select t.row_at, v_places[t.call] as place, t.n
+            from unnest(v_taken, v_calls) with ordinality t (row_at, call, n)
+        ),
+        claimed as (
+            update pgqueue.jobs j
+            set
+                state = 'executing',
+                reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
+                attempts = j.attempts + 1,
+                reserved_at = v_now,
+                reserved_by = reserve.worker,
+                lease = reserve.lease,
+                lease_expires_at = v_now + reserve.lease,
+                lease_prolonged = false
+            from taken t
+            where j.ctid = t.row_at and j.state in ('waiting', 'failed')
+            returning t.place, t.n, j.*
+        ),
+        held as (
+            select c.* from claimed c
+            union all
+            select t.place, t.n, j.*
+            from taken t
+            join pgqueue.jobs j on j.ctid = t.row_at and j.state = v_executing
+        )
+        select
+            h.id, h.task, h.args, h.headers, h.queue, h.key, h.priority::integer, h.attempts,
+            coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
+            h.reservation, h.run_at, h.created_at, coalesce(h.lease_expires_at, v_now + reserve.lease),
+            case when h.leader is not null then first_value(h.id) over (partition by h.place order by h.n) end,
+            h.score
+        from held h
+        left join pgqueue.effective_tasks t on t.name = h.task
+        order by h.place, h.n;
+        return;
     end if;
 
     return query
@@ -172,7 +259,7 @@ begin
     select
         c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
         coalesce(c.max_attempts, t.max_attempts, 11),
-        c.reservation, c.run_at, c.created_at, c.lease_expires_at
+        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, null::numeric
     from claimed c
     left join pgqueue.effective_tasks t on t.name = c.task
     order by c.place;
@@ -189,7 +276,7 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
 
 -- The lanes that have something due, each with the time of its first job, and of its queue's. No lane is scanned: a
 -- probe of the ready index each, and a second one for a lane that has nothing due but what came back.
-create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
+create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz, p_without text[])
 returns table (queue text, priority smallint, ready_at timestamptz, oldest_of_queue timestamptz)
 language plpgsql
 volatile
@@ -199,7 +286,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_paused text[] := array(select q.name from pgqueue.queues q where q.paused_at is not null);
+    v_without text[] := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
 begin
     return query
     select l.queue, l.priority, first.ready_at, min(first.ready_at) over (partition by l.queue)
@@ -238,14 +325,14 @@ begin
         )
         limit 1
     ) first
-    where l.queue <> all (v_paused);
+    where l.queue <> all (v_without);
 end
 $$;
 
-comment on function pgqueue._due_lanes(text[], timestamptz) is
-    'Private: the lanes of these queues (null: all) that have something due and are not paused.';
+comment on function pgqueue._due_lanes(text[], timestamptz, text[]) is
+    'Private: the lanes of these queues (null: all) that have something due, without those in p_without and paused ones.';
 
-create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz)
+create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz, p_without text[])
 returns text[]
 language plpgsql
 volatile
@@ -253,7 +340,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_paused text[] := array(select q.name from pgqueue.queues q where q.paused_at is not null);
+    v_without text[] := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
     v_due text[];
 begin
     -- The first lane of a queue that has something will do.
@@ -297,63 +384,52 @@ begin
         where a.queue = q.name
         limit 1
     ) due
-    where q.name <> all (v_paused);
+    where q.name <> all (v_without);
     return v_due;
 end
 $$;
 
-comment on function pgqueue._due_queues(text[], timestamptz) is 'Private: the queues that have something due and are not paused.';
+comment on function pgqueue._due_queues(text[], timestamptz, text[]) is
+    'Private: the queues that have something due, without those in p_without and paused ones.';
 
--- Locks up to p_limit due jobs of one lane, in order, passing over those in p_taken (this call has locked them before,
--- and its own locks hide nothing from it) and cancelling those past their expires_at.
-create or replace function pgqueue._claim_lane(
-    p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_limit integer, p_taken tid[]
-)
-returns tid[]
+-- The calls of jobs claimed in one lane, behind those before; p_base: how many calls there were. Null: a call each.
+create or replace function pgqueue._with_calls(p_before integer[], p_calls integer[], p_base integer, p_used integer)
+returns integer[]
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        case when p_before = '{}' then array(select n from generate_series(1, p_base) n) else p_before end
+        || case
+            when p_calls is null then array(select n from generate_series(p_base + 1, p_base + p_used) n)
+            else array(select p_base + c.call from unnest(p_calls) with ordinality c (call, n) order by c.n)
+        end
+$$;
+
+comment on function pgqueue._with_calls(integer[], integer[], integer, integer) is
+    'Private: the numbers of the calls that claimed jobs belong to.';
+
+create or replace function pgqueue._take_rooms(p_rooms jsonb, p_queue text, p_count integer, p_now timestamptz)
+returns jsonb
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
-declare
-    v_rows tid[];
-    v_claimed tid[] := '{}';
-    v_expired boolean;
-    v_pass_over boolean := false;
 begin
-    loop
-        select
-            array_agg(c.row_at) filter (where c.expires_at is null or c.expires_at > p_now),
-            coalesce(bool_or(c.expires_at <= p_now), false)
-        into v_rows, v_expired
-        from (
-            select j.ctid as row_at, j.expires_at
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = p_queue
-                and j.priority = p_priority
-                and j.resumed = p_resumed
-                and j.ready_at <= p_now
-                and (not v_pass_over or j.expires_at is null or j.expires_at > p_now)
-                and j.ctid <> all (p_taken)
-            order by j.ready_at, j.id
-            limit p_limit - cardinality(v_claimed)
-            for update skip locked
-        ) c;
-        v_claimed := v_claimed || v_rows;
-        if not v_expired or v_pass_over then
-            return v_claimed;
-        end if;
-        -- A bounded number is cancelled here; should there be more, they are passed over.
-        perform pgqueue._expire_jobs(1000);
-        v_pass_over := true;
-        p_taken := p_taken || v_claimed;
-    end loop;
+    if p_count > 0 and (p_rooms -> p_queue ->> 'rate')::boolean then
+        insert into pgqueue.limit_starts (name, at, started) values ('queue:' || p_queue, p_now, p_count);
+    end if;
+    return jsonb_set(
+        p_rooms, array[p_queue, 'room'], to_jsonb((p_rooms -> p_queue ->> 'room')::integer - p_count)
+    );
 end
 $$;
 
-comment on function pgqueue._claim_lane(text, smallint, boolean, timestamptz, integer, tid[]) is
-    'Private: locks up to p_limit due jobs of one lane and returns where they stand.';
+comment on function pgqueue._take_rooms(jsonb, text, integer, timestamptz) is
+    'Private: what room the queues have left after p_count starts of one, which are noted if it has a rate.';
 
 -- Whether the slots of a claim each draw a queue. With equal weights they need not: the highest priority over all
 -- queues goes first.
@@ -519,8 +595,10 @@ declare
     v_house_at timestamptz;
     v_rescued bigint;
     v_found integer := 0;
+    v_noted boolean;
 begin
     select r.rescued into v_rescued from pgqueue._rescue(100, null) r;
+    v_noted := pgqueue._read_key_notes(100);
     if p_empty_handed then
         -- Nobody keeps house, so nobody looks for jobs in lanes that are not registered: look here.
         select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
@@ -528,9 +606,9 @@ begin
             v_found := pgqueue._find_lanes();
         end if;
     end if;
-    return v_rescued > 0 or v_found > 0;
+    return v_rescued > 0 or v_found > 0 or v_noted;
 end
 $$;
 
 comment on function pgqueue._rescue_and_find(boolean) is
-    'Private: takes back lapsed leases and, where nobody keeps house, finds unregistered lanes.';
+    'Private: takes back lapsed leases, releases what notes say and, where nobody keeps house, finds unregistered lanes.';

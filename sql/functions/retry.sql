@@ -43,7 +43,7 @@ begin
         )
         overriding system value
         select
-            g.id, g.reservation, g.run_at, v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
+            g.id, g.reservation, least(g.run_at, v_now), v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
             g.losses,
             g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors,
             g.retry, g.score, g.limit_key, g.dedupe

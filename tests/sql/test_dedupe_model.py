@@ -95,7 +95,7 @@ def shared(cloner: Cloner) -> Iterator[Database]:
 
 
 @given(steps)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_job_stands_for_a_key_and_the_right_one(shared: Database, steps: list[tuple[Any, ...]]) -> None:
     conn = shared.connect()
     clock = Clock(conn)
@@ -143,10 +143,11 @@ def act(conn: Any, model: Model, held: dict[int, int], what: str, job_id: int, n
         model.end(job_id, "deleted")
     elif what == "retry" and found.state in ("cancelled", "dead"):
         assert call(conn, "retry", job_id) is True
-        found.state = "live"
-        if found.key is not None and model.standing(found.key, now) in (None, job_id):
-            model.stands[found.key] = (job_id, None) if model.standing(found.key, now) is None else model.stands[found.key]
-        else:
+        found.state, found.run_at = "live", min(found.run_at, now)
+        holder = None if found.key is None else model.standing(found.key, now)
+        if found.key is not None and holder is None:
+            model.stands[found.key] = (job_id, None)
+        elif holder != job_id:
             found.key = None
     elif job_id in held and what in ("complete", "dead", "fail", "release"):
         reservation = held.pop(job_id)
@@ -174,9 +175,8 @@ def check(conn: Any, model: Model, now: datetime) -> None:
         if not expected.touched and live:
             assert found.run_at == expected.run_at
     for key in KEYS:
-        standing = value(
-            conn, "select job_id from pgqueue.dedupe_keys where dedupe = %s and coalesce(until, 'infinity') > %s", key, now
-        )
+        still = "dedupe = %s and coalesce(until, 'infinity') > %s"
+        standing = value(conn, f"select job_id from pgqueue.dedupe_keys where {still}", key, now)
         assert standing == model.standing(key, now)
     stale = "select count(*) from pgqueue.dedupe_keys k where until is null and not exists"
     assert value(conn, f"{stale} (select from pgqueue.jobs j where j.id = k.job_id and j.dedupe = k.dedupe)") == 0

@@ -1,0 +1,653 @@
+-- Claiming inside one lane: which of the due jobs may start, and what becomes of those that may not.
+--
+-- Jobs without a key or a limit are only locked here (FOR UPDATE SKIP LOCKED, in the order of the ready index);
+-- reserve claims them all in one UPDATE at its end. As soon as a lane holds one with a key or under a limit, its rows
+-- are sorted out in rounds: taken, parked (blocked, out of the ready index), put off by a second, or left alone.
+-- What is taken of those is marked as executing at once, for the questions of the next round must see it.
+-- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
+-- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
+-- Nothing here waits, save, 100 ms at most, for another claim of the same key that is not committed yet: the unique
+-- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking.
+
+create or replace function pgqueue._claim_lane(
+    p_queue text,
+    p_priority smallint,
+    p_resumed boolean,
+    p_now timestamptz,
+    p_limit integer,
+    p_taken tid[],
+    p_worker text,
+    p_lease interval,
+    p_limited_tasks text[],
+    out rows tid[],
+    out calls integer[],
+    out used integer
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows tid[];
+    v_expired boolean;
+    v_special boolean;
+    v_pass_over boolean := false;
+begin
+    rows := '{}';
+    used := 0;
+    loop
+        select
+            array_agg(c.row_at) filter (where c.expires_at is null or c.expires_at > p_now),
+            coalesce(bool_or(c.expires_at <= p_now), false),
+            coalesce(
+                bool_or(c.key is not null or c.limit_key is not null or c.task = any (p_limited_tasks)), false
+            )
+        into v_rows, v_expired, v_special
+        from (
+            select j.ctid as row_at, j.expires_at, j.key, j.limit_key, j.task
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = p_queue
+                and j.priority = p_priority
+                and j.resumed = p_resumed
+                and j.ready_at <= p_now
+                and (not v_pass_over or j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> all (p_taken)
+            order by j.ready_at, j.id
+            limit p_limit - cardinality(rows)
+            for update skip locked
+        ) c;
+        if v_special then
+            if v_expired then
+                perform pgqueue._expire_jobs(1000);
+            end if;
+            select s.rows, s.calls, s.used
+            into rows, calls, used
+            from pgqueue._sort_out(
+                p_queue, p_priority, p_resumed, p_now, p_limit, p_taken, rows, v_rows, p_worker, p_lease
+            ) s;
+            return;
+        end if;
+        rows := rows || v_rows;
+        used := cardinality(rows);
+        if not v_expired or v_pass_over then
+            return;
+        end if;
+        -- A bounded number is cancelled here; should there be more, they are passed over.
+        perform pgqueue._expire_jobs(1000);
+        v_pass_over := true;
+        p_taken := p_taken || rows;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._claim_lane(
+    text, smallint, boolean, timestamptz, integer, tid[], text, interval, text[]
+) is
+    'Private: takes up to p_limit due calls of one lane; returns where their jobs stand and, unless each job is a call of its own, the number of the call of each.';
+
+-- p_plain: rows locked before, neither keyed nor limited: taken. p_rows: the first to sort out, locked as well.
+create or replace function pgqueue._sort_out(
+    p_queue text,
+    p_priority smallint,
+    p_resumed boolean,
+    p_now timestamptz,
+    p_limit integer,
+    p_passed tid[],
+    p_plain tid[],
+    p_rows tid[],
+    p_worker text,
+    p_lease interval,
+    out rows tid[],
+    out calls integer[],
+    out used integer
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_started timestamptz := clock_timestamp();
+    v_rows tid[] := coalesce(p_rows, '{}');
+    v_size integer := p_limit;
+    -- Rows that stay in the ready index: the next round must not meet them again.
+    v_passed tid[] := p_passed || p_plain;
+    v_row record;
+    v_ahead bigint;
+    v_names text[];
+    v_full text;
+    v_rooms jsonb := '{}';
+    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
+    v_call integer;
+    v_spare integer[] := '{}';
+    v_park_rows tid[];
+    v_park_ahead bigint[];
+    v_full_rows tid[];
+    v_full_names text[];
+    v_take_rows tid[];
+    v_take_calls integer[];
+    v_take_kinds text[];
+    v_take_keys text[];
+    -- Calls of accumulating tasks that have room for more keys.
+    v_open jsonb := '{}';
+    v_got record;
+begin
+    rows := p_plain;
+    used := cardinality(p_plain);
+    calls := array(select n from generate_series(1, used) n);
+    loop
+        v_park_rows := '{}';
+        v_park_ahead := '{}';
+        v_full_rows := '{}';
+        v_full_names := '{}';
+        v_take_rows := '{}';
+        v_take_calls := '{}';
+        v_take_kinds := '{}';
+        v_take_keys := '{}';
+        for v_row in
+            select * from pgqueue._places(p_queue, v_rows, p_now)
+        loop
+            -- Of an accumulating task the payloads of a key go together, whatever their order; but fresh ones wait for
+            -- the backoff of those that failed. Its payloads are not asked for the order among themselves.
+            v_ahead := case
+                when v_row.key is null then null
+                when v_row.executing_id is not null then v_row.executing_id
+                when not v_row.accumulate then case when v_row.first_id < v_row.id then v_row.first_id end
+                when v_row.undue_id is not null then v_row.undue_id
+                when v_row.first_task <> v_row.task and v_row.first_id < v_row.id then v_row.first_id
+            end;
+            if v_ahead is not null then
+                v_park_rows := v_park_rows || v_row.row_at;
+                v_park_ahead := v_park_ahead || v_ahead;
+                continue;
+            end if;
+            if v_row.accumulate and v_row.key = any (v_take_keys) then
+                -- It goes with the first of its key.
+                continue;
+            end if;
+            v_call := null;
+            if v_row.accumulate and v_row.key is not null and v_open ? v_row.task then
+                v_call := (v_open -> v_row.task ->> 0)::integer;
+            elsif cardinality(v_spare) = 0 and used >= p_limit then
+                v_passed := v_passed || v_row.row_at;
+                continue;
+            end if;
+
+            v_names := null;
+            if v_limited then
+                select r.names, r.full_name, r.rooms
+                into v_names, v_full, v_rooms
+                from pgqueue._rooms_of(v_row.task, v_row.key, v_row.limit_key, p_now, v_rooms) r;
+                if v_full is not null then
+                    v_full_rows := v_full_rows || v_row.row_at;
+                    v_full_names := v_full_names || v_full;
+                    continue;
+                elsif v_names is null then
+                    -- Another claim is looking at one of its limits.
+                    v_passed := v_passed || v_row.row_at;
+                    continue;
+                end if;
+            end if;
+
+            if v_call is null then
+                if cardinality(v_spare) > 0 then
+                    v_call := v_spare[1];
+                    v_spare := v_spare[2:];
+                else
+                    used := used + 1;
+                    v_call := used;
+                end if;
+                if v_row.accumulate and v_row.key is not null and v_row.batch_size > 1 then
+                    v_open := v_open || jsonb_build_object(v_row.task, jsonb_build_array(v_call, v_row.batch_size - 1));
+                end if;
+            elsif (v_open -> v_row.task ->> 1)::integer > 1 then
+                v_open := jsonb_set(v_open, array[v_row.task, '1'], to_jsonb((v_open -> v_row.task ->> 1)::integer - 1));
+            else
+                v_open := v_open - v_row.task;
+            end if;
+            v_take_rows := v_take_rows || v_row.row_at;
+            v_take_calls := v_take_calls || v_call;
+            v_take_keys := v_take_keys || v_row.key;
+            v_take_kinds := v_take_kinds || case
+                when v_row.accumulate and v_row.key is not null then 'gather'
+                when v_row.key is not null or v_names <> '{}' then 'mark'
+                else 'plain'
+            end;
+        end loop;
+
+        if v_park_rows <> '{}' then
+            perform pgqueue._park(p_queue, v_park_rows, v_park_ahead, p_now);
+        end if;
+        if v_full_rows <> '{}' then
+            perform pgqueue._park_on_limits(v_full_rows, v_full_names, v_rooms, p_now);
+        end if;
+        if 'gather' = any (v_take_kinds) or 'mark' = any (v_take_kinds) then
+            select m.rows, m.calls, m.dropped_rows, m.dropped_calls
+            into v_got
+            from pgqueue._mark(v_take_rows, v_take_calls, v_take_kinds, p_now, p_worker, p_lease) m;
+            rows := rows || v_got.rows;
+            calls := calls || v_got.calls;
+            v_passed := v_passed || v_got.dropped_rows;
+            v_spare := v_spare || v_got.dropped_calls;
+            v_passed := v_passed || array(
+                select t.row_at
+                from unnest(v_take_rows, v_take_kinds) t (row_at, kind)
+                where t.kind = 'plain'
+            );
+        else
+            rows := rows || v_take_rows;
+            calls := calls || v_take_calls;
+            v_passed := v_passed || v_take_rows;
+        end if;
+
+        exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
+        exit when clock_timestamp() > v_started + interval '40 ms';
+        v_size := least(500, greatest(p_limit - used, v_size * 4, 20));
+        select array_agg(c.row_at)
+        into v_rows
+        from (
+            select j.ctid as row_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = p_queue
+                and j.priority = p_priority
+                and j.resumed = p_resumed
+                and j.ready_at <= p_now
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> all (v_passed)
+            order by j.ready_at, j.id
+            limit v_size
+            for update skip locked
+        ) c;
+        exit when v_rows is null;
+    end loop;
+    if v_rooms <> '{}' then
+        perform pgqueue._note_starts(v_rooms, p_now);
+    end if;
+end
+$$;
+
+comment on function pgqueue._sort_out(
+    text, smallint, boolean, timestamptz, integer, tid[], tid[], tid[], text, interval
+) is 'Private: takes what may start of a lane that holds jobs with keys or limits, and parks or puts off what may not.';
+
+-- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
+-- holds the first place? Three probes of three indexes, never an ordered scan over two states.
+create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
+returns table (
+    row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
+    executing_id bigint, first_id bigint, first_task text, undue_id bigint
+)
+language sql
+volatile
+parallel unsafe
+rows 100
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+    select
+        c.row_at, c.id, c.key, c.task, c.limit_key,
+        coalesce(t.accumulate, false),
+        coalesce(t.batch_size, 1),
+        max(e.id) over of_key,
+        min(f.id) over of_key,
+        min(f.task) over of_key,
+        u.id
+    from (
+        select
+            w.n, j.ctid as row_at, j.id, j.key, j.task, j.limit_key, j.reservation,
+            row_number() over (partition by j.key order by w.n) = 1 as asks
+        from unnest(p_rows) with ordinality w (row_at, n)
+        join pgqueue.jobs j on j.ctid = w.row_at
+    ) c
+    left join pgqueue.effective_tasks t on t.name = c.task
+    left join lateral (
+        select x.id
+        from pgqueue.jobs x
+        where x.state = 'executing'
+            and x.key is not null
+            and (x.leader is null or x.leader = x.id)
+            and x.queue = p_queue
+            and x.key = c.key
+        limit 1
+    ) e on c.asks
+    left join lateral (
+        select p.id, p.task
+        from (
+            (
+                select x.id, x.task
+                from pgqueue.jobs x
+                where x.key is not null
+                    and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+                    and x.queue = p_queue
+                    and x.key = c.key
+                order by x.queue, x.key, x.id
+                limit 1
+            )
+            union all
+            (
+                select x.id, x.task
+                from pgqueue.jobs x
+                where x.key is not null
+                    and x.state = 'waiting'
+                    and x.reservation = 0
+                    and x.queue = p_queue
+                    and x.key = c.key
+                    and x.run_at <= p_now
+                order by x.queue, x.key, x.id
+                limit 1
+            )
+        ) p
+        order by p.id
+        limit 1
+    ) f on c.asks and e.id is null
+    left join lateral (
+        select x.id
+        from pgqueue.jobs x
+        where x.key is not null
+            and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+            and x.queue = p_queue
+            and x.key = c.key
+            and x.state <> 'blocked'
+            and x.ready_at > p_now
+            and x.task = c.task
+        limit 1
+    ) u on t.accumulate and c.reservation = 0
+    window of_key as (partition by c.key)
+    order by c.n
+$$;
+
+comment on function pgqueue._places(text, tid[], timestamptz) is
+    'Private: for each of these jobs, what of its key executes, and who holds the first place.';
+
+-- p_ahead: for each row the job that it is to wait for. The share lock is taken on that job as it is *now*: it must
+-- still hold its place.
+create or replace function pgqueue._park(p_queue text, p_rows tid[], p_ahead bigint[], p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_standing bigint[];
+    v_held bigint[];
+begin
+    select coalesce(array_agg(s.id), '{}') into v_standing
+    from (
+        select l.id
+        from (select distinct a.id from unnest(p_ahead) a (id) order by a.id) w
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id
+                and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
+            for share skip locked
+        ) l
+    ) s;
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        resumed = false
+    from unnest(p_rows, p_ahead) w (row_at, ahead)
+    where j.ctid = w.row_at and w.ahead = any (v_standing);
+
+    if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
+        -- Those that somebody holds; one that is gone, or gave its place up, stops nobody: the next round sees it.
+        select coalesce(array_agg(l.id), '{}') into v_held
+        from (select distinct a.id from unnest(p_ahead) a (id) where a.id <> all (v_standing)) w
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id
+                and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
+            limit 1
+        ) l;
+        -- It keeps its place in its key, which goes by run_at.
+        update pgqueue.jobs j
+        set
+            ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
+            resumed = false
+        from unnest(p_rows, p_ahead) w (row_at, ahead)
+        where j.ctid = w.row_at and w.ahead = any (v_held);
+    end if;
+end
+$$;
+
+comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
+    'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
+
+-- Kinds: plain (left for the end of reserve), mark, gather (with all other payloads of its key). Where the unique index
+-- says that another claim was first, the row is dropped: it is neither taken nor touched.
+create or replace function pgqueue._mark(
+    p_rows tid[],
+    p_calls integer[],
+    p_kinds text[],
+    p_now timestamptz,
+    p_worker text,
+    p_lease interval,
+    out rows tid[],
+    out calls integer[],
+    out dropped_rows tid[],
+    out dropped_calls integer[]
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set lock_timeout = '100ms'
+as $$
+declare
+    v_row record;
+    v_marked tid[];
+begin
+    dropped_rows := '{}';
+    dropped_calls := '{}';
+    if 'gather' <> all (p_kinds) then
+        begin
+            with marked as (
+                update pgqueue.jobs j
+                set
+                    state = 'executing',
+                    reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
+                    attempts = j.attempts + 1,
+                    reserved_at = p_now,
+                    reserved_by = p_worker,
+                    lease = p_lease,
+                    lease_expires_at = p_now + p_lease,
+                    lease_prolonged = false
+                from unnest(p_rows, p_kinds) with ordinality w (row_at, kind, n)
+                where j.ctid = w.row_at and w.kind = 'mark'
+                returning w.n, j.ctid as row_at
+            )
+            select array_agg(coalesce(m.row_at, w.row_at) order by w.n), p_calls
+            into rows, calls
+            from unnest(p_rows) with ordinality w (row_at, n)
+            left join marked m on m.n = w.n;
+            return;
+        exception when unique_violation or lock_not_available or deadlock_detected then
+            -- One of them: take them one by one.
+            null;
+        end;
+    end if;
+
+    rows := '{}';
+    calls := '{}';
+    for v_row in
+        select w.row_at, w.call, w.kind from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n) order by w.n
+    loop
+        if v_row.kind = 'plain' then
+            rows := rows || v_row.row_at;
+            calls := calls || v_row.call;
+            continue;
+        end if;
+        begin
+            if v_row.kind = 'gather' then
+                v_marked := pgqueue._gather(v_row.row_at, p_now, p_worker, p_lease);
+            else
+                with marked as (
+                    update pgqueue.jobs j
+                    set
+                        state = 'executing',
+                        reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
+                        attempts = j.attempts + 1,
+                        reserved_at = p_now,
+                        reserved_by = p_worker,
+                        lease = p_lease,
+                        lease_expires_at = p_now + p_lease,
+                        lease_prolonged = false
+                    where j.ctid = v_row.row_at
+                    returning j.ctid as row_at
+                )
+                select array_agg(m.row_at) into v_marked from marked m;
+            end if;
+            rows := rows || v_marked;
+            calls := calls || array_fill(v_row.call, array[cardinality(v_marked)]);
+        exception when unique_violation or lock_not_available or deadlock_detected then
+            dropped_rows := dropped_rows || v_row.row_at;
+            dropped_calls := dropped_calls || v_row.call;
+        end;
+    end loop;
+    -- A call that kept another of its keys is still in use.
+    dropped_calls := array(
+        select distinct d.call from unnest(dropped_calls) d (call) where d.call <> all (calls)
+    );
+end
+$$;
+
+comment on function pgqueue._mark(tid[], integer[], text[], timestamptz, text, interval) is
+    'Private: makes jobs with keys or limits executing, and drops those that another claim of the same key was faster with.';
+
+-- All payloads of a key that are due, or parked, or failed together with the one that came: at most 1,000, the oldest.
+-- Equal ones become one, the one with the smallest score; the others end as succeeded, merged into it. All count from
+-- the most tries that one of them has. The first by score leads: it carries the lease, and the others share its fate.
+create or replace function pgqueue._gather(p_row_at tid, p_now timestamptz, p_worker text, p_lease interval)
+returns tid[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_job record;
+    v_rows tid[];
+    v_more tid[];
+    v_ids bigint[];
+    v_attempts integer;
+    v_merged_ids bigint[];
+    v_merged_reservations bigint[];
+    v_kept_ids bigint[];
+    v_marked tid[];
+begin
+    select j.id, j.queue, j.key, j.task into v_job from pgqueue.jobs j where j.ctid = p_row_at;
+
+    select array_agg(h.row_at) into v_rows
+    from (
+        select j.ctid as row_at
+        from pgqueue.jobs j
+        where j.key is not null
+            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+            and j.queue = v_job.queue
+            and j.key = v_job.key
+            and j.task = v_job.task
+            and j.blocked_on is null
+            and (j.expires_at is null or j.expires_at > p_now)
+            and j.ctid <> p_row_at
+        order by j.queue, j.key, j.id
+        limit 999
+        for update skip locked
+    ) h;
+    v_rows := p_row_at || coalesce(v_rows, '{}');
+    if cardinality(v_rows) < 1000 then
+        select array_agg(w.row_at) into v_more
+        from (
+            select j.ctid as row_at
+            from pgqueue.jobs j
+            where j.key is not null
+                and j.state = 'waiting'
+                and j.reservation = 0
+                and j.queue = v_job.queue
+                and j.key = v_job.key
+                and j.run_at <= p_now
+                and j.task = v_job.task
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> p_row_at
+            order by j.queue, j.key, j.id
+            limit 1000 - cardinality(v_rows)
+            for update skip locked
+        ) w;
+        v_rows := v_rows || v_more;
+    end if;
+
+    select
+        array_agg(g.id order by g.score, g.id) filter (where g.id = g.kept_id),
+        max(g.attempts),
+        array_agg(g.id) filter (where g.id <> g.kept_id),
+        array_agg(g.reservation) filter (where g.id <> g.kept_id),
+        array_agg(g.kept_id) filter (where g.id <> g.kept_id)
+    into v_ids, v_attempts, v_merged_ids, v_merged_reservations, v_kept_ids
+    from (
+        select p.*, first_value(p.id) over (partition by p.args order by p.score, p.id) as kept_id
+        from (
+            select j.id, j.args, j.attempts, j.reservation, coalesce(j.score, extract(epoch from j.created_at)) as score
+            from unnest(v_rows) w (row_at)
+            join pgqueue.jobs j on j.ctid = w.row_at
+        ) p
+    ) g;
+
+    with marked as (
+        update pgqueue.jobs j
+        set
+            state = 'executing',
+            leader = v_ids[1],
+            blocked_on = null,
+            reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
+            attempts = v_attempts + 1,
+            reserved_at = p_now,
+            reserved_by = p_worker,
+            lease = p_lease,
+            lease_expires_at = case when w.n = 1 then p_now + p_lease end,
+            lease_prolonged = false
+        from unnest(v_ids) with ordinality w (id, n)
+        where j.id = w.id
+        returning w.n, j.ctid as row_at
+    )
+    select array_agg(m.row_at order by m.n) into v_marked from marked m;
+    if v_merged_ids is not null then
+        perform pgqueue._finish(
+            v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids
+        );
+    end if;
+    return v_marked;
+end
+$$;
+
+comment on function pgqueue._gather(tid, timestamptz, text, interval) is
+    'Private: makes one call of all payloads of a key of an accumulating task, and returns where its jobs stand, by score.';
