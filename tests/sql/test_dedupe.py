@@ -271,6 +271,33 @@ def test_a_parked_job_that_is_put_off_waits_again_and_holds_its_key_no_longer(co
     assert ids(reserve(conn, 5)) == [behind]
 
 
+def test_a_job_that_is_put_off_lets_those_parked_behind_it_run(conn: psycopg.Connection) -> None:
+    ahead = enqueue(conn, key="k")
+    held = reserve_one(conn)
+    moved, behind = enqueue(conn, key="k", dedupe="d"), enqueue(conn, key="k")
+    assert reserve(conn, 5) == []
+    assert (state(conn, moved), state(conn, behind)) == ("blocked", "blocked")
+    assert outcome(conn, dedupe="d", on_conflict="debounce", delay="1 h") == (moved, "debounced")
+    assert reserve(conn, 5) == []
+    call(conn, "complete", ahead, held.reservation)
+    assert ids(reserve(conn, 5)) == [behind]
+    assert state(conn, moved) == "waiting"
+
+
+def test_a_parked_job_that_is_replaced_and_due_keeps_its_place_in_its_key(conn: psycopg.Connection) -> None:
+    ahead = enqueue(conn, key="k")
+    held = reserve_one(conn)
+    replaced, behind = enqueue(conn, key="k", dedupe="d"), enqueue(conn, key="k")
+    assert reserve(conn, 5) == []
+    assert outcome(conn, "t", {"a": 1}, dedupe="d", on_conflict="replace") == (replaced, "replaced")
+    assert reserve(conn, 5) == []
+    call(conn, "complete", ahead, held.reservation)
+    [second] = reserve(conn, 5)
+    assert (second.id, second.args) == (replaced, {"a": 1})
+    call(conn, "complete", replaced, second.reservation)
+    assert ids(reserve(conn, 5)) == [behind]
+
+
 def test_a_job_parked_under_a_limit_that_is_put_off_waits_again(conn: psycopg.Connection) -> None:
     parked = enqueue(conn, dedupe="d")
     conn.execute("update pgqueue.jobs set state = 'blocked', blocked_on = 'queue:default'")
