@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "a34bfc9701d034db0971f20061225278d3e93cb41b32f5f445c6a5538f9fc85a"
+SQL_DIGEST = "fdc39c8a614c92177763da36f3e2788fb9b7f5a7d9f4b60be5f61d71d1c9ebc0"
 
 
 def upgrade() -> None:
@@ -34,11 +34,13 @@ def downgrade() -> None:
             drop column declared_accumulate,
             drop column declared_batch_size;
         drop index
-            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_executing;
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_lease;
+        create index jobs_lease on pgqueue.jobs (lease_expires_at) where state = 'executing';
         alter table pgqueue.history
             drop column score, drop column limit_key, drop column dedupe, drop column merged_into;
         alter table pgqueue.jobs
             drop column leader,
+            drop column followers,
             drop column score,
             drop column limit_key,
             drop column blocked_on,

@@ -7,7 +7,8 @@
 -- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
 -- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
 -- Nothing here waits, save, 100 ms at most, for another claim of the same key that is not committed yet: the unique
--- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking.
+-- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking; one that comes
+-- back empty because of that wakes its own worker.
 
 create or replace function pgqueue._claim_lane(
     p_queue text,
@@ -123,6 +124,7 @@ declare
     v_rooms jsonb := '{}';
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
+    v_before integer;
     v_spare integer[] := '{}';
     v_park_rows tid[];
     v_park_ahead bigint[];
@@ -140,6 +142,7 @@ begin
     used := cardinality(p_plain);
     calls := array(select n from generate_series(1, used) n);
     loop
+        v_before := cardinality(v_passed);
         v_park_rows := '{}';
         v_park_ahead := '{}';
         v_full_rows := '{}';
@@ -245,7 +248,15 @@ begin
         end if;
 
         exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
-        exit when clock_timestamp() > v_started + interval '40 ms';
+        if clock_timestamp() > v_started + interval '40 ms'
+            and (v_park_rows <> '{}' or v_full_rows <> '{}' or cardinality(v_passed) > v_before)
+        then
+            if used = 0 and pgqueue._may_notify() then
+                -- There may be something behind what it parked: the worker is to come again at once.
+                perform pg_notify(pgqueue._channel(p_worker), 'wake');
+            end if;
+            exit;
+        end if;
         v_size := least(500, greatest(p_limit - used, v_size * 4, 20));
         select array_agg(c.row_at)
         into v_rows
@@ -627,6 +638,7 @@ begin
         set
             state = 'executing',
             leader = v_ids[1],
+            followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
             blocked_on = null,
             reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
             attempts = v_attempts + 1,

@@ -54,7 +54,7 @@ begin
     end if;
 
     select
-        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.leader,
+        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.followers,
         coalesce(j.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end) as max_attempts,
         coalesce(
             fail.policy, j.retry ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end
@@ -114,8 +114,8 @@ begin
             );
         end if;
     end if;
-    if v_job.leader = v_job.id then
-        v_followers := array(select f.id from pgqueue._followers(v_job.id) f);
+    if v_job.followers is not null then
+        v_followers := array(select f.id from pgqueue._lock_followers(v_job.followers) f);
         v_alone := case v_state
             when 'dead' then coalesce(fail.retry, true)
             when 'cancelled' then not coalesce(fail.cancel, false)
@@ -132,6 +132,7 @@ begin
                 resumed = true,
                 lease_expires_at = null
             where id = any (v_followers);
+            update pgqueue.jobs set followers = null where id = v_job.id;
             perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
             perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
         end if;
@@ -155,6 +156,7 @@ begin
         resumed = false,
         lease_expires_at = null,
         leader = null,
+        followers = null,
         errors = pgqueue._with_error(errors, v_error, v_job.attempts, v_job.reserved_by, pgqueue._clock())
     where id = any (fail.job_id || v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);

@@ -99,10 +99,15 @@ begin
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
 
-    select bool_or(j.leader = j.id) into v_gathered from pgqueue.jobs j where j.id = any (p_job_ids);
+    select bool_or(j.followers is not null) into v_gathered from pgqueue.jobs j where j.id = any (p_job_ids);
     if v_gathered then
         -- The payloads of one key come and go together.
-        v_back := p_job_ids || array(select f.id from unnest(p_job_ids) w (id) cross join lateral pgqueue._followers(w.id) f);
+        v_back := p_job_ids || array(
+            select f.id
+            from pgqueue._lock_followers(
+                array(select unnest(j.followers) from pgqueue.jobs j where j.id = any (p_job_ids))
+            ) f
+        );
     end if;
 
     select array_agg(j.id), array_agg(j.reservation)
@@ -120,7 +125,8 @@ begin
                 attempts = greatest(j.attempts - 1, 0),
                 losses = j.losses + p_lost::integer,
                 lease_expires_at = null,
-                leader = null
+                leader = null,
+                followers = null
             where j.id = any (v_back) and j.id <> all (coalesce(v_cancelled_ids, '{}'))
             returning j.queue, j.priority
         )

@@ -63,7 +63,12 @@ def test_python_block_enqueues_in_the_callers_transaction(database: Database, co
         exec(compile(block, "README.md", "exec"), {"dsn": database.dsn, "__name__": "readme"})
     assert conn.execute("select count(*) from orders").fetchone() == (1,)
     found = conn.execute("select task, queue, ready_at > now() from pgqueue.jobs order by id").fetchall()
-    assert found == [("send_email", "default", False), ("confirm", "default", False), ("confirm", "later", True)]
+    assert found == [
+        ("send_email", "default", False),
+        ("confirm", "default", False),
+        ("confirm", "later", True),
+        ("recount", "default", False),
+    ]
 
 
 def test_first_job_of_the_reader_runs(database: Database, project: Path) -> None:

@@ -59,9 +59,9 @@ def test_the_payloads_of_one_call_count_once(conn: psycopg.Connection, kind: str
     put(conn, 1, key="k", limit_key="l")
     conn.execute("update pgqueue.jobs set leader = id")
     conn.execute(
-        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task,"
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease, queue, task,"
         " state, key, limit_key, leader)"
-        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease_expires_at, j.lease, j.queue, j.task,"
+        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease, j.queue, j.task,"
         " j.state, j.key, j.limit_key, j.leader from pgqueue.jobs j, generate_series(1, 50)"
     )
     put(conn, 1, key="k2", limit_key="l")
