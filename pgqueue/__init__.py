@@ -15,9 +15,10 @@ then `pgqueue worker -r module:app`.
 
 __version__ = "0.1.0"
 
-from pgqueue.enqueue import enqueue, enqueue_many
+from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_many, enqueue_outcome
 from pgqueue.errors import (
     ConfigError,
+    DuplicateJob,
     DuplicateTask,
     InvalidArgument,
     LockedTooLong,
@@ -27,16 +28,19 @@ from pgqueue.errors import (
     SchemaError,
     WrongIsolation,
 )
-from pgqueue.job import Job
+from pgqueue.job import BatchResult, Enqueued, Job
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
 __all__ = [
     "App",
+    "BatchResult",
     "Cancel",
     "ConfigError",
     "Discard",
+    "DuplicateJob",
     "DuplicateTask",
+    "Enqueued",
     "InvalidArgument",
     "Job",
     "LockedTooLong",
@@ -51,5 +55,7 @@ __all__ = [
     "TaskOptions",
     "WrongIsolation",
     "enqueue",
+    "enqueue_batch",
     "enqueue_many",
+    "enqueue_outcome",
 ]

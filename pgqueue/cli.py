@@ -219,11 +219,24 @@ def enqueue(
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A label. Repeatable.")] = None,
     headers: Annotated[str | None, typer.Option(help="Headers, a JSON object.")] = None,
     retention: Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")] = None,
+    key: Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")] = None,
+    score: Annotated[str | None, typer.Option(help="Its place among the payloads of an accumulating task.")] = None,
+    limit_key: Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by.")] = None,
+    dedupe: Annotated[str | None, typer.Option(help="Of a task and dedupe key there is one job at a time.")] = None,
+    dedupe_for: Annotated[
+        str | None, typer.Option(help="How long from now the dedupe key stands; default: while the job lives.")
+    ] = None,
+    on_conflict: Annotated[
+        str | None, typer.Option(help="If one stands: skip, replace, merge, debounce or raise.")
+    ] = None,
+    debounce_max: Annotated[
+        str | None, typer.Option(help="With debounce: put off at most so long. Default: ten times the delay.")
+    ] = None,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Enqueue one job and print its id."""
-    call = queries.enqueue(
+    """Enqueue one job and print its id: of the job that stands for its dedupe key, if there is one."""
+    call = queries.enqueue_outcome(
         task,
         _parse_object(args, "ARGS"),
         {
@@ -236,14 +249,21 @@ def enqueue(
             "tags": tag or None,
             "headers": None if headers is None else _parse_object(headers, "--headers"),
             "retention": retention,
+            "key": key,
+            "score": score,
+            "limit_key": limit_key,
+            "dedupe": dedupe,
+            "dedupe_for": dedupe_for,
+            "on_conflict": on_conflict,
+            "debounce_max": debounce_max,
         },
     )
     with _database(dsn) as found, psycopg.connect(found, autocommit=True) as connection:
-        job_id = queries.perform(connection, call)
+        done = queries.perform(connection, call)
     if as_json:
-        _print_json({"id": job_id})
+        _print_json({"id": done.job_id, **({} if dedupe is None else {"outcome": done.outcome})})
     else:
-        _out.print(job_id, highlight=False)
+        _out.print(done.job_id, highlight=False)
 
 
 @cli.command(name="status")

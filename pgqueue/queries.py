@@ -18,6 +18,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from pgqueue.errors import (
+    DuplicateJob,
     InvalidArgument,
     LockedTooLong,
     NotBuiltYet,
@@ -25,6 +26,7 @@ from pgqueue.errors import (
     SchemaError,
     WrongIsolation,
 )
+from pgqueue.job import BatchResult, Enqueued
 
 T = TypeVar("T")
 
@@ -76,9 +78,14 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         case "25001":
             return WrongIsolation(message, hint=hint)
         case "55P03":
+            if hint is not None:
+                return LockedTooLong(message, hint=hint)
             return LockedTooLong(
                 "another transaction holds the job", hint="try again when it has ended; nothing was changed"
             )
+        # Ours; PostgreSQL's own names a constraint.
+        case "23505" if error.diag.constraint_name is None:
+            return DuplicateJob(message, hint=hint)
         case "3F000" | "42883" | "42P01":
             return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
     if isinstance(error, psycopg.DataError):
@@ -140,6 +147,8 @@ _OPTION_TYPES = {
     "retry_policy": "text",
     "retry_delay": "interval",
     "retry_queue": "text",
+    "limit_key": "text",
+    "debounce_max": "interval",
 }
 
 
@@ -156,10 +165,41 @@ def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[
     return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), _column)
 
 
+def enqueue_outcome(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[Enqueued]:
+    """One job; reads its id and what became of it."""
+    names, values = _options(options)
+    return Call(
+        _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
+        (task, to_json(args, "args"), *values),
+        lambda rows: Enqueued(*rows[0]),
+    )
+
+
+def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
+    """Jobs with options of their own; reads what became of each."""
+    return Call(
+        b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
+        ([_batch_job(number, job) for number, job in enumerate(jobs)],),
+        lambda rows: [BatchResult(*row) for row in rows],
+    )
+
+
+def _batch_job(number: int, job: Mapping[str, object]) -> str:
+    options: dict[str, object] = {}
+    for name, value in job.items():
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidArgument(
+                f"{name} of job {number} of the batch has no time zone: {value}",
+                hint="give an aware datetime, such as datetime.now(UTC)",
+            )
+        options[name] = _interval_text(value) if isinstance(value, timedelta) else value
+    return to_json(options, f"job {number} of the batch")
+
+
 @lru_cache(maxsize=256)
-def _enqueue_text(function: str, args_type: str, names: tuple[str, ...]) -> bytes:
+def _enqueue_text(function: str, args_type: str, names: tuple[str, ...], columns: str = "") -> bytes:
     options = "".join(f", {name} => %s::{_OPTION_TYPES[name]}" for name in names)
-    return f"select pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
+    return f"select {columns}pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
 
 
 def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[object]]:

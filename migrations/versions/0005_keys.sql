@@ -122,6 +122,7 @@ create table pgqueue.dedupe_keys (
     primary key (task, dedupe)
 );
 create index dedupe_keys_until on pgqueue.dedupe_keys (until) where until is not null;
+create index dedupe_keys_by_job on pgqueue.dedupe_keys (job_id);
 comment on table pgqueue.dedupe_keys is 'Private: which job stands for a dedupe key.';
 comment on column pgqueue.dedupe_keys.task is 'The task: the scope of dedupe.';
 comment on column pgqueue.dedupe_keys.dedupe is 'The dedupe key.';

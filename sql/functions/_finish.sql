@@ -32,6 +32,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_finished bigint[];
+    v_deduped bigint[];
     v_followers jsonb;
     v_follower_ids bigint[];
     v_follower_reservations bigint[];
@@ -96,13 +97,14 @@ begin
             )
             select
                 coalesce(array_agg(g.id), '{}'),
+                array_agg(g.id) filter (where g.dedupe is not null),
                 jsonb_agg(to_jsonb(g.followers)) filter (where g.followers is not null),
                 array_agg(g.queue) filter (where g.key is not null),
                 array_agg(g.key) filter (where g.key is not null),
                 array_agg(g.task) filter (where v_limited),
                 array_agg(g.key) filter (where v_limited),
                 array_agg(g.limit_key) filter (where v_limited)
-            into v_finished, v_followers, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
+            into v_finished, v_deduped, v_followers, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
             from gone g;
             exit;
         exception when check_violation then
@@ -121,6 +123,9 @@ begin
             array(select id.value::bigint from jsonb_array_elements(v_followers) one, jsonb_array_elements_text(one.value) id)
         ) f;
         perform pgqueue._finish(v_follower_ids, v_follower_reservations, true, p_state, null, p_error);
+    end if;
+    if v_deduped is not null then
+        perform pgqueue._free_dedupe(v_deduped);
     end if;
     if p_executing and v_tasks is not null then
         perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);

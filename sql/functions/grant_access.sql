@@ -122,6 +122,8 @@ as $$
         values
             ('enqueue', '{producer,operator}'::text[]),
             ('enqueue_many', '{producer,operator}'),
+            ('enqueue_outcome', '{producer,operator}'),
+            ('enqueue_batch', '{producer,operator}'),
             ('reserve', '{worker,operator}'),
             ('complete', '{worker,operator}'),
             ('complete_many', '{worker,operator}'),

@@ -56,9 +56,31 @@ def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -
     assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
 
 
+def test_enqueue_takes_keys_and_says_what_became_of_a_deduped_job(run: Run, conn: psycopg.Connection) -> None:
+    options = ("--key", "k", "--score", "1.5", "--limit-key", "l", "--dedupe", "d", "--dedupe-for", "1 h")
+    first = run("enqueue", "greet", *options, "--delay", "1 h", "--json").json()
+    found = job(conn, first["id"])
+    assert (found.key, float(found.score), found.limit_key, found.dedupe) == ("k", 1.5, "l", "d")
+    assert first["outcome"] == "inserted"
+    again = run("enqueue", "greet", '{"a": 1}', "--dedupe", "d", "--on-conflict", "merge", "--json")
+    assert again.json() == {"id": first["id"], "outcome": "merged"}
+    pushed = run(
+        *("enqueue", "greet", "--dedupe", "d", "--on-conflict", "debounce", "--delay", "9 h"),
+        *("--debounce-max", "2 h", "--json"),
+    )
+    assert pushed.json() == {"id": first["id"], "outcome": "debounced"}
+    assert job(conn, first["id"]).run_at - found.created_at == timedelta(hours=2)
+    assert int(run("enqueue", "greet", "--dedupe", "d").out) == first["id"]
+    refused = run("enqueue", "greet", "--dedupe", "d", "--on-conflict", "raise")
+    assert refused.code == 2
+    assert f"Job {first['id']} stands for it" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["greet", "--on-conflict", "skip"], "on_conflict was given without dedupe"),
+        (["greet", "--score", "high"], 'invalid input syntax for type numeric: "high"'),
         (["greet", "Ada"], "ARGS is not JSON"),
         (["greet", "[1]"], "ARGS is not a JSON object; give named arguments"),
         (["greet", "--headers", "[1]"], "--headers is not a JSON object"),

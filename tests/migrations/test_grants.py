@@ -16,7 +16,7 @@ from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
 ANYONE = {"version", "_clock"}
-PRODUCER = ANYONE | {"enqueue", "enqueue_many"}
+PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch"}
 WORKER = ANYONE | {
     "reserve",
     "complete",
@@ -49,10 +49,10 @@ FUNCTIONS = {
     "reader": READER,
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
-READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "settings", "workers")
+READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers")
 READABLE += ("schedules", "effective_schedules", "schedule_history")
 READS = {f"{table}:SELECT" for table in READABLE}
-WRITES = {f"{table}:{right}" for table in ("queues", "tasks") for right in ("INSERT", "UPDATE", "DELETE")}
+WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}
 TABLES: dict[str, set[str]] = {
     "producer": set(),
     "worker": set(),

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table
 from tests.databases import Cloner
@@ -35,12 +36,15 @@ from (
     select clock_timestamp() - '1 h'::interval, 'executing', 1, '1 day', clock_timestamp() + '1 day', 'other'
     from generate_series(1, {EXECUTING}) n
 ) x;
+insert into pgqueue.dedupe_keys (task, dedupe, job_id, until)
+select 't', 'x' || n, -n, case when n % 10 < 2 then now() + (n - 25000) * '1 h'::interval end
+from generate_series(1, 30000) n;
 insert into pgqueue.sleepers
 select 'default', now() - n * '1 s'::interval, 'w' || n % 500, 'c' from generate_series(1, 5000) n;
 insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
 """
 
-WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history"}
+WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history", "dedupe_keys"}
 
 
 @dataclass
@@ -120,6 +124,24 @@ def use_everything(conn: psycopg.Connection) -> None:
         maintain(conn)
         for kind in ("queue", "task", "key", "limit_key"):
             call(conn, "_count_executing", kind, "x", 5)
+        dedupe(conn)
+
+
+def dedupe(conn: psycopg.Connection) -> None:
+    """Each way that an enqueue with a dedupe key can take, and each that its job can end and come back."""
+    jobs = [{"task": "t", "dedupe": f"d{n}", "delay": "1 h"} for n in range(5)]
+    call(conn, "enqueue_batch", [Jsonb(each) for each in [*jobs, *jobs, {"task": "t"}, {"task": "u", "tags": ["x"]}]])
+    for mode in ("skip", "merge", "replace", "debounce"):
+        job_id = enqueue(conn, dedupe="d1", on_conflict=mode, delay="2 h")
+    call(conn, "cancel", job_id)
+    call(conn, "retry", job_id)
+    call(conn, "cancel", job_id)
+    other = enqueue(conn, dedupe="d1", dedupe_for="1 us", delay="1 h")
+    assert enqueue(conn, dedupe="d1", delay="1 h") > other
+    call(conn, "retry", job_id)
+    for each in conn.execute("select id from pgqueue.jobs where dedupe is not null").fetchall():
+        call(conn, "delete", each[0])
+    call(conn, "delete", job_id)
 
 
 def operate_and_give_back(conn: psycopg.Connection, held: list[Any]) -> None:
@@ -220,6 +242,42 @@ def test_enqueue_reads_no_jobs_and_asks_for_sleepers_by_a_range(explained: Expla
             assert node.index == "sleepers_by_queue", node
             assert "until >" in node.condition
             assert node.rows + node.removed == 0
+
+
+def test_dedupe_goes_by_keys_and_ids_alone(explained: Explained) -> None:
+    def each_way(conn: psycopg.Connection) -> None:
+        jobs = [{"task": "t", "dedupe": f"d{n}", "delay": "1 h"} for n in range(5)]
+        call(conn, "enqueue_batch", [Jsonb(each) for each in [*jobs, *jobs]])
+        for mode in ("skip", "merge", "replace", "debounce"):
+            job_id = enqueue(conn, dedupe="d1", on_conflict=mode, delay="2 h")
+        call(conn, "cancel", job_id)
+        call(conn, "retry", job_id)
+        call(conn, "delete", job_id)
+        enqueue(conn, dedupe="x1")
+        enqueue(conn, dedupe="x10")
+
+    nodes = explained.nodes(each_way)
+    check(nodes)
+    assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
+    reads = [node for node in nodes if (node.index or "").startswith("dedupe_keys")]
+    assert {node.index for node in reads} == {"dedupe_keys_pkey", "dedupe_keys_by_job"}
+    # A bitmap's rows count what is dead.
+    assert all(node.rows <= 20 and node.removed == 0 for node in reads), reads
+
+
+def test_expired_dedupe_keys_are_found_by_their_time(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._tidy_dedupe(now(), 100)"))
+    check(nodes)
+    [read] = [node for node in nodes if node.index == "dedupe_keys_until"]
+    assert (read.rows, read.removed) == (100, 0)
+    assert "until <=" in read.condition
+
+
+def test_a_batch_reads_no_jobs_and_inserts_by_one_statement(explained: Explained) -> None:
+    jobs = [Jsonb({"task": "t", "args": {"n": n}}) for n in range(100)]
+    nodes = explained.nodes(lambda conn: call(conn, "enqueue_batch", jobs))
+    check(nodes)
+    assert [node.kind for node in nodes if node.relation == "jobs"] == ["ModifyTable"]
 
 
 def test_finishing_and_extending_go_by_the_primary_key(explained: Explained) -> None:
