@@ -77,9 +77,12 @@ comment on column pgqueue.limits.rate is 'At most so many start in any stretch o
 comment on column pgqueue.limits.per is 'The length of that time.';
 
 -- What executes is counted by index, up to the limit and no further. queue > '' is always true: whoever counts says it
--- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases.
-create index jobs_executing on pgqueue.jobs (queue, task) where state = 'executing' and queue > '';
-create index jobs_executing_limit_key on pgqueue.jobs (limit_key) where state = 'executing' and limit_key is not null;
+-- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases. The payloads
+-- of one call count as one here as well.
+create index jobs_executing on pgqueue.jobs (queue, task)
+    where state = 'executing' and queue > '' and (leader is null or leader = id);
+create index jobs_executing_limit_key on pgqueue.jobs (limit_key)
+    where state = 'executing' and limit_key is not null and (leader is null or leader = id);
 create index jobs_parked on pgqueue.jobs (blocked_on, priority, ready_at, id) where state = 'blocked' and blocked_on is not null;
 
 -- Starts are inserted and summed over the time that counts; nothing is updated in place.

@@ -118,6 +118,8 @@ def use_everything(conn: psycopg.Connection) -> None:
         table(conn, "idle", "w")
         call(conn, "awake", "w")
         maintain(conn)
+        for kind in ("queue", "task", "key", "limit_key"):
+            call(conn, "_count_executing", kind, "x", 5)
 
 
 def operate_and_give_back(conn: psycopg.Connection, held: list[Any]) -> None:
@@ -253,3 +255,17 @@ def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
     check(explained.nodes(maintain))
     check(explained.nodes(lambda conn: table(conn, "idle", "w", ["default", "other"])))
     check(explained.nodes(lambda conn: call(conn, "awake", "w")))
+
+
+def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explained: Explained) -> None:
+    for kind, target, index in (
+        ("queue", "default", "jobs_executing"),
+        ("task", "t", "jobs_executing"),
+        ("key", "k", "jobs_key_executing"),
+        ("limit_key", "l", "jobs_executing_limit_key"),
+    ):
+        nodes = explained.nodes(lambda conn, kind=kind, target=target: call(conn, "_count_executing", kind, target, 50))
+        check(nodes)
+        reads = [node for node in nodes if node.relation == "jobs"]
+        assert {node.index for node in reads} == {index}
+        assert sum(node.rows for node in reads) <= 50
