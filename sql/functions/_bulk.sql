@@ -173,8 +173,8 @@ begin
         select r.* into v_rest from pgqueue._find_jobs(p_filter, next_after, 10000, 50000) r;
         left_over := cardinality(v_rest.live_ids) + cardinality(v_rest.ended_ids);
         is_exact := v_rest.next_after is null;
-        if is_exact and left_over = 0 then
-            next_after := null;
+        if left_over = 0 then
+            next_after := v_rest.next_after;
         end if;
     end if;
 end
