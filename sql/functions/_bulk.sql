@@ -260,6 +260,7 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -683,6 +684,7 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
