@@ -163,7 +163,9 @@ def test_a_rate_that_is_used_up_is_a_reason_and_says_until_when(conn: psycopg.Co
     clock.set(NOON)
     job_id = enqueue(conn)
     call(conn, "set_limit", "task", "t", rate=3, per="1 min")
-    conn.execute("insert into pgqueue.limit_starts values ('task:t', pgqueue._clock(), 2), ('task:u', pgqueue._clock(), 9)")
+    conn.execute(
+        "insert into pgqueue.limit_starts values ('task:t', pgqueue._clock(), 2), ('task:u', pgqueue._clock(), 9)"
+    )
     assert explain(conn, job_id).reason == "no_worker"
     clock.advance("10 s")
     conn.execute("insert into pgqueue.limit_starts values ('task:t', pgqueue._clock(), 1)")
