@@ -286,10 +286,11 @@ begin
         when p_filter ? 'job_ids' then '{ids}'
         when v_key is not null then '{key}'
         when v_queue is not null then array_remove(
+            -- What is released on the way, because the job ahead of it went, stands in ready: that comes later.
             array[
-                case when v_states && '{waiting,failed}' then 'ready' end,
                 case when 'blocked' = any (v_states) then 'held' end,
                 case when 'blocked' = any (v_states) then 'parked' end,
+                case when v_states && '{waiting,failed}' then 'ready' end,
                 case when 'executing' = any (v_states) then 'executing' end
             ],
             null
@@ -329,10 +330,13 @@ begin
                         and (not v_not_due or s.ready_at > v_now)
                         -- Each stands on one of the ways.
                         and (v_way <> 'held' or s.state = 'blocked')
-                        and (v_way <> 'parked' or s.key is null) as fits
+                        and (v_way <> 'parked' or s.key is null)
+                        and (s.state <> 'executing' or s.cancel_requested_at is null) as fits
                 from (
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from pgqueue.jobs j
                         where v_way = 'all' and j.id > v_place.id
                         order by j.id
@@ -340,7 +344,9 @@ begin
                     )
                     union all
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from unnest(case when v_way = 'ids' then v_job_ids else '{}' end) w (id)
                         cross join lateral (
                             select x.* from pgqueue.jobs x where x.id = w.id and w.id > v_place.id limit 1
@@ -349,7 +355,9 @@ begin
                     )
                     union all
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from pgqueue.jobs j
                         where v_way = 'ready'
                             and j.state in ('waiting', 'failed')
@@ -361,7 +369,9 @@ begin
                     )
                     union all
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from pgqueue.jobs j
                         where v_way = 'held'
                             and j.key is not null
@@ -373,7 +383,9 @@ begin
                     )
                     union all
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from pgqueue.jobs j
                         where v_way = 'parked'
                             and j.state = 'blocked'
@@ -386,7 +398,9 @@ begin
                     union all
                     (
                         -- What executes is as much as the fleet can carry: it may be sorted.
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from (
                             select e.*
                             from pgqueue.jobs e
@@ -409,7 +423,9 @@ begin
                     )
                     union all
                     (
-                        select j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on
+                        select
+                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
+                            j.blocked_on, j.cancel_requested_at
                         from (
                             (
                                 select w.*

@@ -1,7 +1,7 @@
 -- cancel_many: jobs that do not run are cancelled, those that do are asked to stop, many at a time.
 --
 -- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. A worker whose
--- jobs are asked to stop is notified once; a job that was asked already is asked again, which changes nothing.
+-- jobs are asked to stop is notified once; a job that was asked already is passed by.
 
 create or replace function pgqueue.cancel_many(
     queue text default null,

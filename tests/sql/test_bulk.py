@@ -110,6 +110,7 @@ def test_cancel_asks_those_that_execute(conn: psycopg.Connection) -> None:
     assert bulk(conn, "cancel_many", queue="default").changed == 2
     assert states(conn, [waiting, executing]) == ["cancelled", "executing"]
     assert job(conn, executing).cancel_requested_at is not None
+    assert bulk(conn, "cancel_many", queue="default").changed == 0
     assert call(conn, "fail", held.id, held.reservation) == "cancelled"
 
 
@@ -222,6 +223,16 @@ def test_a_queue_is_purged_of_what_waits(conn: psycopg.Connection) -> None:
     assert sum(row.changed for row in rows) == 6
     assert states(conn, gone) == [None] * 6
     assert states(conn, [*kept, executing.id, other]) == ["dead", "executing", "waiting"]
+
+
+def test_a_queue_of_one_hot_key_is_purged_to_the_end(conn: psycopg.Connection) -> None:
+    _first, *parked = enqueue_many(conn, 12)
+    conn.execute("update pgqueue.jobs set key = 'k'")
+    block(conn, parked)
+    # Each chunk releases the next one of the key, which then no longer stands among the blocked.
+    rows = in_chunks(conn, "purge_queue", "default", max_jobs=2)
+    assert sum(row.changed for row in rows) == 12
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
 
 
 @pytest.mark.covers("L1")
