@@ -4,7 +4,7 @@
 -- matches or enough rows, so a call costs the same among ten jobs and among ten million. _bulk then locks what was
 -- found, in the order of ids, FOR UPDATE SKIP LOCKED, and looks again at state and queue: it never waits, and what
 -- somebody holds or has changed meanwhile is passed over. A last look, without locks, counts what is left.
--- Live jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_executing, those of a key by its
+-- Live jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key by its
 -- indexes, all others by the primary key; the morgue by history_unfinished, what succeeded by history_id.
 
 create or replace function pgqueue._bulk_filter(
@@ -383,16 +383,47 @@ begin
                     )
                     union all
                     (
+                        -- Its priority descends: three ranges, one after the other.
                         select
                             j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
                             j.blocked_on, j.cancel_requested_at
-                        from pgqueue.jobs j
-                        where v_way = 'parked'
-                            and j.state = 'blocked'
-                            and j.blocked_on is not null
-                            and (j.blocked_on, j.priority, j.ready_at, j.id)
-                                > (v_place.blocked_on, v_place.priority, v_place.ready_at, v_place.id)
-                        order by j.blocked_on, j.priority, j.ready_at, j.id
+                        from (
+                            (
+                                select j.*
+                                from pgqueue.jobs j
+                                where v_way = 'parked'
+                                    and j.state = 'blocked'
+                                    and j.blocked_on is not null
+                                    and j.blocked_on = v_place.blocked_on
+                                    and j.priority = v_place.priority
+                                    and (j.ready_at, j.id) > (v_place.ready_at, v_place.id)
+                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
+                                limit p_rows - looked_at
+                            )
+                            union all
+                            (
+                                select j.*
+                                from pgqueue.jobs j
+                                where v_way = 'parked'
+                                    and j.state = 'blocked'
+                                    and j.blocked_on is not null
+                                    and j.blocked_on = v_place.blocked_on
+                                    and j.priority < v_place.priority
+                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
+                                limit p_rows - looked_at
+                            )
+                            union all
+                            (
+                                select j.*
+                                from pgqueue.jobs j
+                                where v_way = 'parked'
+                                    and j.state = 'blocked'
+                                    and j.blocked_on is not null
+                                    and j.blocked_on > v_place.blocked_on
+                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
+                                limit p_rows - looked_at
+                            )
+                        ) j
                         limit p_rows - looked_at
                     )
                     union all
@@ -404,18 +435,9 @@ begin
                         from (
                             select e.*
                             from pgqueue.jobs e
-                            where v_way = 'executing'
-                                and e.state = 'executing'
-                                and e.queue > ''
-                                and (e.leader is null or e.leader = e.id)
-                                and e.queue = v_queue
-                            order by e.queue, e.task
+                            where v_way = 'executing' and e.state = 'executing' and e.queue = v_queue
+                            order by e.lease_expires_at
                             limit 1000000
-                        ) e
-                        cross join lateral (
-                            select e.*
-                            union all
-                            select f.* from pgqueue.jobs f where f.leader = e.id and f.leader is not null and f.id <> e.id
                         ) j
                         where j.id > v_place.id
                         order by j.id
@@ -456,21 +478,25 @@ begin
                             union all
                             (
                                 select r.*
-                                from pgqueue.jobs e
+                                from (
+                                    select x.*
+                                    from pgqueue.jobs x
+                                    where v_way = 'key'
+                                        and x.state = 'executing'
+                                        and x.key is not null
+                                        and (x.leader is null or x.leader = x.id)
+                                        and x.queue = v_queue
+                                        and x.key >= v_key collate "C"
+                                        and x.key <= v_key collate "C"
+                                    order by x.key, x.queue
+                                    limit 1
+                                ) e
                                 cross join lateral (
                                     select e.*
                                     union all
-                                    select f.*
-                                    from pgqueue.jobs f
-                                    where f.leader = e.id and f.leader is not null and f.id <> e.id
+                                    select f.* from pgqueue.jobs f where f.id = any (e.followers) and f.leader = e.id
                                 ) r
-                                where v_way = 'key'
-                                    and e.state = 'executing'
-                                    and e.key is not null
-                                    and (e.leader is null or e.leader = e.id)
-                                    and e.queue = v_queue
-                                    and e.key = v_key
-                                    and r.id > v_place.id
+                                where r.id > v_place.id
                             )
                         ) j
                         order by j.id

@@ -1,11 +1,10 @@
 -- Limits: how many jobs of one execute, counted by index.
 --
--- A count stops at p_max: whoever asks wants to know whether there is room, and how much. It reads the index entries of
--- what executes under that limit and no others, save for limits of a task or of keys, which ask each registered queue
--- once (_tidy_lanes keeps the lanes of queues in which something executes). The payloads of one call of an accumulating
--- task count as one, by the predicate of the indexes.
--- Ranges and orders stand where an equality would do, and sorts are off: so each fits one index alone, also where the
--- planner takes an empty one for dear, or all for equally cheap.
+-- A count stops at p_max: whoever asks wants to know whether there is room, and how much. It reads the index of leases,
+-- which knows queue, task and limit_key of all that executes, and the rows of those that it counts; for keys the unique
+-- index, where all that begin alike stand together. The payloads of one call of an accumulating task count as one.
+-- Sorts are off, and an order is given: so each query fits one index alone, also where the planner takes an empty one
+-- for dear, or all for equally cheap.
 
 create or replace function pgqueue._count_executing(p_kind text, p_target text, p_max integer)
 returns integer
@@ -20,20 +19,25 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    v_queue text;
-    v_more integer;
     v_count integer := 0;
 begin
+    -- lease_expires_at is above -infinity for whatever has a lease, and thus for all that count.
     if p_kind = 'queue' then
         select count(*) into v_count
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.queue > ''
-                and (j.leader is null or j.leader = j.id)
-                and j.queue = p_target
-            order by j.queue, j.task
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.queue = p_target
+            order by j.lease_expires_at
+            limit p_max
+        ) e;
+    elsif p_kind = 'task' then
+        select count(*) into v_count
+        from (
+            select
+            from pgqueue.jobs j
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.task = p_target
+            order by j.lease_expires_at
             limit p_max
         ) e;
     elsif p_kind = 'limit_key' then
@@ -41,51 +45,24 @@ begin
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.limit_key is not null
-                and (j.leader is null or j.leader = j.id)
-                and j.limit_key >= p_target collate "C"
-                and j.limit_key <= p_target collate "C"
-            order by j.limit_key
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.limit_key = p_target
+            order by j.lease_expires_at
             limit p_max
         ) e;
-    elsif p_kind = 'task' then
-        for v_queue in select distinct a.queue from pgqueue.lanes a loop
-            select count(*) into v_more
-            from (
-                select
-                from pgqueue.jobs j
-                where j.state = 'executing'
-                    and j.queue > ''
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = v_queue
-                    and j.task >= p_target collate "C"
-                    and j.task <= p_target collate "C"
-                order by j.queue, j.task
-                limit p_max - v_count
-            ) e;
-            v_count := v_count + v_more;
-            exit when v_count >= p_max;
-        end loop;
     else
-        for v_queue in select distinct a.queue from pgqueue.lanes a loop
-            -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
-            select count(*) into v_more
-            from (
-                select starts_with(j.key, p_target) as is_meant
-                from pgqueue.jobs j
-                where j.state = 'executing'
-                    and j.key is not null
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = v_queue
-                    and j.key >= p_target collate "C"
-                order by j.queue, j.key
-                limit p_max - v_count
-            ) e
-            where e.is_meant;
-            v_count := v_count + v_more;
-            exit when v_count >= p_max;
-        end loop;
+        -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
+        select count(*) into v_count
+        from (
+            select starts_with(j.key, p_target) as is_meant
+            from pgqueue.jobs j
+            where j.state = 'executing'
+                and j.key is not null
+                and (j.leader is null or j.leader = j.id)
+                and j.key >= p_target collate "C"
+            order by j.key, j.queue
+            limit p_max
+        ) e
+        where e.is_meant;
     end if;
     return v_count;
 end
@@ -145,7 +122,7 @@ begin
             select sum(s.started), min(s.at) + v_limit.per
             into v_count, until
             from pgqueue.limit_starts s
-            where s.name = v_limit.name and s.at > p_now - v_limit.per;
+            where s.name = v_limit.name and s.at > p_now - v_limit.per and s.at <= p_now + interval '1 s';
             if v_count >= v_limit.rate then
                 name := v_limit.name;
                 detail := format('%s of %s jobs started within %s under the limit %s', v_count, v_limit.rate, v_limit.per, name);
@@ -205,7 +182,7 @@ begin
             select j.blocked_on into v_name
             from pgqueue.jobs j
             where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on > v_name collate "C"
-            order by j.blocked_on, j.priority, j.ready_at, j.id
+            order by j.blocked_on, j.priority desc, j.ready_at, j.id
             limit 1;
             exit when not found or not starts_with(v_name, v_prefix);
         end loop;

@@ -211,7 +211,7 @@ as $$
                 and j.queue = p_queue
                 and j.key >= p_key collate "C"
                 and j.key <= p_key collate "C"
-            order by j.queue, j.key
+            order by j.key, j.queue
             limit 1
         ),
         least(

@@ -61,9 +61,9 @@ def test_the_payloads_of_one_call_count_once(conn: psycopg.Connection, kind: str
     put(conn, 1, key="k", limit_key="l")
     conn.execute("update pgqueue.jobs set leader = id")
     conn.execute(
-        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task,"
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease, queue, task,"
         " state, key, limit_key, leader)"
-        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease_expires_at, j.lease, j.queue, j.task,"
+        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease, j.queue, j.task,"
         " j.state, j.key, j.limit_key, j.leader from pgqueue.jobs j, generate_series(1, 50)"
     )
     put(conn, 1, key="k2", limit_key="l")
@@ -157,12 +157,3 @@ def test_what_is_wrong_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
         with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
             call(conn, function, *args, **named)
         assert hinted in (refused.value.diag.message_hint or ""), (function, args, named)
-
-
-def test_the_lane_of_a_queue_in_which_something_executes_is_kept(conn: psycopg.Connection) -> None:
-    put(conn, 1, queue="busy")
-    put(conn, 1, queue="over")
-    conn.execute("delete from pgqueue.jobs where queue = 'over'")
-    conn.execute("update pgqueue.lanes set seen_at = now() - interval '2 hours'")
-    conn.execute("select pgqueue._tidy_lanes(pgqueue._clock())")
-    assert [row[0] for row in conn.execute("select queue from pgqueue.lanes")] == ["busy"]

@@ -276,10 +276,10 @@ def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
 
 def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explained: Explained) -> None:
     for kind, target, index in (
-        ("queue", "default", "jobs_executing"),
-        ("task", "t", "jobs_executing"),
+        ("queue", "default", "jobs_lease"),
+        ("task", "t", "jobs_lease"),
         ("key", "k", "jobs_key_executing"),
-        ("limit_key", "l", "jobs_executing_limit_key"),
+        ("limit_key", "l", "jobs_lease"),
     ):
         nodes = explained.nodes(lambda conn, kind=kind, target=target: call(conn, "_count_executing", kind, target, 50))
         check(nodes)
@@ -308,7 +308,7 @@ def test_a_bulk_call_reads_one_index_in_its_order_and_so_many_rows(
     )
     if name == "cancel_many" and expected:
         # Those that execute are sorted.
-        assert read == {"jobs_ready", "jobs_executing"}
+        assert read == {"jobs_ready", "jobs_lease"}
     else:
         assert read == ({expected} if expected else set())
 
