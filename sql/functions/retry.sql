@@ -110,7 +110,7 @@ begin
             )
             overriding system value
             select
-                g.id, g.reservation, case when g.reservation = 0 then least(g.run_at, v_now) else g.run_at end, v_now,
+                g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
                 g.score, g.limit_key
