@@ -458,6 +458,73 @@ def delete(job_id: int) -> Call[bool]:
     return Call(b"select pgqueue.delete(%s::bigint)", (job_id,), _first)
 
 
+# What may be done to many jobs, and by which filters.
+_BULK = {
+    "run": "run_now_many",
+    "kill": "kill_many",
+    "cancel": "cancel_many",
+    "delete": "delete_many",
+    "retry": "retry_many",
+    "purge": "purge_queue",
+}
+_FILTER_TYPES = {
+    "queue": "text",
+    "task": "text",
+    "key": "text",
+    "state": "text",
+    "created_after": "timestamptz",
+    "created_before": "timestamptz",
+    "finished_after": "timestamptz",
+    "finished_before": "timestamptz",
+    "job_ids": "bigint[]",
+    "everything": "boolean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one bulk call did. `next_after` is where to go on; None: at the end."""
+
+    changed: int
+    passed_over: int
+    left_over: int
+    is_exact: bool
+    next_after: object
+
+
+def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: object = None) -> Call[Chunk]:
+    """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to go on."""
+    given = {name: value for name, value in filters.items() if value is not None}
+    named = "".join(f"{name} => %s::{_FILTER_TYPES[name]}, " for name in given)
+    return Call(
+        f"select changed, passed_over, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
+        f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
+        (*given.values(), max_jobs, None if after is None else to_json(after, "after")),
+        lambda rows: Chunk(*rows[0]),
+    )
+
+
+def explain(job_id: int) -> Call[dict[str, Any]]:
+    """Read why a job is not running: state, reason, detail, until, behind."""
+    return Call(b"select to_jsonb(e) from pgqueue.explain(%s::bigint) e", (job_id,), _first)
+
+
+def set_limit(
+    kind: str, target: str, max_executing: int | None, rate: int | None, per: timedelta | str | None
+) -> Call[bool]:
+    """Limit what executes, or starts; reads whether that changed anything."""
+    return Call(
+        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, %s::interval)",
+        (kind, target, max_executing, rate, per),
+        _first,
+    )
+
+
+def drop_limit(kind: str, target: str) -> Call[bool]:
+    """Take a limit away; reads whether there was one."""
+    return Call(b"select pgqueue.drop_limit(%s::text, %s::text)", (kind, target), _first)
+
+
 def pause_queue(queue: str) -> Call[bool]:
     """Hand out no more jobs of a queue; reads whether that changed anything."""
     return Call(b"select pgqueue.pause_queue(%s::text)", (queue,), _first)

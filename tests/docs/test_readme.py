@@ -99,6 +99,22 @@ def test_worker_of_the_readme_starts_and_stops(
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize("block", [block for block in blocks("sh") if block.startswith("pgqueue limits")])
+def test_the_operators_commands_run(block: str, database: Database, conn: psycopg.Connection, tmp_path: Path) -> None:
+    conn.execute("select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))")
+    done = subprocess.run(
+        ["bash", "-eu", "-c", block],
+        cwd=tmp_path,
+        env=environment(database),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no worker that said hello" in done.stdout
+
+
 def test_every_other_shell_block_is_named_as_not_run_here() -> None:
     run = [block for block in blocks("sh") if block.startswith("pgqueue ")]
     rest = [block for block in blocks("sh") if block not in run]

@@ -36,12 +36,20 @@ WORKER = ANYONE | {
     "schedule",
     "cron_next",
 }
-READER = ANYONE | {"stats", "cron_next"}
+READER = ANYONE | {"stats", "explain", "cron_next"}
 OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "unschedule",
     "pause_schedule",
     "resume_schedule",
     "run_schedule_now",
+    "run_now_many",
+    "kill_many",
+    "cancel_many",
+    "delete_many",
+    "retry_many",
+    "purge_queue",
+    "set_limit",
+    "drop_limit",
 }
 FUNCTIONS = {
     "producer": PRODUCER,

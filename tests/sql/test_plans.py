@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table
+from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
 from tests.databases import Cloner
 
 WAITING = FUTURE = 30_000
@@ -43,6 +43,17 @@ insert into pgqueue.sleepers
 select 'default', now() - n * '1 s'::interval, 'w' || n % 500, 'c' from generate_series(1, 5000) n;
 insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
 """
+
+BULK: list[tuple[str, dict[str, Any]]] = [
+    ("run_now_many", {"queue": "default", "task": "none"}),
+    ("run_now_many", {"task": "none"}),
+    ("cancel_many", {"queue": "default", "task": "none"}),
+    ("cancel_many", {"queue": "default", "key": "k"}),
+    ("kill_many", {"job_ids": [1, 2, 3]}),
+    ("delete_many", {"state": "dead", "queue": "none"}),
+    ("delete_many", {"state": "succeeded", "task": "none"}),
+    ("retry_many", {"state": "cancelled", "task": "none"}),
+]
 
 WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history", "dedupe_keys"}
 
@@ -125,6 +136,12 @@ def use_everything(conn: psycopg.Connection) -> None:
         for kind in ("queue", "task", "key", "limit_key"):
             call(conn, "_count_executing", kind, "x", 5)
         dedupe(conn)
+        for name, filters in BULK:
+            table(conn, name, **filters)
+        table(conn, "purge_queue", "none")
+        [explained] = enqueue_many(conn, 1)
+        table(conn, "explain", explained)
+        call(conn, "delete", explained)
 
 
 def dedupe(conn: psycopg.Connection) -> None:
@@ -327,3 +344,57 @@ def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explain
         reads = [node for node in nodes if node.relation == "jobs"]
         assert {node.index for node in reads} == {index}
         assert sum(node.rows for node in reads) <= 50
+
+
+def bounded(nodes: list[Node], rows: int) -> None:
+    """Nothing is scanned, and nothing is read but in the order of an index, up to so many rows."""
+    for node in nodes:
+        if node.relation == "jobs" or (node.relation or "").startswith("history"):
+            assert node.kind not in ("Seq Scan", "Bitmap Heap Scan"), node
+            assert node.rows + node.removed <= rows, node
+
+
+@pytest.mark.parametrize(("name", "filters"), BULK)
+def test_a_bulk_call_reads_one_index_in_its_order_and_so_many_rows(
+    explained: Explained, name: str, filters: dict[str, Any]
+) -> None:
+    nodes = explained.nodes(lambda conn: table(conn, name, **filters))
+    bounded(nodes, 50_000)
+    read = {node.index for node in nodes if node.relation == "jobs" and node.rows > 10}
+    expected = {"delete_many": None, "retry_many": None, "kill_many": None}.get(
+        name, None if "key" in filters else "jobs_ready" if "queue" in filters else "jobs_pkey"
+    )
+    if name == "cancel_many" and expected:
+        # Those that execute are sorted.
+        assert read == {"jobs_ready", "jobs_lease"}
+    else:
+        assert read == ({expected} if expected else set())
+
+
+def test_a_bulk_change_goes_by_the_primary_key(explained: Explained) -> None:
+    explained.conn.execute("set auto_explain.log_min_duration = -1")
+    job_ids = enqueue_many(explained.conn, 300, queue="bulk", delay="1 h")
+    explained.conn.execute("set auto_explain.log_min_duration = 0")
+    for name, filters in (
+        ("run_now_many", {"job_ids": job_ids}),
+        ("kill_many", {"job_ids": job_ids[:200]}),
+        ("delete_many", {"job_ids": job_ids[200:]}),
+    ):
+        nodes = explained.nodes(lambda conn, name=name, filters=filters: table(conn, name, **filters))
+        bounded(nodes, 300)
+        assert {node.index for node in nodes if node.relation == "jobs" and node.index and node.rows} == {"jobs_pkey"}
+    for name in ("retry_many", "kill_many", "delete_many"):
+        more = {"state": "dead"} if name == "delete_many" else {}
+        nodes = explained.nodes(lambda conn, name=name, more=more: table(conn, name, job_ids=job_ids[:200], **more))
+        bounded(nodes, 300)
+
+
+def test_explain_asks_its_questions_by_index(explained: Explained) -> None:
+    for job_id in (
+        call(explained.conn, "enqueue", "t"),
+        value(explained.conn, "select id from pgqueue.jobs where state = 'executing' limit 1"),
+        call(explained.conn, "enqueue", "t", delay="1 h"),
+    ):
+        explained.conn.execute("update pgqueue.jobs set key = 'k' || id where id = %s", [job_id])
+        nodes = explained.nodes(lambda conn, job_id=job_id: table(conn, "explain", job_id))
+        bounded(nodes, 1000)
