@@ -6,7 +6,6 @@ import asyncio
 import errno
 import ipaddress
 import logging
-import os
 import random
 import re
 import socket
