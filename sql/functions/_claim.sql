@@ -6,7 +6,7 @@
 -- What is taken of those is marked as executing at once, for the questions of the next round must see it.
 -- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
 -- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
--- Nothing here waits, save, 100 ms at most, for another claim of the same key that is not committed yet: the unique
+-- Nothing here waits, save, 20 ms at most, for another claim of the same key that is not committed yet: the unique
 -- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking.
 
 create or replace function pgqueue._claim_lane(
@@ -432,7 +432,9 @@ comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
     'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
 
 -- Kinds: plain (left for the end of reserve), mark, gather (with all other payloads of its key). Where the unique index
--- says that another claim was first, the row is dropped: it is neither taken nor touched.
+-- says that another claim was first, the row is dropped: it is neither taken nor touched. Where that claim is not
+-- committed yet, it is waited for, once and briefly; should it stay open its key is put off by a second, as behind any
+-- locked row, so that the next call does not meet it again.
 create or replace function pgqueue._mark(
     p_rows tid[],
     p_calls integer[],
@@ -456,9 +458,11 @@ set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
-set lock_timeout = '100ms'
+set lock_timeout = '20ms'
 as $$
 declare
+    v_started timestamptz := clock_timestamp();
+    v_waited boolean := false;
     v_row record;
     v_marked tid[];
 begin
@@ -486,9 +490,13 @@ begin
             from unnest(p_rows) with ordinality w (row_at, n)
             left join marked m on m.n = w.n;
             return;
-        exception when unique_violation or lock_not_available or deadlock_detected then
+        exception
             -- One of them: take them one by one.
-            null;
+            when unique_violation then
+                null;
+            when lock_not_available or deadlock_detected then
+                v_waited := true;
+                perform set_config('lock_timeout', '1ms', true);
         end;
     end if;
 
@@ -500,6 +508,11 @@ begin
         if v_row.kind = 'plain' then
             rows := rows || v_row.row_at;
             calls := calls || v_row.call;
+            continue;
+        end if;
+        if v_waited and clock_timestamp() > v_started + interval '40 ms' then
+            dropped_rows := dropped_rows || v_row.row_at;
+            dropped_calls := dropped_calls || v_row.call;
             continue;
         end if;
         begin
@@ -524,9 +537,19 @@ begin
             end if;
             rows := rows || v_marked;
             calls := calls || array_fill(v_row.call, array[cardinality(v_marked)]);
-        exception when unique_violation or lock_not_available or deadlock_detected then
-            dropped_rows := dropped_rows || v_row.row_at;
-            dropped_calls := dropped_calls || v_row.call;
+        exception
+            when unique_violation then
+                dropped_rows := dropped_rows || v_row.row_at;
+                dropped_calls := dropped_calls || v_row.call;
+            when lock_not_available or deadlock_detected then
+                v_waited := true;
+                perform set_config('lock_timeout', '1ms', true);
+                dropped_calls := dropped_calls || v_row.call;
+                update pgqueue.jobs j
+                set
+                    ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
+                    resumed = false
+                where j.ctid = v_row.row_at;
         end;
     end loop;
     -- A call that kept another of its keys is still in use.
