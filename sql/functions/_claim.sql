@@ -233,6 +233,12 @@ begin
             calls := calls || v_got.calls;
             v_passed := v_passed || v_got.dropped_rows;
             v_spare := v_spare || v_got.dropped_calls;
+            -- A call that lost its first key may go to anything: no key of an accumulating task must join it.
+            v_open := (
+                select coalesce(jsonb_object_agg(o.key, o.value), '{}')
+                from jsonb_each(v_open) o
+                where (o.value ->> 0)::integer <> all (v_spare)
+            );
             v_passed := v_passed || array(
                 select t.row_at
                 from unnest(v_take_rows, v_take_kinds) t (row_at, kind)
