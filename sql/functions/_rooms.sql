@@ -239,7 +239,7 @@ begin
                 state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
                 blocked_on = null,
                 -- In their order.
-                ready_at = v_ready_at + w.n * interval '1 us',
+                ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
             from unnest(v_rows) with ordinality w (row_at, n)
             where j.ctid = w.row_at
@@ -362,24 +362,28 @@ begin
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        if found then
-            select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
-            from pgqueue._room(
-                v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
-            ) r;
-        else
-            -- The limit is gone: whoever was parked under it is free.
-            v_room := 1000;
-            v_next_at := v_now;
-            v_timed := false;
+        -- Without a row the limit is gone, and whoever was parked under it is free; the lock is asked for as ever.
+        select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
+        from pgqueue._room(
+            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
+        ) r;
+        if v_room is null then
+            -- A claim is looking, and may be parking jobs that cannot be seen yet: look again, whatever is seen.
+            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now + interval '50 ms');
+            continue;
         end if;
         if v_room > 0 then
             v_unparked := v_unparked + pgqueue._unpark(v_name, least(v_room, 1000));
-            v_next_at := v_now + case when v_room = 1000 then interval '0' else interval '1 s' end;
-            v_timed := false;
+            -- Of a rate the next start is free about a share of its time later.
+            v_timed := v_limit.rate is not null;
+            v_next_at := v_now + case
+                when v_room > 1000 then interval '0'
+                when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
+                else interval '1 s'
+            end;
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
-        select v_name, coalesce(v_next_at, v_now + interval '50 ms'), coalesce(v_timed, false)
+        select v_name, v_next_at, v_timed
         where exists (
             select
             from pgqueue.jobs j
