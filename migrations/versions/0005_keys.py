@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "fedfdb5c599b116c44c0868ecec48365c4941a8c02fcf5b007efd75bac8f0158"
+SQL_DIGEST = "5ca911fc45d9385ec74f606f0923ae9afc4f5f2593bcdb01596a069787dc0364"
 
 
 def upgrade() -> None:
@@ -34,7 +34,8 @@ def downgrade() -> None:
             drop column declared_accumulate,
             drop column declared_batch_size;
         drop index
-            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_executing;
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_key_returned,
+            pgqueue.jobs_executing;
         alter table pgqueue.history
             drop column score, drop column limit_key, drop column dedupe, drop column merged_into;
         alter table pgqueue.jobs

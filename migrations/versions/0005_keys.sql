@@ -34,6 +34,9 @@ create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
     where key is not null and state = 'waiting' and reservation = 0;
 create index jobs_key_held on pgqueue.jobs (queue, key, id)
     where key is not null and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0));
+-- Of an accumulating task fresh payloads wait for those that failed: which of them are not due yet?
+create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
+    where key is not null and state in ('waiting', 'failed') and reservation > 0;
 create index jobs_followers on pgqueue.jobs (leader, id) where leader is not null;
 
 -- Above READ COMMITTED a job that ends cannot see who was parked behind it meanwhile: it leaves a note.

@@ -282,7 +282,7 @@ comment on function pgqueue._sort_out(
 ) is 'Private: takes what may start of a lane that holds jobs with keys or limits, and parks or puts off what may not.';
 
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
--- holds the first place? Three probes of three indexes, never an ordered scan over two states.
+-- holds the first place? A probe of an index each, never an ordered scan over two states.
 create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
 returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
@@ -359,12 +359,13 @@ as $$
         select x.id
         from pgqueue.jobs x
         where x.key is not null
-            and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+            and x.state in ('waiting', 'failed')
+            and x.reservation > 0
             and x.queue = p_queue
             and x.key = c.key
-            and x.state <> 'blocked'
             and x.ready_at > p_now
             and x.task = c.task
+        order by x.queue, x.key, x.ready_at
         limit 1
     ) u on t.accumulate and c.reservation = 0
     window of_key as (partition by c.key)

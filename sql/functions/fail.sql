@@ -156,6 +156,9 @@ begin
     where id = fail.job_id or id = any (v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
     perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
+    if v_job.key is not null then
+        perform pgqueue._release_earlier(v_followers || v_job.id);
+    end if;
     if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
         perform pgqueue._leave_limits(array[v_job.task], array[v_job.key], array[v_job.limit_key]);
     end if;

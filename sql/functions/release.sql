@@ -88,6 +88,7 @@ declare
     v_cancelled_ids bigint[];
     v_cancelled_reservations bigint[];
     v_gathered boolean;
+    v_keyed boolean;
     v_back bigint[] := p_job_ids;
     v_lane record;
     v_tasks text[];
@@ -99,7 +100,9 @@ begin
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
 
-    select bool_or(j.leader = j.id) into v_gathered from pgqueue.jobs j where j.id = any (p_job_ids);
+    select bool_or(j.leader = j.id), bool_or(j.key is not null)
+    into v_gathered, v_keyed
+    from pgqueue.jobs j where j.id = any (p_job_ids);
     if v_gathered then
         -- The payloads of one key come and go together.
         v_back := p_job_ids || array(select f.id from unnest(p_job_ids) w (id) cross join lateral pgqueue._followers(w.id) f);
@@ -129,6 +132,9 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
+    if v_keyed then
+        perform pgqueue._release_earlier(v_back);
+    end if;
     -- Only now: the leader of a call would take all payloads that are still in it along.
     if v_cancelled_ids is not null then
         perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
