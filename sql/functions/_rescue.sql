@@ -73,6 +73,7 @@ begin
         lease_prolonged = true,
         lease_expires_at = v_now + j.lease
     where j.id = any (v_spared_ids);
+    v_lapsed_ids := pgqueue._whole_calls(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true);
     rescued := coalesce(cardinality(v_lapsed_ids), 0);
     prolonged := coalesce(cardinality(v_spared_ids), 0);

@@ -35,6 +35,7 @@ begin
             for update skip locked
         ) l
     ) h;
+    v_held := pgqueue._whole_calls(v_held);
     perform pgqueue._put_back(v_held, release.delay, false);
 
     return query
@@ -51,6 +52,61 @@ $$;
 
 comment on function pgqueue.release(bigint[], bigint[], interval) is
     'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more.';
+
+-- Locks the payloads that go with these as well, SKIP LOCKED: where somebody holds one of them, the whole call counts
+-- as held.
+create or replace function pgqueue._whole_calls(p_job_ids bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_leaders bigint[];
+    v_broken bigint[];
+begin
+    select array_agg(l.id) into v_leaders
+    from unnest(p_job_ids) w (id)
+    cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id and j.leader = j.id limit 1) l;
+    if v_leaders is null then
+        return p_job_ids;
+    end if;
+    with locked as materialized (
+        select f.id
+        from unnest(v_leaders) w (id)
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.leader is not null and j.leader = w.id and j.id <> w.id
+            order by j.leader, j.id
+            for update skip locked
+        ) f
+    )
+    select array_agg(distinct f.leader) into v_broken
+    from unnest(v_leaders) w (id)
+    cross join lateral (
+        select j.id, j.leader
+        from pgqueue.jobs j
+        where j.leader is not null and j.leader = w.id and j.id <> w.id
+        order by j.leader, j.id
+    ) f
+    where f.id not in (select l.id from locked l);
+    if v_broken is null then
+        return p_job_ids;
+    end if;
+    return (select array_agg(w.id order by w.n) from unnest(p_job_ids) with ordinality w (id, n) where w.id <> all (v_broken));
+end
+$$;
+
+comment on function pgqueue._whole_calls(bigint[]) is
+    'Private: these executing jobs without those of whose calls somebody holds a payload.';
 
 create or replace function pgqueue._check_delay(p_delay interval)
 returns void
