@@ -37,6 +37,8 @@ declare
     v_ready_at timestamptz;
     v_state text;
     v_followers bigint[] := '{}';
+    v_cancelled bigint[];
+    v_cancelled_reservations bigint[];
     v_alone boolean := false;
 begin
     perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
@@ -112,6 +114,15 @@ begin
         end if;
     end if;
     if v_job.leader = v_job.id then
+        select array_agg(c.id), array_agg(c.reservation)
+        into v_cancelled, v_cancelled_reservations
+        from pgqueue._followers(v_job.id) f
+        cross join lateral (
+            select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null
+        ) c;
+        if v_cancelled is not null then
+            perform pgqueue._finish(v_cancelled, v_cancelled_reservations, true, 'cancelled');
+        end if;
         v_followers := array(select f.id from pgqueue._followers(v_job.id) f);
         v_alone := case v_state
             when 'dead' then coalesce(fail.retry, true)
