@@ -569,7 +569,8 @@ $$;
 comment on function pgqueue._mark(tid[], integer[], text[], timestamptz, text, interval) is
     'Private: makes jobs with keys or limits executing, and drops those that another claim of the same key was faster with.';
 
--- All payloads of a key that are due, or parked, or failed together with the one that came: at most 1,000, the oldest.
+-- All payloads of a key that are due, or parked (under a limit too: there is room for the call, and it counts once), or
+-- failed together with the one that came: at most 1,000, the oldest.
 -- Equal ones become one, the one with the smallest score; the others end as succeeded, merged into it. All count from
 -- the most tries that one of them has. The first by score leads: it carries the lease, and the others share its fate.
 create or replace function pgqueue._gather(p_row_at tid, p_now timestamptz, p_worker text, p_lease interval)
@@ -607,7 +608,6 @@ begin
             and j.queue = v_job.queue
             and j.key = v_job.key
             and j.task = v_job.task
-            and j.blocked_on is null
             and (j.expires_at is null or j.expires_at > p_now)
             and j.ctid <> p_row_at
         order by j.queue, j.key, j.id
