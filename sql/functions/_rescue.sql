@@ -153,6 +153,9 @@ begin
     from long l
     where j.ctid = l.place;
 
+    -- When a rate has room again was said in the other time.
+    update pgqueue.limit_waits w set next_at = v_now where w.next_at > v_now + interval '1 s';
+
     for v_lane in select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed) loop
         with ahead as materialized (
             select a.place, row_number() over (order by a.ready_at, a.id) as ord

@@ -75,8 +75,9 @@ begin
         into v_started, v_first
         from pgqueue.limit_starts s
         where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
-        if p_rate - v_started <= 0 then
-            next_at := v_first + p_per;
+        if p_rate - v_started <= room then
+            -- Also where there is room: the claim may use it up, and park what is left.
+            next_at := coalesce(v_first, p_now) + p_per;
             timed := true;
         end if;
         room := least(room, p_rate - v_started);
