@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "c1b71270a9deb5145d23413e9857a238f03a5b7bae8561ae9988c0565344ddba"
+SQL_DIGEST = "98238b5eab64f96df19f8066d003e2705ae3804cf6648b37cc1592485d2caf76"
 
 
 def upgrade() -> None:
@@ -34,7 +34,7 @@ def downgrade() -> None:
             drop column declared_accumulate,
             drop column declared_batch_size;
         drop index
-            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_lease;
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_key_returned, pgqueue.jobs_lease;
         create index jobs_lease on pgqueue.jobs (lease_expires_at) where state = 'executing';
         alter table pgqueue.history
             drop column score, drop column limit_key, drop column dedupe, drop column merged_into;

@@ -36,6 +36,9 @@ create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
     where key is not null and state = 'waiting' and reservation = 0;
 create index jobs_key_held on pgqueue.jobs (queue, key, id)
     where key is not null and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0));
+-- Of an accumulating task fresh payloads wait for those that failed: which of them are not due yet?
+create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
+    where key is not null and state in ('waiting', 'failed') and reservation > 0;
 
 -- Limits count what executes, and stop at the limit: the index of leases answers that too, for those who have limits.
 -- Every index of jobs costs every enqueue, for its sake there is no other.

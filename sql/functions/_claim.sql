@@ -6,7 +6,7 @@
 -- What is taken of those is marked as executing at once, for the questions of the next round must see it.
 -- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
 -- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
--- Nothing here waits, save, 100 ms at most, for another claim of the same key that is not committed yet: the unique
+-- Nothing here waits, save, 20 ms at most, for another claim of the same key that is not committed yet: the unique
 -- index decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking; one that comes
 -- back empty because of that wakes its own worker.
 
@@ -236,6 +236,12 @@ begin
             calls := calls || v_got.calls;
             v_passed := v_passed || v_got.dropped_rows;
             v_spare := v_spare || v_got.dropped_calls;
+            -- A call that lost its first key may go to anything: no key of an accumulating task must join it.
+            v_open := (
+                select coalesce(jsonb_object_agg(o.key, o.value), '{}')
+                from jsonb_each(v_open) o
+                where (o.value ->> 0)::integer <> all (v_spare)
+            );
             v_passed := v_passed || array(
                 select t.row_at
                 from unnest(v_take_rows, v_take_kinds) t (row_at, kind)
@@ -287,7 +293,7 @@ comment on function pgqueue._sort_out(
 ) is 'Private: takes what may start of a lane that holds jobs with keys or limits, and parks or puts off what may not.';
 
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
--- holds the first place? Three probes of three indexes, never an ordered scan over two states.
+-- holds the first place? A probe of an index each, never an ordered scan over two states.
 create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
 returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
@@ -375,12 +381,13 @@ begin
         where t.accumulate
             and c.reservation = 0
             and x.key is not null
-            and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+            and x.state in ('waiting', 'failed')
+            and x.reservation > 0
             and x.queue = p_queue
             and x.key = c.key
-            and x.state <> 'blocked'
             and x.ready_at > p_now
             and x.task = c.task
+        order by x.queue, x.key, x.ready_at
         limit 1
     ) u on true
     window of_key as (partition by c.key)
@@ -455,7 +462,9 @@ comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
     'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
 
 -- Kinds: plain (left for the end of reserve), mark, gather (with all other payloads of its key). Where the unique index
--- says that another claim was first, the row is dropped: it is neither taken nor touched.
+-- says that another claim was first, the row is dropped: it is neither taken nor touched. Where that claim is not
+-- committed yet, it is waited for, once and briefly; should it stay open its key is put off by a second, as behind any
+-- locked row, so that the next call does not meet it again.
 create or replace function pgqueue._mark(
     p_rows tid[],
     p_calls integer[],
@@ -479,9 +488,11 @@ set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
-set lock_timeout = '100ms'
+set lock_timeout = '20ms'
 as $$
 declare
+    v_started timestamptz := clock_timestamp();
+    v_waited boolean := false;
     v_row record;
     v_marked tid[];
 begin
@@ -509,9 +520,13 @@ begin
             from unnest(p_rows) with ordinality w (row_at, n)
             left join marked m on m.n = w.n;
             return;
-        exception when unique_violation or lock_not_available or deadlock_detected then
+        exception
             -- One of them: take them one by one.
-            null;
+            when unique_violation then
+                null;
+            when lock_not_available or deadlock_detected then
+                v_waited := true;
+                perform set_config('lock_timeout', '1ms', true);
         end;
     end if;
 
@@ -523,6 +538,11 @@ begin
         if v_row.kind = 'plain' then
             rows := rows || v_row.row_at;
             calls := calls || v_row.call;
+            continue;
+        end if;
+        if v_waited and clock_timestamp() > v_started + interval '40 ms' then
+            dropped_rows := dropped_rows || v_row.row_at;
+            dropped_calls := dropped_calls || v_row.call;
             continue;
         end if;
         begin
@@ -547,9 +567,19 @@ begin
             end if;
             rows := rows || v_marked;
             calls := calls || array_fill(v_row.call, array[cardinality(v_marked)]);
-        exception when unique_violation or lock_not_available or deadlock_detected then
-            dropped_rows := dropped_rows || v_row.row_at;
-            dropped_calls := dropped_calls || v_row.call;
+        exception
+            when unique_violation then
+                dropped_rows := dropped_rows || v_row.row_at;
+                dropped_calls := dropped_calls || v_row.call;
+            when lock_not_available or deadlock_detected then
+                v_waited := true;
+                perform set_config('lock_timeout', '1ms', true);
+                dropped_calls := dropped_calls || v_row.call;
+                update pgqueue.jobs j
+                set
+                    ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
+                    resumed = false
+                where j.ctid = v_row.row_at;
         end;
     end loop;
     -- A call that kept another of its keys is still in use.
@@ -562,7 +592,8 @@ $$;
 comment on function pgqueue._mark(tid[], integer[], text[], timestamptz, text, interval) is
     'Private: makes jobs with keys or limits executing, and drops those that another claim of the same key was faster with.';
 
--- All payloads of a key that are due, or parked, or failed together with the one that came: at most 1,000, the oldest.
+-- All payloads of a key that are due, or parked (under a limit too: there is room for the call, and it counts once), or
+-- failed together with the one that came: at most 1,000, the oldest.
 -- Equal ones become one, the one with the smallest score; the others end as succeeded, merged into it. All count from
 -- the most tries that one of them has. The first by score leads: it carries the lease, and the others share its fate.
 create or replace function pgqueue._gather(p_row_at tid, p_now timestamptz, p_worker text, p_lease interval)
@@ -600,7 +631,6 @@ begin
             and j.queue = v_job.queue
             and j.key = v_job.key
             and j.task = v_job.task
-            and j.blocked_on is null
             and (j.expires_at is null or j.expires_at > p_now)
             and j.ctid <> p_row_at
         order by j.queue, j.key, j.id

@@ -40,6 +40,8 @@ declare
     v_ready_at timestamptz;
     v_state text;
     v_followers bigint[] := '{}';
+    v_cancelled bigint[];
+    v_cancelled_reservations bigint[];
     v_alone boolean := false;
 begin
     perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
@@ -115,6 +117,15 @@ begin
         end if;
     end if;
     if v_job.followers is not null then
+        select array_agg(c.id), array_agg(c.reservation)
+        into v_cancelled, v_cancelled_reservations
+        from pgqueue._lock_followers(v_job.followers) f
+        cross join lateral (
+            select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
+        ) c;
+        if v_cancelled is not null then
+            perform pgqueue._finish(v_cancelled, v_cancelled_reservations, true, 'cancelled');
+        end if;
         v_followers := array(select f.id from pgqueue._lock_followers(v_job.followers) f);
         v_alone := case v_state
             when 'dead' then coalesce(fail.retry, true)
@@ -161,6 +172,9 @@ begin
     where id = any (fail.job_id || v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
     perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
+    if v_job.key is not null then
+        perform pgqueue._release_earlier(v_followers || v_job.id);
+    end if;
     if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
         perform pgqueue._leave_limits(array[v_job.task], array[v_job.key], array[v_job.limit_key]);
     end if;

@@ -190,6 +190,11 @@ begin
         v_rescued := true;
         v_again := true;
         exit when not pgqueue._rescue_and_find(v_taken = '{}');
+        if v_taken = '{}' then
+            -- What was taken back may have left room. (What is taken does not execute yet, and would not be counted.)
+            v_rooms := '{}';
+            v_full := '{}';
+        end if;
     end loop;
 
     if v_free = '{}' then
@@ -599,6 +604,8 @@ declare
 begin
     select r.rescued into v_rescued from pgqueue._rescue(100, null) r;
     v_noted := pgqueue._read_key_notes(100);
+    -- Jobs may be parked under the last limit that there was.
+    v_noted := pgqueue._look_at_limits(20) > 0 or v_noted;
     if p_empty_handed then
         -- Nobody keeps house, so nobody looks for jobs in lanes that are not registered: look here.
         select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
