@@ -34,7 +34,8 @@ def downgrade() -> None:
             drop column declared_accumulate,
             drop column declared_batch_size;
         drop index
-            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_key_returned, pgqueue.jobs_lease;
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_key_returned,
+            pgqueue.jobs_lease;
         create index jobs_lease on pgqueue.jobs (lease_expires_at) where state = 'executing';
         alter table pgqueue.history
             drop column score, drop column limit_key, drop column dedupe, drop column merged_into;

@@ -9,7 +9,21 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, column, enqueue, enqueue_many, ids, job, maintain, pairs, reserve, reserve_one, state, value
+from tests.calls import (
+    Row,
+    call,
+    column,
+    enqueue,
+    enqueue_many,
+    ids,
+    job,
+    maintain,
+    pairs,
+    reserve,
+    reserve_one,
+    state,
+    value,
+)
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.sessions import Session

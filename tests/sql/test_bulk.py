@@ -252,7 +252,9 @@ def test_deleting_what_was_ahead_releases_the_next_of_the_key(conn: psycopg.Conn
 def test_deleting_a_job_frees_its_dedupe_key(conn: psycopg.Connection, how: str) -> None:
     job_id, other = enqueue_many(conn, 2)
     conn.execute("update pgqueue.jobs set dedupe = 'd'")
-    conn.execute("insert into pgqueue.dedupe_keys values ('t', 'd', %s, null), ('u', 'd', %s, null)", [job_id, other + 1])
+    conn.execute(
+        "insert into pgqueue.dedupe_keys values ('t', 'd', %s, null), ('u', 'd', %s, null)", [job_id, other + 1]
+    )
     call(conn, "delete", other)
     assert value(conn, "select count(*) from pgqueue.dedupe_keys") == 2
     if how == "delete":

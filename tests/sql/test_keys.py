@@ -8,7 +8,22 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, column, enqueue, enqueue_many, ids, job, maintain, pairs, reserve, reserve_one, state, table, value
+from tests.calls import (
+    Row,
+    call,
+    column,
+    enqueue,
+    enqueue_many,
+    ids,
+    job,
+    maintain,
+    pairs,
+    reserve,
+    reserve_one,
+    state,
+    table,
+    value,
+)
 
 
 @pytest.fixture
