@@ -90,23 +90,12 @@ declare
     v_count bigint;
 begin
     for v_limit in
-        select l.kind, l.target, l.max_executing, l.rate, l.per, l.kind || ':' || l.target as name
+        select 'queue:' || l.target as name, l.kind, l.target, l.max_executing, l.rate, l.per
         from pgqueue.limits l
-        where (l.kind = 'queue' and l.target = p_job.queue)
-            or (l.kind = 'task' and l.target = p_job.task)
-            or (l.kind = 'key' and starts_with(p_job.key, l.target))
+        where l.kind = 'queue' and l.target = p_job.queue
         union all
-        (
-            select l.kind, p_job.limit_key, l.max_executing, l.rate, l.per, 'limit_key:' || p_job.limit_key
-            from pgqueue.limits l
-            where l.kind = 'limit_key'
-                and (
-                    l.target = p_job.limit_key
-                    or (right(l.target, 1) = '*' and starts_with(p_job.limit_key, left(l.target, -1)))
-                )
-            order by l.target = p_job.limit_key desc, octet_length(l.target) desc
-            limit 1
-        )
+        select l.name, l.kind, l.target, l.max_executing, l.rate, l.per
+        from pgqueue._limits_of(p_job.task, p_job.key, p_job.limit_key) l
     loop
         continue when p_name is not null and v_limit.name <> p_name;
         if v_limit.max_executing is not null then
