@@ -283,6 +283,7 @@ comment on function pgqueue._sort_out(
 
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
 -- holds the first place? A probe of an index each, never an ordered scan over two states.
+-- Who asks stands inside the probes: in a join's condition it would be asked after them, for every row of a key.
 create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
 returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
@@ -318,20 +319,23 @@ as $$
     left join lateral (
         select x.id
         from pgqueue.jobs x
-        where x.state = 'executing'
+        where c.asks
+            and x.state = 'executing'
             and x.key is not null
             and (x.leader is null or x.leader = x.id)
             and x.queue = p_queue
             and x.key = c.key
         limit 1
-    ) e on c.asks
+    ) e on true
     left join lateral (
         select p.id, p.task
         from (
             (
                 select x.id, x.task
                 from pgqueue.jobs x
-                where x.key is not null
+                where c.asks
+                    and e.id is null
+                    and x.key is not null
                     and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
                     and x.queue = p_queue
                     and x.key = c.key
@@ -342,7 +346,9 @@ as $$
             (
                 select x.id, x.task
                 from pgqueue.jobs x
-                where x.key is not null
+                where c.asks
+                    and e.id is null
+                    and x.key is not null
                     and x.state = 'waiting'
                     and x.reservation = 0
                     and x.queue = p_queue
@@ -354,11 +360,14 @@ as $$
         ) p
         order by p.id
         limit 1
-    ) f on c.asks and e.id is null
+    ) f on true
     left join lateral (
         select x.id
         from pgqueue.jobs x
-        where x.key is not null
+        where t.accumulate
+            and c.reservation = 0
+            and e.id is null
+            and x.key is not null
             and x.state in ('waiting', 'failed')
             and x.reservation > 0
             and x.queue = p_queue
@@ -367,7 +376,7 @@ as $$
             and x.task = c.task
         order by x.queue, x.key, x.ready_at
         limit 1
-    ) u on t.accumulate and c.reservation = 0
+    ) u on true
     window of_key as (partition by c.key)
     order by c.n
 $$;
