@@ -500,14 +500,20 @@ begin
                     lease = p_lease,
                     lease_expires_at = p_now + p_lease,
                     lease_prolonged = false
-                from unnest(p_rows, p_kinds) with ordinality w (row_at, kind, n)
+                from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
                 where j.ctid = w.row_at and w.kind = 'mark'
-                returning w.n, j.ctid as row_at
+                returning w.n, w.call, j.ctid as row_at
             )
-            select array_agg(coalesce(m.row_at, w.row_at) order by w.n), p_calls
+            -- No join of what was marked with what was asked for: hundreds by hundreds.
+            select array_agg(x.row_at order by x.n), array_agg(x.call order by x.n)
             into rows, calls
-            from unnest(p_rows) with ordinality w (row_at, n)
-            left join marked m on m.n = w.n;
+            from (
+                select m.n, m.row_at, m.call from marked m
+                union all
+                select w.n, w.row_at, w.call
+                from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
+                where w.kind = 'plain'
+            ) x;
             return;
         exception
             -- One of them: take them one by one.
