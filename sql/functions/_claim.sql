@@ -115,6 +115,7 @@ declare
     v_started timestamptz := clock_timestamp();
     v_rows tid[] := coalesce(p_rows, '{}');
     v_size integer := p_limit;
+    v_rounds integer := 0;
     -- Rows that stay in the ready index: the next round must not meet them again.
     v_passed tid[] := p_passed || p_plain;
     v_row record;
@@ -124,7 +125,6 @@ declare
     v_rooms jsonb := '{}';
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
-    v_before integer;
     v_spare integer[] := '{}';
     v_park_rows tid[];
     v_park_ahead bigint[];
@@ -142,7 +142,6 @@ begin
     used := cardinality(p_plain);
     calls := array(select n from generate_series(1, used) n);
     loop
-        v_before := cardinality(v_passed);
         v_park_rows := '{}';
         v_park_ahead := '{}';
         v_full_rows := '{}';
@@ -254,9 +253,9 @@ begin
         end if;
 
         exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
-        if clock_timestamp() > v_started + interval '40 ms'
-            and (v_park_rows <> '{}' or v_full_rows <> '{}' or cardinality(v_passed) > v_before)
-        then
+        -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
+        v_rounds := v_rounds + 1;
+        if v_rounds > 2 and clock_timestamp() > v_started + interval '40 ms' then
             if used = 0 and pgqueue._may_notify() then
                 -- There may be something behind what it parked: the worker is to come again at once.
                 perform pg_notify(pgqueue._channel(p_worker), 'wake');
@@ -294,6 +293,7 @@ comment on function pgqueue._sort_out(
 
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
 -- holds the first place? A probe of an index each, never an ordered scan over two states.
+-- Who asks stands inside the probes: in a join's condition it would be asked after them, for every row of a key.
 create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
 returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
@@ -380,6 +380,7 @@ begin
         from pgqueue.jobs x
         where t.accumulate
             and c.reservation = 0
+            and e.id is null
             and x.key is not null
             and x.state in ('waiting', 'failed')
             and x.reservation > 0
@@ -511,14 +512,20 @@ begin
                     lease = p_lease,
                     lease_expires_at = p_now + p_lease,
                     lease_prolonged = false
-                from unnest(p_rows, p_kinds) with ordinality w (row_at, kind, n)
+                from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
                 where j.ctid = w.row_at and w.kind = 'mark'
-                returning w.n, j.ctid as row_at
+                returning w.n, w.call, j.ctid as row_at
             )
-            select array_agg(coalesce(m.row_at, w.row_at) order by w.n), p_calls
+            -- No join of what was marked with what was asked for: hundreds by hundreds.
+            select array_agg(x.row_at order by x.n), array_agg(x.call order by x.n)
             into rows, calls
-            from unnest(p_rows) with ordinality w (row_at, n)
-            left join marked m on m.n = w.n;
+            from (
+                select m.n, m.row_at, m.call from marked m
+                union all
+                select w.n, w.row_at, w.call
+                from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
+                where w.kind = 'plain'
+            ) x;
             return;
         exception
             -- One of them: take them one by one.

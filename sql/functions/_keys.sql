@@ -20,6 +20,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
@@ -29,12 +31,32 @@ declare
     v_id bigint;
     v_priority smallint;
     v_ready_at timestamptz;
+    -- Told of already.
+    v_lane_queue text;
+    v_lane_priority smallint;
 begin
+    -- Most keys have nothing parked: one question for all of them, for a turn of this loop costs more than its answer.
     for v_place in
-        select distinct p.queue, p.key
-        from unnest(p_queues, p_keys) p (queue, key)
-        where p.key is not null
-        order by p.queue, p.key
+        select d.queue, d.key
+        from (
+            select distinct p.queue, p.key
+            from unnest(p_queues, p_keys) p (queue, key)
+            where p.key is not null
+        ) d
+        left join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.key is not null
+                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.queue = d.queue
+                and j.key = d.key
+                and j.state = v_blocked
+                and j.blocked_on is null
+            order by j.queue, j.key, j.id
+            limit 1
+        ) f on true
+        where f.id is not null or v_old_snapshot
+        order by d.queue, d.key
     loop
         if v_old_snapshot then
             insert into pgqueue.key_notes (queue, key) values (v_place.queue, v_place.key);
@@ -65,8 +87,12 @@ begin
                     resumed = true
                 where j.id = v_id
                 returning j.priority into v_priority;
-                perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
-                perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
+                if (v_place.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
+                    perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
+                    perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
+                    v_lane_queue := v_place.queue;
+                    v_lane_priority := v_priority;
+                end if;
                 exit;
             end if;
             if exists (select from pgqueue.jobs j where j.id = v_id and j.state = v_blocked and j.blocked_on is null) then
