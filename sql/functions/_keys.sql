@@ -237,7 +237,8 @@ begin
                         and w.queue = f.queue
                         and w.key = f.key
                         and w.id < f.id
-                        and w.run_at <= v_now
+                        -- Read after the snapshot: a job that came since v_now may have others behind it already.
+                        and w.run_at <= (select pgqueue._clock())
                 )
                 -- Fresh payloads wait for the backoff of those that failed, later ones too.
                 and not exists (
