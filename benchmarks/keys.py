@@ -62,7 +62,7 @@ def _hot_keys(server: Server, rows: Rows, figures: dict[str, object], bounds: li
             times[size] = took
             figures[f"parking {size}, s"] = parking
             rows.append((f"reserve(10), {size:,} waiting on {_HOT} keys, ms", f"{median(took):.2f}"))
-            rows.append((f"  parking them before, s in all", f"{parking:.1f}"))
+            rows.append(("  parking them before, s in all", f"{parking:.1f}"))
     ratio = median(times[_LARGE]) / median(times[_SMALL])
     figures["hot keys, ratio"] = ratio
     bounds.append(Bound(f"reserve(10) with {_LARGE:,} on {_HOT} keys against {_SMALL:,}", ratio, 1.5))
@@ -127,7 +127,8 @@ def _held_snapshot(server: Server, rows: Rows, figures: dict[str, object], bound
             costs.append(median(took))
         holder.rollback()
     added = (costs[-1] - costs[0]) / _SNAPSHOT_STEPS
-    rows.append(("one hot key under a held snapshot, ms a job: each 1,000 finished", ", ".join(f"{c:.2f}" for c in costs)))
+    steps = ", ".join(f"{cost:.2f}" for cost in costs)
+    rows.append(("one hot key under a held snapshot, ms a job: each 1,000 finished", steps))
     rows.append(("  each 1,000 finished jobs add, ms", f"{added:.3f}"))
     figures["held snapshot"] = {"ms": costs, "added_ms_per_1000": added}
 
@@ -146,7 +147,8 @@ def _limit_ahead(server: Server, rows: Rows, figures: dict[str, object], bounds:
                 figures["parking under a limit"] = {"started_s": started, "longest_ms": max(calls)}
             conn.execute("vacuum (analyze) pgqueue.jobs")
             times[ahead] = [_timed(conn, 10)[0] for _ in range(_ROUNDS)]
-            rows.append((f"reserve(10) of free jobs, {ahead:,} of a full limit ahead, ms", f"{median(times[ahead]):.2f}"))
+            what = f"reserve(10) of free jobs, {ahead:,} of a full limit ahead, ms"
+            rows.append((what, f"{median(times[ahead]):.2f}"))
     ratio = median(times[_LARGE]) / median(times[0])
     figures["limit ahead, ratio"] = ratio
     bounds.append(Bound(f"reserve(10) with {_LARGE:,} jobs of a full limit ahead against none", ratio, 1.5))

@@ -237,7 +237,8 @@ begin
                         and w.queue = f.queue
                         and w.key = f.key
                         and w.id < f.id
-                        and w.run_at <= v_now
+                        -- Read after the snapshot: a job that came since v_now may have others behind it already.
+                        and w.run_at <= (select pgqueue._clock())
                 )
                 -- Fresh payloads wait for the backoff of those that failed, later ones too.
                 and not exists (
@@ -253,7 +254,9 @@ begin
                         and u.task = f.task
                     order by u.queue, u.key, u.ready_at
                     limit 1
-                ) as is_left_behind
+                )
+                -- Somebody asked for it already.
+                and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first
         from (
             select j.queue, j.key, j.id, j.task, j.state, j.blocked_on

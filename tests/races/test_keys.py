@@ -31,6 +31,10 @@ from tests.sessions import Session
 COMPLETE: LiteralString = "select pgqueue.complete(%s, %s)"
 RESERVE: LiteralString = "select id from pgqueue.reserve('other', 10)"
 
+BEGIN: dict[str, LiteralString] = {
+    "repeatable read": "begin isolation level repeatable read",
+    "serializable": "begin isolation level serializable",
+}
 ENDS = pytest.mark.parametrize("end", ["commit", "rollback"])
 
 
@@ -305,7 +309,7 @@ def test_a_completion_with_an_old_snapshot_lets_go_what_was_parked_since(databas
     conn = database.connect()
     held, [next_id] = chain(conn, 2)
     finish = database.session()
-    finish.run("begin isolation level repeatable read" if level == "repeatable read" else "begin isolation level serializable")
+    finish.run(BEGIN[level])
     finish.run("select count(*) from pgqueue.jobs")
     park(conn)
     assert is_parked(conn, next_id)
@@ -328,7 +332,7 @@ def test_a_failure_with_an_old_snapshot_lets_go_an_earlier_job_that_was_parked_s
     held = reserve_one(conn, lease="1 hour")
     clock.advance("1 min")
     finish = database.session()
-    finish.run("begin isolation level repeatable read" if level == "repeatable read" else "begin isolation level serializable")
+    finish.run(BEGIN[level])
     finish.run("select count(*) from pgqueue.jobs")
     park(conn)
     assert finish.run("select pgqueue.fail(%s, %s, retry_in => '1 h')", [held.id, held.reservation]) == [("failed",)]

@@ -1,8 +1,8 @@
 """Many workers with buffers, hot keys, short leases, and sessions that are killed: each key keeps its order.
 
 Every claim and every end writes a line in its own transaction, with the time at which the database held the
-reservation: of a claim after it, of an end before it. A job that was once reserved holds its place until it has ended, so
-between its first claim and its end no other job of its key may have been claimed, and jobs of a key must have been
+reservation: of a claim after it, of an end before it. A job that was once reserved holds its place until it has ended,
+so between its first claim and its end no other job of its key may have been claimed, and jobs of a key must have been
 claimed first in the order of their ids.
 PGQUEUE_SOAK=100000 runs the long form.
 """
@@ -159,9 +159,10 @@ def test_each_key_keeps_its_order_while_workers_are_killed(database: Database) -
 
     claims = value(conn, "select count(*) from public.log where what = 'claim'")
     total = value(conn, "select count(*) from pgqueue.history where state = 'succeeded'")
+    lapsed = value(conn, "select max(rescued) from pgqueue.housekeeping")
     sys.stdout.write(
         f"soak: {total:,} jobs of {KEYS} keys by {WORKERS} workers in {took:.0f} s, {claims:,} claims,"
-        f" {soak.killed} sessions killed, {value(conn, 'select max(rescued) from pgqueue.housekeeping')} leases lapsed\n"
+        f" {soak.killed} sessions killed, {lapsed} leases lapsed\n"
     )
     assert total == value(conn, "select count(distinct job_id) from public.log where what = 'end'")
     violations = conn.execute(

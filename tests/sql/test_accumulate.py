@@ -157,7 +157,7 @@ def test_an_earlier_payload_that_comes_due_in_the_backoff_waits_as_well(
 
 @pytest.mark.covers("L8")
 def test_out_of_tries_only_the_lowest_score_dies_and_the_others_go_on_at_once(acc: psycopg.Connection) -> None:
-    acc.execute("update pgqueue.tasks set max_attempts = 2, retry_policy = 'fixed', retry_delay = '0' where name = 'acc'")
+    acc.execute("update pgqueue.tasks set max_attempts = 2, retry_policy = 'fixed', retry_delay = '0'")
     for n in (1, 2, 3):
         push(acc, n, score=n)
     first = reserve(acc, 1)

@@ -26,7 +26,8 @@ from (
         'hot' as key, null as limit_key, null as blocked_on
     from generate_series(1, 7000) n
     union all
-    select n, clock_timestamp() - '30 min'::interval + n * '1 us'::interval, 'keyed', 't', 'waiting', 'k' || n, null, null
+    select n, clock_timestamp() - '30 min'::interval + n * '1 us'::interval, 'keyed', 't', 'waiting', 'k' || n, null,
+        null
     from generate_series(1, 5000) n
     union all
     select n, clock_timestamp() - '1 h'::interval + n * '1 us'::interval, 'gathered', 'acc',

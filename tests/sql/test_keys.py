@@ -332,7 +332,7 @@ def test_maintain_releases_what_was_left_behind_and_counts_it(conn: psycopg.Conn
 
 def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
     conn.execute(
-        "select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 1200) n cross join generate_series(1, 2) m"
+        "select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 1200) n, generate_series(1, 2) m"
     )
     assert len(reserve(conn, 1200)) == 1200
     while reserve(conn, 2000):
