@@ -3,7 +3,8 @@
 -- Jobs without a key or a limit are only locked here (FOR UPDATE SKIP LOCKED, in the order of the ready index);
 -- reserve claims them all in one UPDATE at its end. As soon as a lane holds one with a key or under a limit, its rows
 -- are sorted out in rounds: taken, parked (blocked, out of the ready index), put off by a second, or left alone.
--- What is taken of those is marked as executing at once, for the questions of the next round must see it.
+-- What is taken of those is marked as executing at once, for the questions of the next round must see it; save where the
+-- first round was enough.
 -- A row is parked behind one that is share-locked, SKIP LOCKED: whoever ends that one waits for this claim, and sees
 -- what it parked. Where somebody holds that row the candidate is put off, so that a locked row never stops a lane.
 -- Nothing here waits, save, 20 ms at most, for another claim of the same key that is not committed yet: the unique
@@ -22,7 +23,8 @@ create or replace function pgqueue._claim_lane(
     p_limited_tasks text[],
     out rows tid[],
     out calls integer[],
-    out used integer
+    out used integer,
+    out keyed boolean
 )
 returns record
 language plpgsql
@@ -38,6 +40,7 @@ declare
 begin
     rows := '{}';
     used := 0;
+    keyed := false;
     loop
         select
             array_agg(c.row_at) filter (where c.expires_at is null or c.expires_at > p_now),
@@ -64,8 +67,8 @@ begin
             if v_expired then
                 perform pgqueue._expire_jobs(1000);
             end if;
-            select s.rows, s.calls, s.used
-            into rows, calls, used
+            select s.rows, s.calls, s.used, s.keyed
+            into rows, calls, used, keyed
             from pgqueue._sort_out(
                 p_queue, p_priority, p_resumed, p_now, p_limit, p_taken, rows, v_rows, p_worker, p_lease
             ) s;
@@ -103,7 +106,8 @@ create or replace function pgqueue._sort_out(
     p_lease interval,
     out rows tid[],
     out calls integer[],
-    out used integer
+    out used integer,
+    out keyed boolean
 )
 returns record
 language plpgsql
@@ -123,6 +127,7 @@ declare
     v_names text[];
     v_full text;
     v_rooms jsonb := '{}';
+    v_gathers boolean := exists (select from pgqueue.effective_tasks t where t.accumulate);
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
     v_spare integer[] := '{}';
@@ -138,6 +143,7 @@ declare
     v_open jsonb := '{}';
     v_got record;
 begin
+    keyed := false;
     rows := p_plain;
     used := cardinality(p_plain);
     calls := array(select n from generate_series(1, used) n);
@@ -151,7 +157,7 @@ begin
         v_take_kinds := '{}';
         v_take_keys := '{}';
         for v_row in
-            select * from pgqueue._places(p_queue, v_rows, p_now)
+            select * from pgqueue._places(p_queue, v_rows, p_now, v_gathers)
         loop
             -- Of an accumulating task the payloads of a key go together, whatever their order; but fresh ones wait for
             -- the backoff of those that failed. Its payloads are not asked for the order among themselves.
@@ -216,7 +222,8 @@ begin
             v_take_keys := v_take_keys || v_row.key;
             v_take_kinds := v_take_kinds || case
                 when v_row.accumulate and v_row.key is not null then 'gather'
-                when v_row.key is not null or v_names <> '{}' then 'mark'
+                when v_names <> '{}' then 'mark'
+                when v_row.key is not null then 'keyed'
                 else 'plain'
             end;
         end loop;
@@ -227,7 +234,14 @@ begin
         if v_full_rows <> '{}' then
             perform pgqueue._park_on_limits(v_full_rows, v_full_names, v_rooms, p_now);
         end if;
-        if 'gather' = any (v_take_kinds) or 'mark' = any (v_take_kinds) then
+        if v_rounds = 0 and used >= p_limit and 'gather' <> all (v_take_kinds) and 'mark' <> all (v_take_kinds) then
+            -- Nobody looks at this lane again: reserve claims them with all others, in one statement.
+            rows := rows || v_take_rows;
+            calls := null;
+            keyed := 'keyed' = any (v_take_kinds);
+            return;
+        end if;
+        if v_take_kinds && array['gather', 'mark', 'keyed'] then
             select m.rows, m.calls, m.dropped_rows, m.dropped_calls
             into v_got
             from pgqueue._mark(v_take_rows, v_take_calls, v_take_kinds, p_now, p_worker, p_lease) m;
@@ -294,7 +308,7 @@ comment on function pgqueue._sort_out(
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
 -- holds the first place? A probe of an index each, never an ordered scan over two states.
 -- Who asks stands inside the probes: in a join's condition it would be asked after them, for every row of a key.
-create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz)
+create or replace function pgqueue._places(p_queue text, p_rows tid[], p_now timestamptz, p_gathers boolean)
 returns table (
     row_at tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
     executing_id bigint, first_id bigint, first_task text, undue_id bigint
@@ -316,8 +330,8 @@ begin
     return query
     select
         c.row_at, c.id, c.key, c.task, c.limit_key,
-        coalesce(t.accumulate, false),
-        coalesce(t.batch_size, 1),
+        c.batch_size is not null,
+        c.batch_size,
         max(e.id) over of_key,
         min(f.id) over of_key,
         min(f.task) over of_key,
@@ -325,11 +339,14 @@ begin
     from (
         select
             w.n, j.ctid as row_at, j.id, j.key, j.task, j.limit_key, j.reservation,
-            row_number() over (partition by j.key order by w.n) = 1 as asks
+            row_number() over (partition by j.key order by w.n) = 1 as asks,
+            -- Most have no accumulating task at all, and need not be asked for each job.
+            case when p_gathers then (
+                select coalesce(t.batch_size, 1) from pgqueue.effective_tasks t where t.name = j.task and t.accumulate
+            ) end as batch_size
         from unnest(p_rows) with ordinality w (row_at, n)
         join pgqueue.jobs j on j.ctid = w.row_at
     ) c
-    left join pgqueue.effective_tasks t on t.name = c.task
     left join lateral (
         select x.id
         from pgqueue.jobs x
@@ -378,7 +395,7 @@ begin
     left join lateral (
         select x.id
         from pgqueue.jobs x
-        where t.accumulate
+        where c.batch_size is not null
             and c.reservation = 0
             and e.id is null
             and x.key is not null
@@ -396,7 +413,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._places(text, tid[], timestamptz) is
+comment on function pgqueue._places(text, tid[], timestamptz, boolean) is
     'Private: for each of these jobs, what of its key executes, and who holds the first place.';
 
 -- p_ahead: for each row the job that it is to wait for. The share lock is taken on that job as it is *now*: it must
@@ -462,7 +479,7 @@ $$;
 comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
     'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
 
--- Kinds: plain (left for the end of reserve), mark, gather (with all other payloads of its key). Where the unique index
+-- Kinds: plain (left for the end of reserve), mark and keyed, gather (with all other payloads of its key). Where the unique index
 -- says that another claim was first, the row is dropped: it is neither taken nor touched. Where that claim is not
 -- committed yet, it is waited for, once and briefly; should it stay open its key is put off by a second, as behind any
 -- locked row, so that the next call does not meet it again.
@@ -513,7 +530,7 @@ begin
                     lease_expires_at = p_now + p_lease,
                     lease_prolonged = false
                 from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
-                where j.ctid = w.row_at and w.kind = 'mark'
+                where j.ctid = w.row_at and w.kind <> 'plain'
                 returning w.n, w.call, j.ctid as row_at
             )
             -- No join of what was marked with what was asked for: hundreds by hundreds.
@@ -712,3 +729,51 @@ $$;
 
 comment on function pgqueue._gather(tid, timestamptz, text, interval) is
     'Private: makes one call of all payloads of a key of an accumulating task, and returns where its jobs stand, by score.';
+
+-- The claim of what stands at p_rows, in one statement. Where the unique index says that another claim of some key was
+-- first, or is about to be, it raises that, and nothing was claimed.
+create or replace function pgqueue._take(p_rows tid[], p_places integer[], p_now timestamptz, p_worker text, p_lease interval)
+returns table (
+    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
+    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
+    leader bigint, score numeric
+)
+language plpgsql
+volatile
+parallel unsafe
+rows 100
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '20ms'
+as $$
+#variable_conflict use_column
+begin
+    return query
+    with claimed as (
+        update pgqueue.jobs j
+        set
+            state = 'executing',
+            reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
+            attempts = j.attempts + 1,
+            reserved_at = p_now,
+            reserved_by = p_worker,
+            lease = p_lease,
+            lease_expires_at = p_now + p_lease,
+            lease_prolonged = false
+        from unnest(p_rows, p_places) taken (row_at, place)
+        where j.ctid = taken.row_at
+        returning
+            taken.place, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
+            j.reservation, j.run_at, j.created_at, j.lease_expires_at, j.score
+    )
+    select
+        c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
+        coalesce(c.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
+        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, c.score
+    from claimed c
+    left join pgqueue.effective_tasks t on t.name = c.task
+    order by c.place;
+end
+$$;
+
+comment on function pgqueue._take(tid[], integer[], timestamptz, text, interval) is
+    'Private: claims jobs with keys that nothing stands in the way of, all or none.';
