@@ -234,8 +234,9 @@ begin
         if v_full_rows <> '{}' then
             perform pgqueue._park_on_limits(v_full_rows, v_full_names, v_rooms, p_now);
         end if;
-        if v_rounds = 0 and used >= p_limit and 'gather' <> all (v_take_kinds) and 'mark' <> all (v_take_kinds) then
-            -- Nobody looks at this lane again: reserve claims them with all others, in one statement.
+        if v_rounds = 0 and used >= greatest(p_limit, 20) and 'gather' <> all (v_take_kinds) and 'mark' <> all (v_take_kinds) then
+            -- Nobody looks at this lane again: reserve claims them with all others, in one statement. Few are marked here,
+            -- so that a claim of one job goes on to the next should it be dropped.
             rows := rows || v_take_rows;
             calls := null;
             keyed := 'keyed' = any (v_take_kinds);

@@ -222,7 +222,7 @@ begin
             v_taken,
             case when v_marked then v_calls else array(select n from generate_series(1, cardinality(v_taken)) n) end,
             array(
-                select case when j.state = v_executing then 'plain' else 'keyed' end
+                select case when j.state = v_executing or j.key is null then 'plain' else 'keyed' end
                 from unnest(v_taken) with ordinality t (row_at, n)
                 join pgqueue.jobs j on j.ctid = t.row_at
                 order by t.n
