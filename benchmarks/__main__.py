@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks import drain, enqueue_cost, reserve_flat, sampling, schedules, start_latency
+from benchmarks import drain, enqueue_cost, keys, reserve_flat, sampling, schedules, start_latency
 from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
@@ -18,6 +18,7 @@ _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "enqueue_cost": enqueue_cost.run,
     "sampling": sampling.run,
     "schedules": schedules.run,
+    "keys": keys.run,
 }
 
 

@@ -15,9 +15,11 @@ then `pgqueue worker -r module:app`.
 
 __version__ = "0.1.0"
 
-from pgqueue.enqueue import enqueue, enqueue_many
+from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_many, enqueue_outcome
+from pgqueue.enqueued import BatchResult, Enqueued
 from pgqueue.errors import (
     ConfigError,
+    DuplicateJob,
     DuplicateTask,
     InvalidArgument,
     LeaseLost,
@@ -37,10 +39,13 @@ from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
 __all__ = [
     "App",
+    "BatchResult",
     "Cancel",
     "ConfigError",
     "Discard",
+    "DuplicateJob",
     "DuplicateTask",
+    "Enqueued",
     "Interrupted",
     "InvalidArgument",
     "Job",
@@ -61,6 +66,8 @@ __all__ = [
     "WrongIsolation",
     "current_job",
     "enqueue",
+    "enqueue_batch",
     "enqueue_many",
+    "enqueue_outcome",
     "wait",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `schedules`, `grant`,
+"""The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `queues`, `limits`, `schedules`, `grant`,
 `demo`.
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
@@ -25,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.json import JSON
 from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from pgqueue import __version__, embedded, queries
@@ -47,8 +48,12 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-jobs = typer.Typer(help="Look at jobs, and act on one.", no_args_is_help=True)
+jobs = typer.Typer(help="Look at jobs, and act on one or on many.", no_args_is_help=True)
 cli.add_typer(jobs, name="jobs")
+queues = typer.Typer(help="Act on a queue.", no_args_is_help=True)
+cli.add_typer(queues, name="queues")
+limits = typer.Typer(help="Limit what executes or starts at a time.", no_args_is_help=True)
+cli.add_typer(limits, name="limits")
 schedules = typer.Typer(help="Look at schedules, and act on one.", no_args_is_help=True)
 cli.add_typer(schedules, name="schedules")
 
@@ -64,6 +69,27 @@ Dsn = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_envvar=False)]
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
+JobIds = Annotated[list[int] | None, typer.Argument(help="The jobs' ids; or filters instead.", show_envvar=False)]
+ByQueue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
+ByTask = Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.")]
+ByKey = Annotated[str | None, typer.Option("--key", "-k", help="Only of this key; with --queue.")]
+ByState = Annotated[str | None, typer.Option("--state", "-s", help="Only in this state.")]
+CreatedAfter = Annotated[str | None, typer.Option(help="Only those enqueued then or later: '2026-12-24 18:00+01'.")]
+CreatedBefore = Annotated[str | None, typer.Option(help="Only those enqueued before.")]
+FinishedAfter = Annotated[str | None, typer.Option(help="Only those that ended then or later.")]
+FinishedBefore = Annotated[str | None, typer.Option(help="Only those that ended before.")]
+Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
+ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+LimitKind = Annotated[str, typer.Argument(metavar="KIND", help="queue, task, key or limit_key.", show_envvar=False)]
+LimitTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The queue, the task, the beginning of keys, or the limit_key (acme*: each that begins so).",
+        show_envvar=False,
+    ),
+]
 
 # Names and messages of users are shown as they are: [/this] is no markup, and :boom: no emoji.
 _out = Console(markup=False, emoji=False)
@@ -221,11 +247,24 @@ def enqueue(
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A label. Repeatable.")] = None,
     headers: Annotated[str | None, typer.Option(help="Headers, a JSON object.")] = None,
     retention: Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")] = None,
+    key: Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")] = None,
+    score: Annotated[str | None, typer.Option(help="Its place among the payloads of an accumulating task.")] = None,
+    limit_key: Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by.")] = None,
+    dedupe: Annotated[str | None, typer.Option(help="Of a task and dedupe key there is one job at a time.")] = None,
+    dedupe_for: Annotated[
+        str | None, typer.Option(help="How long from now the dedupe key stands; default: while the job lives.")
+    ] = None,
+    on_conflict: Annotated[
+        str | None, typer.Option(help="If one stands: skip, replace, merge, debounce or raise.")
+    ] = None,
+    debounce_max: Annotated[
+        str | None, typer.Option(help="With debounce: put off at most so long. Default: ten times the delay.")
+    ] = None,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Enqueue one job and print its id."""
-    call = queries.enqueue(
+    """Enqueue one job and print its id: of the job that stands for its dedupe key, if there is one."""
+    call = queries.enqueue_outcome(
         task,
         _parse_object(args, "ARGS"),
         {
@@ -239,14 +278,21 @@ def enqueue(
             "tags": tag or None,
             "headers": None if headers is None else _parse_object(headers, "--headers"),
             "retention": retention,
+            "key": key,
+            "score": score,
+            "limit_key": limit_key,
+            "dedupe": dedupe,
+            "dedupe_for": dedupe_for,
+            "on_conflict": on_conflict,
+            "debounce_max": debounce_max,
         },
     )
     with _database(dsn) as found, psycopg.connect(found, autocommit=True) as connection:
-        job_id = queries.perform(connection, call)
+        done = queries.perform(connection, call)
     if as_json:
-        _print_json({"id": job_id})
+        _print_json({"id": done.job_id, **({} if dedupe is None else {"outcome": done.outcome})})
     else:
-        _out.print(job_id, highlight=False)
+        _out.print(done.job_id, highlight=False)
 
 
 @cli.command(name="status")
@@ -335,15 +381,109 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     _out.print(table)
 
 
+@jobs.command(name="explain")
+def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Say why a job is not running."""
+    found = _ask(dsn, queries.explain(job_id))
+    if found["state"] == "unknown":
+        _none_such(job_id)
+    if as_json:
+        _print_json(found)
+        return
+    _out.print(f"Job {job_id}: {found['state']}; {found['reason']}", highlight=False, soft_wrap=True)
+    _out.print(found["detail"], highlight=False, soft_wrap=True)
+
+
+@jobs.command(name="run")
+def run_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run scheduled and failed jobs now, by id or by filter."""
+    filters = _filters(queue, task, key, state, created_after, created_before)
+    _bulk("run", "due now", job_ids, filters, everything, chunk, yes, as_json, dsn)
+
+
+@jobs.command(name="kill")
+def kill_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Send waiting, failed and blocked jobs to the dead, by id or by filter."""
+    filters = _filters(queue, task, key, state, created_after, created_before)
+    _bulk("kill", "dead", job_ids, filters, everything, chunk, yes, as_json, dsn)
+
+
 @jobs.command(name="retry")
-def retry_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Run a dead, cancelled or failed job now; a dead or cancelled one counts its attempts afresh."""
-    _answer(job_id, _ask(dsn, queries.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
+def retry_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    finished_after: FinishedAfter = None,
+    finished_before: FinishedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Bring dead jobs back (or cancelled ones: --state cancelled); they count their attempts afresh.
+
+    One job, by its id, may also be a failed one: it runs now.
+    """
+    filters = _filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
+    if job_ids is not None and len(job_ids) == 1 and not filters:
+        [job_id] = job_ids
+        _answer(job_id, _ask(dsn, queries.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
+        return
+    _bulk("retry", "retried", job_ids, filters, everything, chunk, yes, as_json, dsn)
 
 
 @jobs.command(name="cancel")
-def cancel_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Cancel a job; one that is executing is asked to stop."""
+def cancel_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Cancel jobs, by id or by filter; those that are executing are asked to stop."""
+    filters = _filters(queue, task, key, state, created_after, created_before)
+    if job_ids is None or len(job_ids) != 1 or filters:
+        _bulk("cancel", "cancelled or asked to stop", job_ids, filters, everything, chunk, yes, as_json, dsn)
+        return
+    [job_id] = job_ids
     outcome = _ask(dsn, queries.cancel(job_id))
     if outcome is None:
         _none_such(job_id, "There is nothing to cancel")
@@ -354,9 +494,90 @@ def cancel_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 
 @jobs.command(name="delete")
-def delete_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Delete a job that is not executing, or its row in history."""
-    _answer(job_id, _ask(dsn, queries.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
+def delete_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    finished_after: FinishedAfter = None,
+    finished_before: FinishedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Delete jobs that are not executing, and rows of history, by id or by filter (with --state)."""
+    filters = _filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
+    if job_ids is not None and len(job_ids) == 1 and not filters:
+        [job_id] = job_ids
+        _answer(job_id, _ask(dsn, queries.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
+        return
+    _bulk("delete", "deleted", job_ids, filters, everything, chunk, yes, as_json, dsn)
+
+
+@queues.command(name="purge")
+def purge_queue(
+    queue: Annotated[str, typer.Argument(metavar="NAME", help="The queue.", show_envvar=False)],
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Delete all that waits in a queue; what executes goes on, history stays."""
+    _bulk("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)
+
+
+@limits.command(name="list")
+def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List limits, with what executes and waits under each now."""
+    found = _ask(dsn, queries.stats())["limits"]
+    if as_json:
+        _print_json(found)
+        return
+    table = Table("kind", "target", "at most", "rate")
+    for column in ("executing", "parked"):
+        table.add_column(column, justify="right")
+    for each in found:
+        at_most = "" if each["max_executing"] is None else str(each["max_executing"])
+        rate = "" if each["rate"] is None else f"{each['rate']} per {each['per']}"
+        table.add_row(each["kind"], each["target"], at_most, rate, str(each["executing"]), str(each["parked"]))
+    _out.print(table)
+
+
+@limits.command(name="set")
+def set_limit(
+    kind: LimitKind,
+    target: LimitTarget,
+    max_executing: Annotated[
+        int | None, typer.Option("--max-executing", "-n", help="At most so many at a time.")
+    ] = None,
+    rate: Annotated[int | None, typer.Option(help="At most so many starts ...")] = None,
+    per: Annotated[str | None, typer.Option(help="... in any stretch of time as long as this: '1 min'.")] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Set a limit, or change it; it holds at once, over the whole fleet."""
+    changed = _ask(dsn, queries.set_limit(kind, target, max_executing, rate, per))
+    if as_json:
+        _print_json({"kind": kind, "target": target, "changed": changed})
+    else:
+        _out.print(f"Limit {kind} {target}: {'set' if changed else 'stood so already'}", highlight=False)
+
+
+@limits.command(name="drop")
+def drop_limit(kind: LimitKind, target: LimitTarget, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Take a limit away; what was parked under it goes on."""
+    if not _ask(dsn, queries.drop_limit(kind, target)):
+        _err.print(f"There is no limit {kind} {target}", highlight=False)
+        raise typer.Exit(1)
+    if as_json:
+        _print_json({"kind": kind, "target": target, "changed": True})
+    else:
+        _out.print(f"Limit {kind} {target}: dropped", highlight=False)
 
 
 @schedules.command(name="list")
@@ -496,6 +717,80 @@ def _database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
 def _ask(dsn: str | None, call: queries.Call[Any]) -> Any:
     with _database(dsn) as found, psycopg.connect(found, autocommit=True) as connection:
         return queries.perform(connection, call)
+
+
+def _filters(
+    queue: str | None,
+    task: str | None,
+    key: str | None,
+    state: str | None,
+    created_after: str | None,
+    created_before: str | None,
+    finished_after: str | None = None,
+    finished_before: str | None = None,
+) -> dict[str, object]:
+    """Return the filters that were given."""
+    filters = {
+        "queue": queue,
+        "task": task,
+        "key": key,
+        "state": state,
+        "created_after": created_after,
+        "created_before": created_before,
+        "finished_after": finished_after,
+        "finished_before": finished_before,
+    }
+    return {name: value for name, value in filters.items() if value is not None}
+
+
+def _bulk(
+    action: str,
+    outcome: str,
+    job_ids: list[int] | None,
+    filters: dict[str, object],
+    everything: bool,
+    chunk: int,
+    yes: bool,
+    as_json: bool,
+    dsn: str | None,
+) -> None:
+    """Act on all jobs that the filters mean, chunk by chunk, each in a transaction of its own."""
+    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in filters.items())
+    if job_ids:
+        filters["job_ids"] = job_ids
+    elif everything:
+        filters["everything"] = True
+    elif not filters:
+        raise ConfigError(f"{action} what?", hint="give ids, filters such as --state failed, or --everything")
+    if not job_ids and not yes:
+        typer.confirm(f"{action.capitalize()} {'all jobs' if not said else f'jobs by: {said}'}?", abort=True, err=True)
+    changed = passed_over = 0
+    with (
+        _database(dsn) as found,
+        psycopg.connect(found, autocommit=True) as connection,
+        Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=_err, transient=True
+        ) as progress,
+    ):
+        bar = progress.add_task(action, total=None)
+        after: object = None
+        while True:
+            done = queries.perform(connection, queries.bulk(action, filters, chunk, after))
+            changed += done.changed
+            passed_over += done.passed_over
+            after = done.next_after
+            # A count that is not exact says no more than that there is more.
+            progress.update(bar, completed=changed, total=changed + done.left_over if done.is_exact else None)
+            if after is None:
+                break
+    if as_json:
+        _print_json({"action": action, "changed": changed, "passed_over": passed_over})
+    else:
+        noun = "job" if changed == 1 else "jobs"
+        held = f"; {passed_over} passed over: held by somebody, or changed meanwhile" if passed_over else ""
+        _out.print(f"{changed} {noun} {outcome}{held}", highlight=False)
+    if job_ids and not changed:
+        raise typer.Exit(1)
 
 
 def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:

@@ -9,7 +9,8 @@ PgQueueError
 ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
 ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
 ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
-├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job; nothing was changed
+├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
+├── DuplicateJob            SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
 ├── LeaseLost               a handler's own transaction found that somebody else has the job; it was rolled back
 ├── UnknownJob              there is no such job, or history has forgotten it
 └── WaitedTooLong           wait: the job has not ended in time; also a TimeoutError
@@ -66,7 +67,11 @@ class WrongIsolation(PgQueueError):
 
 
 class LockedTooLong(PgQueueError):
-    """Another transaction holds the job's row (SQLSTATE 55P03). Nothing was changed."""
+    """Another transaction holds the job's row, or its dedupe key (SQLSTATE 55P03). Nothing was changed."""
+
+
+class DuplicateJob(PgQueueError):
+    """A job stands for this dedupe key, and `on_conflict` is "raise" (SQLSTATE 23505). Nothing was enqueued."""
 
 
 class LeaseLost(PgQueueError):

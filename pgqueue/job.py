@@ -1,4 +1,4 @@
-"""A job as its handler sees it."""
+"""A job as its handler sees it, and what a producer is told of one."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ import orjson
 import psycopg
 from psycopg.rows import tuple_row
 
+from pgqueue.enqueued import BatchResult, Enqueued
 from pgqueue.errors import (
+    DuplicateJob,
     InvalidArgument,
     LockedTooLong,
     NotBuiltYet,
@@ -77,9 +79,14 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         case "25001":
             return WrongIsolation(message, hint=hint)
         case "55P03":
+            if hint is not None:
+                return LockedTooLong(message, hint=hint)
             return LockedTooLong(
                 "another transaction holds the job", hint="try again when it has ended; nothing was changed"
             )
+        # Ours; PostgreSQL's own names a constraint.
+        case "23505" if error.diag.constraint_name is None:
+            return DuplicateJob(message, hint=hint)
         case "3F000" | "42883" | "42P01":
             return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
     if isinstance(error, psycopg.DataError):
@@ -144,6 +151,8 @@ _OPTION_TYPES = {
     "retry_policy": "text",
     "retry_delay": "interval",
     "retry_queue": "text",
+    "limit_key": "text",
+    "debounce_max": "interval",
 }
 
 
@@ -160,10 +169,41 @@ def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[
     return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), _column)
 
 
+def enqueue_outcome(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[Enqueued]:
+    """One job; reads its id and what became of it."""
+    names, values = _options(options)
+    return Call(
+        _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
+        (task, to_json(args, "args"), *values),
+        lambda rows: Enqueued(*rows[0]),
+    )
+
+
+def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
+    """Jobs with options of their own; reads what became of each."""
+    return Call(
+        b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
+        ([_batch_job(number, job) for number, job in enumerate(jobs)],),
+        lambda rows: [BatchResult(*row) for row in rows],
+    )
+
+
+def _batch_job(number: int, job: Mapping[str, object]) -> str:
+    options: dict[str, object] = {}
+    for name, value in job.items():
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidArgument(
+                f"{name} of job {number} of the batch has no time zone: {value}",
+                hint="give an aware datetime, such as datetime.now(UTC)",
+            )
+        options[name] = _interval_text(value) if isinstance(value, timedelta) else value
+    return to_json(options, f"job {number} of the batch")
+
+
 @lru_cache(maxsize=256)
-def _enqueue_text(function: str, args_type: str, names: tuple[str, ...]) -> bytes:
+def _enqueue_text(function: str, args_type: str, names: tuple[str, ...], columns: str = "") -> bytes:
     options = "".join(f", {name} => %s::{_OPTION_TYPES[name]}" for name in names)
-    return f"select pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
+    return f"select {columns}pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
 
 
 def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[object]]:
@@ -490,6 +530,73 @@ def retry(job_id: int) -> Call[bool]:
 def delete(job_id: int) -> Call[bool]:
     """Delete a job that is not executing; reads whether there was one."""
     return Call(b"select pgqueue.delete(%s::bigint)", (job_id,), _first)
+
+
+# What may be done to many jobs, and by which filters.
+_BULK = {
+    "run": "run_now_many",
+    "kill": "kill_many",
+    "cancel": "cancel_many",
+    "delete": "delete_many",
+    "retry": "retry_many",
+    "purge": "purge_queue",
+}
+_FILTER_TYPES = {
+    "queue": "text",
+    "task": "text",
+    "key": "text",
+    "state": "text",
+    "created_after": "timestamptz",
+    "created_before": "timestamptz",
+    "finished_after": "timestamptz",
+    "finished_before": "timestamptz",
+    "job_ids": "bigint[]",
+    "everything": "boolean",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one bulk call did. `next_after` is where to go on; None: at the end."""
+
+    changed: int
+    passed_over: int
+    left_over: int
+    is_exact: bool
+    next_after: object
+
+
+def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: object = None) -> Call[Chunk]:
+    """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to go on."""
+    given = {name: value for name, value in filters.items() if value is not None}
+    named = "".join(f"{name} => %s::{_FILTER_TYPES[name]}, " for name in given)
+    return Call(
+        f"select changed, passed_over, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
+        f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
+        (*given.values(), max_jobs, None if after is None else to_json(after, "after")),
+        lambda rows: Chunk(*rows[0]),
+    )
+
+
+def explain(job_id: int) -> Call[dict[str, Any]]:
+    """Read why a job is not running: state, reason, detail, until, behind."""
+    return Call(b"select to_jsonb(e) from pgqueue.explain(%s::bigint) e", (job_id,), _first)
+
+
+def set_limit(
+    kind: str, target: str, max_executing: int | None, rate: int | None, per: timedelta | str | None
+) -> Call[bool]:
+    """Limit what executes, or starts; reads whether that changed anything."""
+    return Call(
+        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, %s::interval)",
+        (kind, target, max_executing, rate, per),
+        _first,
+    )
+
+
+def drop_limit(kind: str, target: str) -> Call[bool]:
+    """Take a limit away; reads whether there was one."""
+    return Call(b"select pgqueue.drop_limit(%s::text, %s::text)", (kind, target), _first)
 
 
 def pause_queue(queue: str) -> Call[bool]:

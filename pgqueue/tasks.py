@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overloa
 
 import psycopg
 
-from pgqueue.enqueue import enqueue, enqueue_many
+from pgqueue.enqueue import enqueue, enqueue_many, enqueue_outcome
+from pgqueue.enqueued import Enqueued
 from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
 from pgqueue.job import Job
 from pgqueue.queries import check_schedule_options
@@ -177,7 +178,7 @@ class Task(Generic[P, R]):
         return self.using().enqueue_many(connection, args)
 
     def using(self, **options: Any) -> TaskCall:
-        """Return this task with options for its next jobs: queue, priority, run_at, delay, ... as `pgqueue.enqueue`.
+        """Return this task with options for its next jobs: queue, delay, key, dedupe, ... as `pgqueue.enqueue`.
 
         send_email.using(queue="critical", delay=timedelta(minutes=5)).enqueue(connection, "a@b.c")
         """
@@ -225,6 +226,25 @@ class TaskCall:
     ) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
         return enqueue(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+
+    @overload
+    def enqueue_outcome(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> Enqueued: ...
+    @overload
+    def enqueue_outcome(
+        self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+    ) -> Awaitable[Enqueued]: ...
+    def enqueue_outcome(
+        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+    ) -> Enqueued | Awaitable[Enqueued]:
+        """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
+        return enqueue_outcome(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+
+    def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a call with these arguments as a job for `pgqueue.enqueue_batch`.
+
+        enqueue_batch(connection, [send_email.using(dedupe=to).job(to) for to in people])
+        """
+        return {"task": self.task.name, "args": self.task.bind(*args, **kwargs), **self.options}
 
     @overload
     def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...

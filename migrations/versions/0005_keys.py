@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "10be05a185e12ffebada7524b09272b902b9270c15cb5fd924a6be535fb2c8fe"
+SQL_DIGEST = "928d9358e0c964ff4e28ec0dc042048e0acf979fe74a5dbc4fc82adec2fa476f"
 
 
 def upgrade() -> None:
@@ -34,11 +34,14 @@ def downgrade() -> None:
             drop column declared_accumulate,
             drop column declared_batch_size;
         drop index
-            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_executing;
+            pgqueue.jobs_key_executing, pgqueue.jobs_key_waiting, pgqueue.jobs_key_held, pgqueue.jobs_key_returned,
+            pgqueue.jobs_lease;
+        create index jobs_lease on pgqueue.jobs (lease_expires_at) where state = 'executing';
         alter table pgqueue.history
             drop column score, drop column limit_key, drop column dedupe, drop column merged_into;
         alter table pgqueue.jobs
             drop column leader,
+            drop column followers,
             drop column score,
             drop column limit_key,
             drop column blocked_on,

@@ -2,6 +2,7 @@
 
 alter table pgqueue.jobs
     add column leader bigint,
+    add column followers bigint[],
     add column score numeric,
     add column limit_key text collate "C",
     add column blocked_on text collate "C",
@@ -9,6 +10,7 @@ alter table pgqueue.jobs
 comment on column pgqueue.jobs.key is 'Order group: jobs of one queue and key run one at a time, in the order of their ids.';
 comment on column pgqueue.jobs.leader is
     'Of a job executing in a call of an accumulating task: the job that stands for all payloads of its key; its own id on that one.';
+comment on column pgqueue.jobs.followers is 'Of a leader: the jobs with the other payloads of its key, in its call.';
 comment on column pgqueue.jobs.score is 'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
 comment on column pgqueue.jobs.limit_key is 'What limits of the kind limit_key go by.';
 comment on column pgqueue.jobs.blocked_on is 'The limit that a blocked job waits for; null: it waits for the job ahead of it in its key.';
@@ -26,7 +28,7 @@ comment on column pgqueue.history.dedupe is 'The dedupe key under which it was e
 comment on column pgqueue.history.merged_into is 'The job with the same payload that ran instead of it.';
 
 -- Two executing jobs of one key are impossible, whatever the code does. The payloads of one call count as one job.
-create unique index jobs_key_executing on pgqueue.jobs (queue, key)
+create unique index jobs_key_executing on pgqueue.jobs (key, queue)
     where state = 'executing' and key is not null and (leader is null or leader = id);
 -- Who holds a place in a key besides: a job never tried, while its run_at has passed; one that is parked or was ever
 -- reserved, always. Each live row stands in at most one of the three. Jobs without a key pay for none.
@@ -34,7 +36,14 @@ create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
     where key is not null and state = 'waiting' and reservation = 0;
 create index jobs_key_held on pgqueue.jobs (queue, key, id)
     where key is not null and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0));
-create index jobs_followers on pgqueue.jobs (leader, id) where leader is not null;
+-- Of an accumulating task fresh payloads wait for those that failed: which of them are not due yet?
+create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
+    where key is not null and state in ('waiting', 'failed') and reservation > 0;
+
+-- Limits count what executes, and stop at the limit: the index of leases answers that too, for those who have limits.
+-- Every index of jobs costs every enqueue, for its sake there is no other.
+drop index pgqueue.jobs_lease;
+create index jobs_lease on pgqueue.jobs (lease_expires_at, queue, task, limit_key) where state = 'executing';
 
 -- Above READ COMMITTED a job that ends cannot see who was parked behind it meanwhile: it leaves a note.
 create table pgqueue.key_notes (
@@ -76,13 +85,6 @@ comment on column pgqueue.limits.max_executing is 'At most so many execute at a 
 comment on column pgqueue.limits.rate is 'At most so many start in any stretch of time as long as per; null: no limit of this sort.';
 comment on column pgqueue.limits.per is 'The length of that time.';
 
--- What executes is counted by index, up to the limit and no further. queue > '' is always true: whoever counts says it
--- too, and nobody else does, so that no plan made on an empty table takes this index for the one of leases. The payloads
--- of one call count as one here as well.
-create index jobs_executing on pgqueue.jobs (queue, task)
-    where state = 'executing' and queue > '' and (leader is null or leader = id);
-create index jobs_executing_limit_key on pgqueue.jobs (limit_key)
-    where state = 'executing' and limit_key is not null and (leader is null or leader = id);
 create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
     where state = 'blocked' and blocked_on is not null;
 
@@ -123,6 +125,7 @@ create table pgqueue.dedupe_keys (
     primary key (task, dedupe)
 );
 create index dedupe_keys_until on pgqueue.dedupe_keys (until) where until is not null;
+create index dedupe_keys_by_job on pgqueue.dedupe_keys (job_id);
 comment on table pgqueue.dedupe_keys is 'Private: which job stands for a dedupe key.';
 comment on column pgqueue.dedupe_keys.task is 'The task: the scope of dedupe.';
 comment on column pgqueue.dedupe_keys.dedupe is 'The dedupe key.';

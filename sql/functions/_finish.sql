@@ -32,11 +32,12 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_finished bigint[];
-    v_followers bigint[];
+    v_deduped bigint[];
+    v_followers jsonb;
+    v_follower_ids bigint[];
     v_follower_reservations bigint[];
     v_mended boolean := false;
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
-    v_leads boolean;
     v_queues text[];
     v_keys text[];
     v_tasks text[];
@@ -96,13 +97,14 @@ begin
             )
             select
                 coalesce(array_agg(g.id), '{}'),
-                bool_or(g.leader = g.id),
+                array_agg(g.id) filter (where g.dedupe is not null),
+                jsonb_agg(to_jsonb(g.followers)) filter (where g.followers is not null),
                 array_agg(g.queue) filter (where g.key is not null),
                 array_agg(g.key) filter (where g.key is not null),
                 array_agg(g.task) filter (where v_limited),
                 array_agg(g.key) filter (where v_limited),
                 array_agg(g.limit_key) filter (where v_limited)
-            into v_finished, v_leads, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
+            into v_finished, v_deduped, v_followers, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
             from gone g;
             exit;
         exception when check_violation then
@@ -114,14 +116,16 @@ begin
         end;
     end loop;
 
-    if v_leads then
+    if v_followers is not null then
         select array_agg(f.id), array_agg(f.reservation)
-        into v_followers, v_follower_reservations
-        from unnest(v_finished) w (id)
-        cross join lateral pgqueue._followers(w.id) f;
-        if v_followers is not null then
-            perform pgqueue._finish(v_followers, v_follower_reservations, true, p_state, null, p_error);
-        end if;
+        into v_follower_ids, v_follower_reservations
+        from pgqueue._lock_followers(
+            array(select id.value::bigint from jsonb_array_elements(v_followers) one, jsonb_array_elements_text(one.value) id)
+        ) f;
+        perform pgqueue._finish(v_follower_ids, v_follower_reservations, true, p_state, null, p_error);
+    end if;
+    if v_deduped is not null then
+        perform pgqueue._free_dedupe(v_deduped);
     end if;
     if p_executing and v_tasks is not null then
         perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);
@@ -133,8 +137,8 @@ begin
 end
 $$;
 
--- Locks them in the order of their ids.
-create or replace function pgqueue._followers(p_leader bigint)
+-- In the order of their ids.
+create or replace function pgqueue._lock_followers(p_job_ids bigint[])
 returns table (id bigint, reservation bigint)
 language sql
 volatile
@@ -147,13 +151,13 @@ set enable_bitmapscan = off
 as $$
     select j.id, j.reservation
     from pgqueue.jobs j
-    where j.leader is not null and j.leader = p_leader and j.id <> p_leader
-    order by j.leader, j.id
+    where j.id = any (p_job_ids) and j.leader is not null
+    order by j.id
     for update
 $$;
 
-comment on function pgqueue._followers(bigint) is
-    'Private: the other payloads of a call of an accumulating task, locked.';
+comment on function pgqueue._lock_followers(bigint[]) is
+    'Private: locks the other payloads of a call of an accumulating task.';
 
 comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[]) is
     'Private: moves jobs from jobs to history under their reservations and returns the ids that it moved.';

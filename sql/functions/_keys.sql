@@ -20,6 +20,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
@@ -29,12 +31,32 @@ declare
     v_id bigint;
     v_priority smallint;
     v_ready_at timestamptz;
+    -- Told of already.
+    v_lane_queue text;
+    v_lane_priority smallint;
 begin
+    -- Most keys have nothing parked: one question for all of them, for a turn of this loop costs more than its answer.
     for v_place in
-        select distinct p.queue, p.key
-        from unnest(p_queues, p_keys) p (queue, key)
-        where p.key is not null
-        order by p.queue, p.key
+        select d.queue, d.key
+        from (
+            select distinct p.queue, p.key
+            from unnest(p_queues, p_keys) p (queue, key)
+            where p.key is not null
+        ) d
+        left join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.key is not null
+                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.queue = d.queue
+                and j.key = d.key
+                and j.state = v_blocked
+                and j.blocked_on is null
+            order by j.queue, j.key, j.id
+            limit 1
+        ) f on true
+        where f.id is not null or v_old_snapshot
+        order by d.queue, d.key
     loop
         if v_old_snapshot then
             insert into pgqueue.key_notes (queue, key) values (v_place.queue, v_place.key);
@@ -65,8 +87,12 @@ begin
                     resumed = true
                 where j.id = v_id
                 returning j.priority into v_priority;
-                perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
-                perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
+                if (v_place.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
+                    perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
+                    perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
+                    v_lane_queue := v_place.queue;
+                    v_lane_priority := v_priority;
+                end if;
                 exit;
             end if;
             if exists (select from pgqueue.jobs j where j.id = v_id and j.state = v_blocked and j.blocked_on is null) then
@@ -82,6 +108,58 @@ $$;
 comment on function pgqueue._release_next(text[], text[]) is
     'Private: releases the first parked job of each of these keys, or leaves a note where it cannot. '
     'Call it in a statement after the one that locked and removed what was ahead.';
+
+-- Jobs with a key have stopped executing, and keep the places of their ids. One of their keys that was parked behind
+-- them may have an earlier place: it was not due, or not committed, when they started.
+create or replace function pgqueue._release_earlier(p_job_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- Variables: see extend.
+    v_blocked constant pgqueue.job_state := 'blocked';
+    v_old_snapshot constant boolean := pgqueue._old_snapshot();
+    v_queues text[];
+    v_keys text[];
+begin
+    select array_agg(b.queue), array_agg(b.key)
+    into v_queues, v_keys
+    from (
+        select j.queue, j.key, min(j.id) as id
+        from unnest(p_job_ids) w (id)
+        cross join lateral (
+            select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null
+        ) j
+        group by j.queue, j.key
+    ) b
+    where v_old_snapshot or exists (
+        select
+        from pgqueue.jobs f
+        where f.key is not null
+            and (f.state = 'blocked' or (f.state in ('waiting', 'failed') and f.reservation > 0))
+            and f.queue = b.queue
+            and f.key = b.key
+            and f.id < b.id
+            and f.state = v_blocked
+            and f.blocked_on is null
+    );
+    if v_queues is not null then
+        perform pgqueue._release_next(v_queues, v_keys);
+    end if;
+end
+$$;
+
+comment on function pgqueue._release_earlier(bigint[]) is
+    'Private: releases the first parked job of the keys of these, which stopped executing, where its place is earlier than theirs.';
 
 create or replace function pgqueue._read_key_notes(p_limit integer)
 returns boolean
@@ -159,11 +237,29 @@ begin
                         and w.queue = f.queue
                         and w.key = f.key
                         and w.id < f.id
-                        and w.run_at <= v_now
-                ) as is_left_behind
+                        -- Read after the snapshot: a job that came since v_now may have others behind it already.
+                        and w.run_at <= (select pgqueue._clock())
+                )
+                -- Fresh payloads wait for the backoff of those that failed, later ones too.
+                and not exists (
+                    select
+                    from pgqueue.jobs u
+                    join pgqueue.effective_tasks t on t.name = u.task and t.accumulate
+                    where u.key is not null
+                        and u.state in ('waiting', 'failed')
+                        and u.reservation > 0
+                        and u.queue = f.queue
+                        and u.key = f.key
+                        and u.ready_at > v_now
+                        and u.task = f.task
+                    order by u.queue, u.key, u.ready_at
+                    limit 1
+                )
+                -- Somebody asked for it already.
+                and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first
         from (
-            select j.queue, j.key, j.id, j.state, j.blocked_on
+            select j.queue, j.key, j.id, j.task, j.state, j.blocked_on
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))

@@ -92,24 +92,11 @@ begin
     set seen_at = p_now
     where a.seen_at not between p_now - interval '30 min' and p_now
         -- A scalar subquery: of an EXISTS the planner may make a join that reads every waiting job.
-        and coalesce(
-            (
-                select true
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed') and j.queue = a.queue and j.priority = a.priority
-                limit 1
-            ),
-            -- A job that runs for hours counts towards limits, and those who count ask the queues that have lanes.
-            (
-                select true
-                from pgqueue.jobs j
-                where j.state = 'executing'
-                    and j.queue > ''
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = a.queue
-                order by j.queue, j.task
-                limit 1
-            )
+        and (
+            select true
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed') and j.queue = a.queue and j.priority = a.priority
+            limit 1
         );
 
     delete from pgqueue.lanes a where a.seen_at < p_now - interval '1 hour';

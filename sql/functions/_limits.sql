@@ -1,11 +1,10 @@
 -- Limits: how many jobs of one execute, counted by index.
 --
--- A count stops at p_max: whoever asks wants to know whether there is room, and how much. It reads the index entries of
--- what executes under that limit and no others, save for limits of a task or of keys, which ask each registered queue
--- once (_tidy_lanes keeps the lanes of queues in which something executes). The payloads of one call of an accumulating
--- task count as one, by the predicate of the indexes.
--- Ranges and orders stand where an equality would do, and sorts are off: so each fits one index alone, also where the
--- planner takes an empty one for dear, or all for equally cheap.
+-- A count stops at p_max: whoever asks wants to know whether there is room, and how much. It reads the index of leases,
+-- which knows queue, task and limit_key of all that executes, and the rows of those that it counts; for keys the unique
+-- index, where all that begin alike stand together. The payloads of one call of an accumulating task count as one.
+-- Sorts are off, and an order is given: so each query fits one index alone, also where the planner takes an empty one
+-- for dear, or all for equally cheap.
 
 create or replace function pgqueue._count_executing(p_kind text, p_target text, p_max integer)
 returns integer
@@ -20,20 +19,25 @@ set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
-    v_queue text;
-    v_more integer;
     v_count integer := 0;
 begin
+    -- lease_expires_at is above -infinity for whatever has a lease, and thus for all that count.
     if p_kind = 'queue' then
         select count(*) into v_count
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.queue > ''
-                and (j.leader is null or j.leader = j.id)
-                and j.queue = p_target
-            order by j.queue, j.task
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.queue = p_target
+            order by j.lease_expires_at
+            limit p_max
+        ) e;
+    elsif p_kind = 'task' then
+        select count(*) into v_count
+        from (
+            select
+            from pgqueue.jobs j
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.task = p_target
+            order by j.lease_expires_at
             limit p_max
         ) e;
     elsif p_kind = 'limit_key' then
@@ -41,51 +45,24 @@ begin
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.limit_key is not null
-                and (j.leader is null or j.leader = j.id)
-                and j.limit_key >= p_target collate "C"
-                and j.limit_key <= p_target collate "C"
-            order by j.limit_key
+            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.limit_key = p_target
+            order by j.lease_expires_at
             limit p_max
         ) e;
-    elsif p_kind = 'task' then
-        for v_queue in select distinct a.queue from pgqueue.lanes a loop
-            select count(*) into v_more
-            from (
-                select
-                from pgqueue.jobs j
-                where j.state = 'executing'
-                    and j.queue > ''
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = v_queue
-                    and j.task >= p_target collate "C"
-                    and j.task <= p_target collate "C"
-                order by j.queue, j.task
-                limit p_max - v_count
-            ) e;
-            v_count := v_count + v_more;
-            exit when v_count >= p_max;
-        end loop;
     else
-        for v_queue in select distinct a.queue from pgqueue.lanes a loop
-            -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
-            select count(*) into v_more
-            from (
-                select starts_with(j.key, p_target) as is_meant
-                from pgqueue.jobs j
-                where j.state = 'executing'
-                    and j.key is not null
-                    and (j.leader is null or j.leader = j.id)
-                    and j.queue = v_queue
-                    and j.key >= p_target collate "C"
-                order by j.queue, j.key
-                limit p_max - v_count
-            ) e
-            where e.is_meant;
-            v_count := v_count + v_more;
-            exit when v_count >= p_max;
-        end loop;
+        -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
+        select count(*) into v_count
+        from (
+            select starts_with(j.key, p_target) as is_meant
+            from pgqueue.jobs j
+            where j.state = 'executing'
+                and j.key is not null
+                and (j.leader is null or j.leader = j.id)
+                and j.key >= p_target collate "C"
+            order by j.key, j.queue
+            limit p_max
+        ) e
+        where e.is_meant;
     end if;
     return v_count;
 end
@@ -93,3 +70,166 @@ $$;
 
 comment on function pgqueue._count_executing(text, text, integer) is
     'Private: how many jobs execute under a limit, counted up to p_max. kind key: p_target is the beginning of the keys; limit_key: the value itself.';
+
+-- A limit_key has the limit of its own value, or else of the longest beginning that has one; each value counts for itself.
+create or replace function pgqueue._full_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
+returns table (name text, detail text, until timestamptz)
+language plpgsql
+volatile
+parallel unsafe
+rows 1
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_limit record;
+    v_count bigint;
+begin
+    for v_limit in
+        select 'queue:' || l.target as name, l.kind, l.target, l.max_executing, l.rate, l.per
+        from pgqueue.limits l
+        where l.kind = 'queue' and l.target = p_job.queue
+        union all
+        select l.name, l.kind, l.target, l.max_executing, l.rate, l.per
+        from pgqueue._limits_of(p_job.task, p_job.key, p_job.limit_key) l
+    loop
+        continue when p_name is not null and v_limit.name <> p_name;
+        if v_limit.max_executing is not null then
+            v_count := pgqueue._count_executing(v_limit.kind, v_limit.target, v_limit.max_executing);
+            if v_count >= v_limit.max_executing then
+                name := v_limit.name;
+                detail := format('%s of %s jobs execute under the limit %s', v_count, v_limit.max_executing, name);
+                return next;
+                return;
+            end if;
+        end if;
+        if v_limit.rate is not null then
+            select sum(s.started), min(s.at) + v_limit.per
+            into v_count, until
+            from pgqueue.limit_starts s
+            where s.name = v_limit.name and s.at > p_now - v_limit.per and s.at <= p_now + interval '1 s';
+            if v_count >= v_limit.rate then
+                name := v_limit.name;
+                detail := format('%s of %s jobs started within %s under the limit %s', v_count, v_limit.rate, v_limit.per, name);
+                return next;
+                return;
+            end if;
+        end if;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._full_limit(pgqueue.jobs, text, timestamptz) is
+    'Private: the first limit of a job (p_name: that one alone) that has no room, if there is one.';
+
+create or replace function pgqueue._check_limit(p_kind text, p_target text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_kind is null or p_kind not in ('queue', 'task', 'key', 'limit_key') then
+        perform pgqueue._refuse(
+            'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
+            'Give kind as queue, task, key or limit_key.'
+        );
+    end if;
+    perform pgqueue._check_name('target', p_target, case when p_kind in ('queue', 'task') then 128 else 512 end);
+end
+$$;
+
+comment on function pgqueue._check_limit(text, text) is 'Private: refuses what cannot be a limit.';
+
+-- Parked jobs stand under the name of the limit; those of a limit for all values that begin so, each under its value's.
+create or replace function pgqueue._look_at_limit(p_kind text, p_target text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_prefix text := p_kind || ':' || p_target;
+    v_name text;
+begin
+    if p_kind = 'limit_key' and right(p_target, 1) = '*' then
+        v_prefix := left(v_prefix, -1);
+        v_name := v_prefix;
+        loop
+            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now);
+            select j.blocked_on into v_name
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on > v_name collate "C"
+            order by j.blocked_on, j.priority desc, j.ready_at, j.id
+            limit 1;
+            exit when not found or not starts_with(v_name, v_prefix);
+        end loop;
+    else
+        insert into pgqueue.limit_waits (name, next_at) values (v_prefix, v_now);
+    end if;
+    if p_kind = 'queue' then
+        perform pgqueue._wake(p_target, v_now, 2, null);
+    end if;
+end
+$$;
+
+comment on function pgqueue._look_at_limit(text, text) is
+    'Private: lets the next maintain() look whether jobs parked under a limit may go on.';
+
+create or replace function pgqueue._limits_now()
+returns jsonb
+language sql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(
+        jsonb_agg(
+            jsonb_build_object(
+                'kind', l.kind, 'target', l.target, 'max_executing', l.max_executing, 'rate', l.rate, 'per', l.per,
+                'executing', case
+                    when p.prefix is null then pgqueue._count_executing(l.kind, l.target, 1000000)
+                    else (
+                        select count(*)
+                        from pgqueue.jobs j
+                        where j.state = 'executing'
+                            and j.limit_key is not null
+                            and (j.leader is null or j.leader = j.id)
+                            and starts_with(j.limit_key, p.prefix)
+                    )
+                end,
+                'parked', (
+                    select count(*)
+                    from pgqueue.jobs j
+                    where j.state = 'blocked'
+                        and j.blocked_on is not null
+                        and case
+                            when p.prefix is null then j.blocked_on = l.kind || ':' || l.target
+                            else starts_with(j.blocked_on, 'limit_key:' || p.prefix)
+                        end
+                )
+            )
+            order by l.kind, l.target
+        ),
+        '[]'
+    )
+    from pgqueue.limits l
+    cross join lateral (
+        select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix
+    ) p
+$$;
+
+comment on function pgqueue._limits_now() is 'Private: the limits as stats() shows them.';

@@ -79,6 +79,7 @@ begin
         lease_prolonged = true,
         lease_expires_at = v_now + j.lease
     where j.id = any (v_spared_ids);
+    v_lapsed_ids := pgqueue._whole_calls(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0);
     prolonged := coalesce(cardinality(v_spared_ids), 0);
@@ -174,6 +175,9 @@ begin
     set lease_expires_at = v_now + j.lease
     from long l
     where j.ctid = l.place;
+
+    -- When a rate has room again was said in the other time.
+    update pgqueue.limit_waits w set next_at = v_now where w.next_at > v_now + interval '1 s';
 
     for v_lane in select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed) loop
         with ahead as materialized (

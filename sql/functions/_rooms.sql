@@ -75,8 +75,9 @@ begin
         into v_started, v_first
         from pgqueue.limit_starts s
         where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
-        if p_rate - v_started <= 0 then
-            next_at := v_first + p_per;
+        if p_rate - v_started <= room then
+            -- Also where there is room: the claim may use it up, and park what is left.
+            next_at := coalesce(v_first, p_now) + p_per;
             timed := true;
         end if;
         room := least(room, p_rate - v_started);
@@ -239,7 +240,7 @@ begin
                 state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
                 blocked_on = null,
                 -- In their order.
-                ready_at = v_ready_at + w.n * interval '1 us',
+                ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
             from unnest(v_rows) with ordinality w (row_at, n)
             where j.ctid = w.row_at
@@ -362,24 +363,28 @@ begin
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        if found then
-            select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
-            from pgqueue._room(
-                v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
-            ) r;
-        else
-            -- The limit is gone: whoever was parked under it is free.
-            v_room := 1000;
-            v_next_at := v_now;
-            v_timed := false;
+        -- Without a row the limit is gone, and whoever was parked under it is free; the lock is asked for as ever.
+        select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
+        from pgqueue._room(
+            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
+        ) r;
+        if v_room is null then
+            -- A claim is looking, and may be parking jobs that cannot be seen yet: look again, whatever is seen.
+            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now + interval '50 ms');
+            continue;
         end if;
         if v_room > 0 then
             v_unparked := v_unparked + pgqueue._unpark(v_name, least(v_room, 1000));
-            v_next_at := v_now + case when v_room = 1000 then interval '0' else interval '1 s' end;
-            v_timed := false;
+            -- Of a rate the next start is free about a share of its time later.
+            v_timed := v_limit.rate is not null;
+            v_next_at := v_now + case
+                when v_room > 1000 then interval '0'
+                when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
+                else interval '1 s'
+            end;
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
-        select v_name, coalesce(v_next_at, v_now + interval '50 ms'), coalesce(v_timed, false)
+        select v_name, v_next_at, v_timed
         where exists (
             select
             from pgqueue.jobs j

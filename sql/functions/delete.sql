@@ -1,6 +1,8 @@
 -- delete: a job and its traces are gone. Not for one that is executing: cancel that.
 --
 -- Locks the one row and waits for another holder at most 5 s (55P03).
+-- _delete_jobs is the other way out of jobs, beside _finish: it frees what the job holds, its place in its key and its
+-- dedupe key.
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
@@ -13,21 +15,130 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_gone record;
+    v_place record;
 begin
-    delete from pgqueue.jobs
-    where id = delete.job_id and state <> 'executing'
-    returning queue, key into v_gone;
-    if not found then
-        delete from pgqueue.history where id = delete.job_id;
-        return found;
+    if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
+        return true;
     end if;
-    if v_gone.key is not null then
-        perform pgqueue._release_next(array[v_gone.queue], array[v_gone.key]);
-    end if;
-    return true;
+    select h.id, h.grain, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
+    return found and pgqueue._delete_history(array[v_place.id], array[v_place.grain], array[v_place.kept_until]) > 0;
 end
 $$;
 
 comment on function pgqueue.delete(bigint) is
-    'Delete a job that is not executing, or its row in history. False: there is no such job, or it is executing.';
+    'Delete a job that is not executing, or its row in history, and free its dedupe key. False: there is no such job, or it is executing.';
+
+create or replace function pgqueue._delete_jobs(p_ids bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- A variable: see extend.
+    v_executing constant pgqueue.job_state := 'executing';
+    v_gone record;
+begin
+    with wanted as materialized (
+        select w.id from unnest(p_ids) w (id) order by w.id
+    ),
+    gone as (
+        delete from pgqueue.jobs j
+        using wanted w
+        where j.id = w.id and j.state <> v_executing
+        returning j.id, j.queue, j.key, j.dedupe
+    )
+    select
+        coalesce(array_agg(g.id), '{}') as ids,
+        array_agg(g.queue) filter (where g.key is not null) as queues,
+        array_agg(g.key) filter (where g.key is not null) as keys,
+        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids
+    into v_gone
+    from gone g;
+    perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
+    -- A later statement: its snapshot shows what was parked behind these.
+    if v_gone.keys is not null then
+        perform pgqueue._release_next(v_gone.queues, v_gone.keys);
+    end if;
+    return v_gone.ids;
+end
+$$;
+
+comment on function pgqueue._delete_jobs(bigint[]) is
+    'Private: deletes those of these jobs that are not executing, waiting for whoever holds one, and returns their ids.';
+
+create or replace function pgqueue._delete_history(p_ids bigint[], p_grains "char"[], p_kept_untils timestamptz[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_gone record;
+begin
+    with gone as (
+        delete from pgqueue.history h
+        using unnest(p_ids, p_grains, p_kept_untils) w (id, grain, kept_until)
+        where h.grain = w.grain and h.kept_until = w.kept_until and h.id = w.id
+        returning h.id, h.dedupe
+    )
+    select
+        count(*) as number,
+        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids
+    into v_gone
+    from gone g;
+    perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
+    return v_gone.number;
+end
+$$;
+
+comment on function pgqueue._delete_history(bigint[], "char"[], timestamptz[]) is
+    'Private: deletes rows of history, named with what leads to their partitions, and returns how many.';
+
+create or replace function pgqueue._free_dedupe_keys(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    if p_ids is null then
+        return;
+    end if;
+    -- One that an enqueue holds is passed over: it takes the key over for a job of its own.
+    with held as materialized (
+        select l.place
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select d.ctid as place
+            from pgqueue.dedupe_keys d
+            where d.job_id = w.id
+            for update skip locked
+        ) l
+    )
+    delete from pgqueue.dedupe_keys d
+    using held h
+    where d.ctid = h.place;
+end
+$$;
+
+comment on function pgqueue._free_dedupe_keys(bigint[]) is
+    'Private: frees the dedupe keys for which these jobs stand, also within their dedupe_for.';

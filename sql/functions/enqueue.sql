@@ -7,6 +7,7 @@
 -- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
 -- live rows only; JIT is off because a plan that nevertheless holds such a scan looks expensive to it, and
 -- compiling takes 100 ms.
+-- A job with a dedupe key goes another way: see enqueue_outcome.
 
 create or replace function pgqueue.enqueue(
     task text,
@@ -30,7 +31,8 @@ create or replace function pgqueue.enqueue(
     retry_policy text default null,
     retry_delay interval default null,
     retry_queue text default null,
-    limit_key text default null
+    limit_key text default null,
+    debounce_max interval default null
 )
 returns bigint
 language plpgsql
@@ -61,16 +63,26 @@ begin
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key
+            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max
         ) = 0
     then
         null;
+    elsif enqueue.dedupe is not null then
+        select o.job_id into v_id
+        from pgqueue.enqueue_outcome(
+            enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
+            enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
+            enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
+            enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
+            enqueue.debounce_max
+        ) o;
+        return v_id;
     else
         perform pgqueue._check_options(
             enqueue.task, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in,
             enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
-            enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key
+            enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max
         );
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
@@ -132,7 +144,7 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
@@ -142,7 +154,12 @@ comment on function pgqueue.enqueue(
     'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of what the task says; '
     'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
     'limit_key: what limits of that kind go by; timeout: how long one try may take. '
-    'dedupe, dedupe_for, on_conflict and depends_on raise 0A000 in this release.';
+    'dedupe: of one task and dedupe there is one job while it lives, or, with dedupe_for, for so long from its enqueue on, '
+    'whatever becomes of it; the id is then that of the job that stands. on_conflict says what becomes of that one, while it '
+    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority are those of this '
+    'call), merge (args || these args), debounce (run_at moves out to the one of this call, and no further than debounce_max '
+    'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
+    'depends_on raises 0A000 in this release.';
 
 create or replace function pgqueue._check_options(
     p_task text,
@@ -165,7 +182,8 @@ create or replace function pgqueue._check_options(
     p_retry_policy text,
     p_retry_delay interval,
     p_retry_queue text,
-    p_limit_key text
+    p_limit_key text,
+    p_debounce_max interval default null
 )
 returns void
 language plpgsql
@@ -180,9 +198,6 @@ begin
         perform pgqueue._check_name('task', p_task);
     end if;
     v_unbuilt := case
-        when p_dedupe is not null then 'dedupe'
-        when p_dedupe_for is not null then 'dedupe_for'
-        when p_on_conflict is not null then 'on_conflict'
         when p_depends_on is not null then 'depends_on'
     end;
     if v_unbuilt is not null then
@@ -296,13 +311,85 @@ begin
             'Give score as a number, or leave it out to order payloads by the time of their enqueue.'
         );
     end if;
+    if num_nonnulls(p_dedupe, p_dedupe_for, p_on_conflict, p_debounce_max) > 0 then
+        perform pgqueue._check_dedupe(p_dedupe, p_dedupe_for, p_on_conflict, p_debounce_max, p_run_at, p_delay);
+    end if;
 end
 $$;
 
 comment on function pgqueue._check_options(
     text, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
-    bigint[], jsonb, text[], interval, text, interval, text, text
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval
 ) is 'Private: refuses wrong options of a job, each by its name.';
+
+create or replace function pgqueue._check_dedupe(
+    p_dedupe text,
+    p_dedupe_for interval,
+    p_on_conflict text,
+    p_debounce_max interval,
+    p_run_at timestamptz,
+    p_delay interval
+)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_dedupe is null then
+        perform pgqueue._refuse(
+            format(
+                '%s was given without dedupe',
+                case
+                    when p_dedupe_for is not null then 'dedupe_for'
+                    when p_on_conflict is not null then 'on_conflict'
+                    else 'debounce_max'
+                end
+            ),
+            'Nothing was enqueued.',
+            'Give dedupe, the key that dedupe_for, on_conflict and debounce_max are about, or leave them out.'
+        );
+    end if;
+    perform pgqueue._check_name('dedupe', p_dedupe, 512);
+    if p_dedupe_for is not null and (not isfinite(p_dedupe_for) or p_dedupe_for <= '0' or p_dedupe_for > '2 years') then
+        perform pgqueue._refuse(
+            'dedupe_for must be above zero and at most two years', format('It is %s.', p_dedupe_for),
+            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key then stands while the job lives.'
+        );
+    end if;
+    if p_on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then
+        perform pgqueue._refuse(
+            'on_conflict is unknown', format('It is %s.', quote_literal(p_on_conflict)),
+            'Give on_conflict as skip, replace, merge, debounce or raise.'
+        );
+    end if;
+    if p_on_conflict = 'debounce' and p_run_at is null and p_delay is null then
+        perform pgqueue._refuse(
+            'on_conflict is debounce, and neither delay nor run_at was given', 'Nothing was enqueued.',
+            'Give delay: each call puts the job off until so long after it.'
+        );
+    end if;
+    if p_debounce_max is not null then
+        if p_on_conflict is distinct from 'debounce' then
+            perform pgqueue._refuse(
+                'debounce_max was given, and on_conflict is not debounce',
+                format('on_conflict is %s.', coalesce(p_on_conflict, 'null')),
+                'Leave debounce_max out, or give on_conflict => ''debounce''.'
+            );
+        end if;
+        if not isfinite(p_debounce_max) or p_debounce_max <= '0' or p_debounce_max > '2 years' then
+            perform pgqueue._refuse(
+                'debounce_max must be above zero and at most two years', format('It is %s.', p_debounce_max),
+                'Give debounce_max as an interval counted from the enqueue of the job, such as ''10 min''.'
+            );
+        end if;
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_dedupe(text, interval, text, interval, timestamptz, interval) is
+    'Private: refuses wrong options of dedupe, each by its name.';
 
 create or replace function pgqueue._refuse_without_key(p_task text)
 returns void

@@ -1,6 +1,7 @@
 -- enqueue_many: n jobs of one task with the same options, in one statement, in the order given, all or none.
 --
--- The same steps as enqueue (which see), with one insert and one wake-up for all.
+-- The same steps as enqueue (which see), with one insert and one wake-up for all. With a dedupe key there can be
+-- one job only, for all would have the same one.
 
 create or replace function pgqueue.enqueue_many(
     task text,
@@ -24,7 +25,8 @@ create or replace function pgqueue.enqueue_many(
     retry_policy text default null,
     retry_delay interval default null,
     retry_queue text default null,
-    limit_key text default null
+    limit_key text default null,
+    debounce_max interval default null
 )
 returns setof bigint
 language plpgsql
@@ -51,7 +53,8 @@ begin
         enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts, enqueue_many.key,
         enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
-        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key
+        enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
+        enqueue_many.debounce_max
     );
     v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
     if enqueue_many.args is null then
@@ -62,6 +65,28 @@ begin
     perform pgqueue._check_args(a.args)
     from unnest(enqueue_many.args) a (args)
     where jsonb_typeof(a.args) is distinct from 'object' or pg_column_size(a.args) > 1000;
+
+    if enqueue_many.dedupe is not null then
+        if cardinality(enqueue_many.args) > 1 then
+            perform pgqueue._refuse(
+                'enqueue_many was given one dedupe key for several jobs',
+                format('There are %s jobs, and one of a dedupe key at a time.', cardinality(enqueue_many.args)),
+                'Give each job a dedupe of its own with enqueue_batch(), or leave dedupe out.'
+            );
+        end if;
+        return query
+        select o.job_id
+        from unnest(enqueue_many.args) a (args)
+        cross join lateral pgqueue.enqueue_outcome(
+            enqueue_many.task, a.args, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
+            enqueue_many.delay, enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts,
+            enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for,
+            enqueue_many.on_conflict, enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags,
+            enqueue_many.retention, enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue,
+            enqueue_many.limit_key, enqueue_many.debounce_max
+        ) o;
+        return;
+    end if;
 
     if enqueue_many.delay is not null then
         v_run_at := v_now + enqueue_many.delay;
@@ -109,7 +134,8 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
-    'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue.';
+    'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue. '
+    'For options of each job''s own, and dedupe keys, see enqueue_batch().';

@@ -40,6 +40,8 @@ declare
     v_ready_at timestamptz;
     v_state text;
     v_followers bigint[] := '{}';
+    v_cancelled bigint[];
+    v_cancelled_reservations bigint[];
     v_alone boolean := false;
 begin
     perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
@@ -54,7 +56,7 @@ begin
     end if;
 
     select
-        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.leader,
+        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.followers,
         coalesce(j.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end) as max_attempts,
         coalesce(
             fail.policy, j.retry ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end
@@ -114,8 +116,17 @@ begin
             );
         end if;
     end if;
-    if v_job.leader = v_job.id then
-        v_followers := array(select f.id from pgqueue._followers(v_job.id) f);
+    if v_job.followers is not null then
+        select array_agg(c.id), array_agg(c.reservation)
+        into v_cancelled, v_cancelled_reservations
+        from pgqueue._lock_followers(v_job.followers) f
+        cross join lateral (
+            select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
+        ) c;
+        if v_cancelled is not null then
+            perform pgqueue._finish(v_cancelled, v_cancelled_reservations, true, 'cancelled');
+        end if;
+        v_followers := array(select f.id from pgqueue._lock_followers(v_job.followers) f);
         v_alone := case v_state
             when 'dead' then coalesce(fail.retry, true)
             when 'cancelled' then not coalesce(fail.cancel, false)
@@ -132,6 +143,7 @@ begin
                 resumed = true,
                 lease_expires_at = null
             where id = any (v_followers);
+            update pgqueue.jobs set followers = null where id = v_job.id;
             perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
             perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
         end if;
@@ -155,10 +167,14 @@ begin
         resumed = false,
         lease_expires_at = null,
         leader = null,
+        followers = null,
         errors = pgqueue._with_error(errors, v_error, v_job.attempts, v_job.reserved_by, pgqueue._clock())
     where id = any (fail.job_id || v_followers);
     perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
     perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
+    if v_job.key is not null then
+        perform pgqueue._release_earlier(v_followers || v_job.id);
+    end if;
     if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
         perform pgqueue._leave_limits(array[v_job.task], array[v_job.key], array[v_job.limit_key]);
     end if;

@@ -128,6 +128,7 @@ begin
             v_step := 'tidy';
             v_failures := v_failures - v_step;
             perform pgqueue._tidy_lanes(v_now);
+            perform pgqueue._tidy_dedupe(v_now, 10000);
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
         end;

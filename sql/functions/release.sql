@@ -35,6 +35,7 @@ begin
             for update skip locked
         ) l
     ) h;
+    v_held := pgqueue._whole_calls(v_held);
     perform pgqueue._put_back(v_held, release.delay, false);
 
     return query
@@ -51,6 +52,57 @@ $$;
 
 comment on function pgqueue.release(bigint[], bigint[], interval) is
     'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more.';
+
+-- Locks the payloads that go with these as well, SKIP LOCKED: where somebody holds one of them, the whole call counts
+-- as held.
+create or replace function pgqueue._whole_calls(p_job_ids bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_payloads bigint[];
+    v_broken bigint[];
+begin
+    select array_agg(f.id) into v_payloads
+    from unnest(p_job_ids) w (id)
+    cross join lateral (
+        select j.followers from pgqueue.jobs j where j.id = w.id and j.followers is not null limit 1
+    ) l
+    cross join lateral unnest(l.followers) f (id);
+    if v_payloads is null then
+        return p_job_ids;
+    end if;
+    with locked as materialized (
+        select l.id
+        from (select u.id from unnest(v_payloads) u (id) order by u.id) f
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = f.id and j.leader is not null for update skip locked
+        ) l
+    )
+    select array_agg(distinct s.leader) into v_broken
+    from unnest(v_payloads) f (id)
+    cross join lateral (
+        select j.leader from pgqueue.jobs j where j.id = f.id and j.leader is not null limit 1
+    ) s
+    where f.id not in (select l.id from locked l);
+    if v_broken is null then
+        return p_job_ids;
+    end if;
+    return (select array_agg(w.id order by w.n) from unnest(p_job_ids) with ordinality w (id, n) where w.id <> all (v_broken));
+end
+$$;
+
+comment on function pgqueue._whole_calls(bigint[]) is
+    'Private: these executing jobs without those of whose calls somebody holds a payload.';
 
 create or replace function pgqueue._check_delay(p_delay interval)
 returns void
@@ -94,6 +146,7 @@ declare
     v_gathered boolean;
     v_poison record;
     v_poisoned bigint[] := '{}';
+    v_keyed boolean;
     v_back bigint[] := p_job_ids;
     v_lane record;
     v_tasks text[];
@@ -105,10 +158,18 @@ begin
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
 
-    select bool_or(j.leader = j.id) into v_gathered from pgqueue.jobs j where j.id = any (p_job_ids);
+    select bool_or(j.followers is not null), bool_or(j.key is not null)
+    into v_gathered, v_keyed
+    from pgqueue.jobs j
+    where j.id = any (p_job_ids);
     if v_gathered then
         -- The payloads of one key come and go together.
-        v_back := p_job_ids || array(select f.id from unnest(p_job_ids) w (id) cross join lateral pgqueue._followers(w.id) f);
+        v_back := p_job_ids || array(
+            select f.id
+            from pgqueue._lock_followers(
+                array(select unnest(j.followers) from pgqueue.jobs j where j.id = any (p_job_ids))
+            ) f
+        );
     end if;
 
     select array_agg(j.id), array_agg(j.reservation)
@@ -117,7 +178,8 @@ begin
     where j.id = any (v_back) and j.cancel_requested_at is not null;
 
     if p_crashed is not null then
-        update pgqueue.jobs j set crashed_on = j.crashed_on || j.reserved_by where j.id = any (p_crashed);
+        update pgqueue.jobs j set crashed_on = j.crashed_on || j.reserved_by
+        where j.id = any (p_crashed) and j.id = any (p_job_ids);
         v_poisoned := array(
             select j.id
             from pgqueue.jobs j
@@ -138,7 +200,8 @@ begin
                 attempts = greatest(j.attempts - 1, 0),
                 losses = j.losses + p_lost::integer,
                 lease_expires_at = null,
-                leader = null
+                leader = null,
+                followers = null
             where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled_ids, '{}'))
             returning j.queue, j.priority
         )
@@ -147,6 +210,9 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
+    if v_keyed then
+        perform pgqueue._release_earlier(v_back);
+    end if;
     -- Only now: the leader of a call would take all payloads that are still in it along.
     if v_cancelled_ids is not null then
         perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');

@@ -41,6 +41,7 @@ begin
         order by j.id
         for update of j skip locked
     ) u;
+    v_unheld := pgqueue._whole_calls(v_unheld);
     perform pgqueue._put_back(v_unheld, '0', true, v_crashed);
     return query select u.id from unnest(v_unheld) u (id);
 end

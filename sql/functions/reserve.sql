@@ -66,6 +66,7 @@ declare
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing';
     v_marked boolean := false;
+    v_keyed boolean := false;
     v_owners text[] := '{}';
     v_free integer[];
     v_in_slots boolean;
@@ -120,13 +121,14 @@ begin
                         order by a.priority desc, r.resumed desc
                     loop
                         exit when v_used = v_room;
-                        select c.rows, c.calls, c.used
+                        select c.rows, c.calls, c.used, c.keyed
                         into v_got
                         from pgqueue._claim_lane(
                             v_draw.queue, v_lane.priority, v_lane.resumed, v_now, v_room - v_used,
                             case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
                         ) c;
                         v_taken := v_taken || v_got.rows;
+                        v_keyed := v_keyed or v_got.keyed;
                         if v_marked or v_got.calls is not null then
                             v_calls := pgqueue._with_calls(v_calls, v_got.calls, cardinality(v_places), v_got.used);
                             v_marked := true;
@@ -169,13 +171,14 @@ begin
             loop
                 v_room := least(cardinality(v_free), (v_rooms -> v_lane.queue ->> 'room')::integer);
                 continue when v_room = 0;
-                select c.rows, c.calls, c.used
+                select c.rows, c.calls, c.used, c.keyed
                 into v_got
                 from pgqueue._claim_lane(
                     v_lane.queue, v_lane.priority, v_lane.resumed, v_now, v_room,
                     case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
                 ) c;
                 v_taken := v_taken || v_got.rows;
+                v_keyed := v_keyed or v_got.keyed;
                 if v_marked or v_got.calls is not null then
                     v_calls := pgqueue._with_calls(v_calls, v_got.calls, cardinality(v_places), v_got.used);
                     v_marked := true;
@@ -194,6 +197,11 @@ begin
         v_rescued := true;
         v_again := true;
         exit when not pgqueue._rescue_and_find(v_taken = '{}');
+        if v_taken = '{}' then
+            -- What was taken back may have left room. (What is taken does not execute yet, and would not be counted.)
+            v_rooms := '{}';
+            v_full := '{}';
+        end if;
     end loop;
 
     if v_free = '{}' then
@@ -201,6 +209,32 @@ begin
         perform pgqueue._wake(v_last_queue, v_now, 1, reserve.worker);
     end if;
 
+    if v_keyed and not v_marked then
+        begin
+            return query
+            select t.* from pgqueue._take(v_taken, v_places, v_now, reserve.worker, reserve.lease) t;
+            return;
+        exception when unique_violation or lock_not_available or deadlock_detected then
+            null;
+        end;
+    end if;
+    if v_keyed then
+        -- Claims of other keys stand in the way of some, or another lane had jobs that are marked already.
+        select m.rows, m.calls
+        into v_taken, v_calls
+        from pgqueue._mark(
+            v_taken,
+            case when v_marked then v_calls else array(select n from generate_series(1, cardinality(v_taken)) n) end,
+            array(
+                select case when j.state = v_executing or j.key is null then 'plain' else 'keyed' end
+                from unnest(v_taken) with ordinality t (row_at, n)
+                join pgqueue.jobs j on j.ctid = t.row_at
+                order by t.n
+            ),
+            v_now, reserve.worker, reserve.lease
+        ) m;
+        v_marked := true;
+    end if;
     if v_marked then
         -- What had a key or a limit is executing already.
         return query
@@ -605,6 +639,8 @@ declare
 begin
     select r.rescued into v_rescued from pgqueue._rescue(100, null) r;
     v_noted := pgqueue._read_key_notes(100);
+    -- Jobs may be parked under the last limit that there was.
+    v_noted := pgqueue._look_at_limits(20) > 0 or v_noted;
     if p_empty_handed then
         -- Nobody keeps house, so nobody looks for jobs in lanes that are not registered: look here.
         select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;

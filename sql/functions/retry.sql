@@ -1,8 +1,10 @@
 -- retry: a dead or cancelled job comes back with a fresh count, a failed one runs now.
 --
 -- Locks the one row, in jobs or in history, and waits for another holder at most 5 s (55P03). The job keeps its id,
--- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off. Workers that died of
--- it are forgotten.
+-- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off. With it a job that
+-- was ever reserved takes its old place in its key again; one that never was has its place by its run_at, which must
+-- therefore not lie in the future. It takes its dedupe key again where that is free; where another job stands for it, it
+-- comes back without. Workers that died of it are forgotten.
 
 create or replace function pgqueue.retry(job_id bigint)
 returns boolean
@@ -19,47 +21,128 @@ declare
     -- it was made while that was little.
     v_failed constant pgqueue.job_state := 'failed';
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}';
-    v_now timestamptz := pgqueue._ready_at(null);
-    v_lane record;
+    v_place record;
 begin
-    update pgqueue.jobs
-    set
-        ready_at = v_now,
-        resumed = true,
-        expires_at = null,
-        crashed_on = null
-    where id = retry.job_id and state = v_failed
-    returning queue, priority into v_lane;
-
-    if not found then
-        with gone as (
-            delete from pgqueue.history
-            where id = retry.job_id and state = any (v_ended)
-            returning *
-        )
-        insert into pgqueue.jobs (
-            id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses, priority,
-            resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score,
-            limit_key, timeout
-        )
-        overriding system value
-        select
-            g.id, g.reservation, least(g.run_at, v_now), v_now, g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts,
-            g.losses,
-            g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors,
-            g.retry, g.score, g.limit_key, g.timeout
-        from gone g
-        returning queue, priority into v_lane;
-        if not found then
-            return false;
-        end if;
+    perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
+    if found then
+        return pgqueue._run_now(array[retry.job_id]) > 0;
     end if;
-
-    perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
-    perform pgqueue._wake(v_lane.queue, v_now, 2, null);
-    return true;
+    select h.id, h.grain, h.kept_until
+    into v_place
+    from pgqueue.history h
+    where h.id = retry.job_id and h.state = any (v_ended)
+    for update;
+    return found and pgqueue._requeue(array[v_place.id], array[v_place.grain], array[v_place.kept_until]) > 0;
 end
 $$;
 
 comment on function pgqueue.retry(bigint) is
     'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job.';
+
+-- The caller has locked the rows, in waiting or failed.
+create or replace function pgqueue._run_now(p_ids bigint[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_failed constant pgqueue.job_state := 'failed';
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_count bigint := 0;
+    v_lane record;
+begin
+    for v_lane in
+        with due as (
+            update pgqueue.jobs j
+            set
+                ready_at = v_now,
+                resumed = true,
+                run_at = case when j.reservation = 0 then least(j.run_at, v_now) else j.run_at end,
+                expires_at = case when j.state = v_failed then null else j.expires_at end,
+                crashed_on = null
+            where j.id = any (p_ids)
+            returning j.queue, j.priority
+        )
+        select d.queue, d.priority, count(*) as jobs from due d group by d.queue, d.priority order by d.queue, d.priority
+    loop
+        v_count := v_count + v_lane.jobs;
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+    end loop;
+    return v_count;
+end
+$$;
+
+comment on function pgqueue._run_now(bigint[]) is 'Private: makes jobs due, waiting or failed and locked by the caller; returns how many.';
+
+create or replace function pgqueue._requeue(p_ids bigint[], p_grains "char"[], p_kept_untils timestamptz[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_count bigint := 0;
+    v_lane record;
+    v_job record;
+begin
+    for v_lane in
+        with gone as (
+            delete from pgqueue.history h
+            using unnest(p_ids, p_grains, p_kept_untils) w (id, grain, kept_until)
+            where h.grain = w.grain and h.kept_until = w.kept_until and h.id = w.id
+            returning h.*
+        ),
+        back as (
+            insert into pgqueue.jobs (
+                id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
+                priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
+                dedupe, timeout
+            )
+            overriding system value
+            select
+                g.id, g.reservation, least(g.run_at, v_now), v_now,
+                g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
+                g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
+                g.score, g.limit_key, g.dedupe, g.timeout
+            from gone g
+            returning queue, priority
+        )
+        select b.queue, b.priority, count(*) as jobs from back b group by b.queue, b.priority order by b.queue, b.priority
+    loop
+        v_count := v_count + v_lane.jobs;
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+    end loop;
+
+    for v_job in
+        select l.id, l.task, l.dedupe
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select j.id, j.task, j.dedupe from pgqueue.jobs j where j.id = w.id and j.dedupe is not null limit 1
+        ) l
+        order by l.task, l.dedupe, l.id
+    loop
+        if pgqueue._retake_dedupe(v_job.id, v_job.task, v_job.dedupe) is null then
+            update pgqueue.jobs set dedupe = null where id = v_job.id;
+        end if;
+    end loop;
+    return v_count;
+end
+$$;
+
+comment on function pgqueue._requeue(bigint[], "char"[], timestamptz[]) is
+    'Private: moves dead or cancelled jobs, locked by the caller, from history back to jobs, due now and with a fresh count; returns how many.';

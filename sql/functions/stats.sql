@@ -5,7 +5,7 @@ create or replace function pgqueue.stats()
 returns jsonb
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -107,12 +107,14 @@ begin
             )
             from pgqueue.effective_schedules s
         ),
+        'limits', pgqueue._limits_now(),
         'housekeeping', (
             select jsonb_build_object(
                 'last_at', max(h.at),
                 'rescued', coalesce(max(h.rescued), 0),
                 'prolonged', coalesce(max(h.prolonged), 0),
                 'found_lanes', coalesce(max(h.found_lanes), 0),
+                'unparked', coalesce(max(h.unparked), 0),
                 'failures', coalesce(min(h.failures::text)::jsonb, '{}'),
                 'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now)),
                 'drop_failures', coalesce(max(h.drop_failures), 0)
@@ -125,4 +127,5 @@ $$;
 
 comment on function pgqueue.stats() is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (of these, not due yet), blocked, executing, '
-    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: what is wrong with which); housekeeping (when it last ran, what it rescued, which of its steps fail, which partitions are overdue).';
+    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: what is wrong with which); '
+    'limits (each with executing and parked: how many jobs run and wait under it now); housekeeping (when it last ran, what it rescued, what it found parked for nothing, which of its steps fail, which partitions are overdue).';

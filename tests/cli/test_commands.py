@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue, job, maintain, reserve_one, state, value
+from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, state, value
 from tests.cli.conftest import Run
 from tests.databases import Database
 
@@ -56,9 +57,31 @@ def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -
     assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
 
 
+def test_enqueue_takes_keys_and_says_what_became_of_a_deduped_job(run: Run, conn: psycopg.Connection) -> None:
+    options = ("--key", "k", "--score", "1.5", "--limit-key", "l", "--dedupe", "d", "--dedupe-for", "1 h")
+    first = run("enqueue", "greet", *options, "--delay", "1 h", "--json").json()
+    found = job(conn, first["id"])
+    assert (found.key, float(found.score), found.limit_key, found.dedupe) == ("k", 1.5, "l", "d")
+    assert first["outcome"] == "inserted"
+    again = run("enqueue", "greet", '{"a": 1}', "--dedupe", "d", "--on-conflict", "merge", "--json")
+    assert again.json() == {"id": first["id"], "outcome": "merged"}
+    pushed = run(
+        *("enqueue", "greet", "--dedupe", "d", "--on-conflict", "debounce", "--delay", "9 h"),
+        *("--debounce-max", "2 h", "--json"),
+    )
+    assert pushed.json() == {"id": first["id"], "outcome": "debounced"}
+    assert job(conn, first["id"]).run_at - found.created_at == timedelta(hours=2)
+    assert int(run("enqueue", "greet", "--dedupe", "d").out) == first["id"]
+    refused = run("enqueue", "greet", "--dedupe", "d", "--on-conflict", "raise")
+    assert refused.code == 2
+    assert f"Job {first['id']} stands for it" in refused.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["greet", "--on-conflict", "skip"], "on_conflict was given without dedupe"),
+        (["greet", "--score", "high"], 'invalid input syntax for type numeric: "high"'),
         (["greet", "Ada"], "ARGS is not JSON"),
         (["greet", "[1]"], "ARGS is not a JSON object; give named arguments"),
         (["greet", "--headers", "[1]"], "--headers is not a JSON object"),
@@ -196,7 +219,100 @@ def test_jobs_delete_removes_what_does_not_run(run: Run, conn: psycopg.Connectio
     assert state(conn, running) == "executing"
 
 
-@pytest.mark.parametrize("command", ["show", "retry", "cancel", "delete"])
+def failed(conn: psycopg.Connection, count: int) -> list[int]:
+    job_ids = enqueue_many(conn, count)
+    for held in reserve(conn, count):
+        call(conn, "fail", held.id, held.reservation, retry_in="1 day")
+    return job_ids
+
+
+@pytest.mark.covers("L9")
+def test_jobs_are_run_killed_retried_cancelled_and_deleted_by_filter_in_chunks(
+    run: Run, conn: psycopg.Connection
+) -> None:
+    job_ids = failed(conn, 7)
+    by = ("--queue", "default", "--chunk", "2", "--yes")
+    done = run("jobs", "run", "--state", "failed", *by)
+    assert (done.code, done.out) == (0, "7 jobs due now\n")
+    assert run("jobs", "kill", "--state", "failed", *by, "--json").json() == {
+        "action": "kill", "changed": 7, "passed_over": 0,
+    }
+    assert run("jobs", "retry", *by).out == "7 jobs retried\n"
+    assert run("jobs", "cancel", "--task", "t", *by).out == "7 jobs cancelled or asked to stop\n"
+    assert run("jobs", "delete", "--state", "cancelled", *by).out == "7 jobs deleted\n"
+    assert [state(conn, job_id) for job_id in job_ids] == [None] * 7
+    assert run("jobs", "delete", "--state", "cancelled", *by).out == "0 jobs deleted\n"
+
+
+def test_jobs_named_by_their_ids_are_changed_without_a_question(run: Run, conn: psycopg.Connection) -> None:
+    first, second, third = failed(conn, 3)
+    assert run("jobs", "run", first).out == "1 job due now\n"
+    assert run("jobs", "kill", first, second).out == "2 jobs dead\n"
+    assert run("jobs", "delete", first, second).out == "2 jobs deleted\n"
+    gone = run("jobs", "kill", first, second)
+    assert (gone.code, gone.out) == (1, "0 jobs dead\n")
+    assert state(conn, third) == "failed"
+
+
+def test_a_bulk_command_asks_first(run: Run, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_ids = enqueue_many(conn, 2)
+    for answer, code, expected in (("n\n", 130, "waiting"), ("", 130, "waiting"), ("y\n", 0, "cancelled")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        done = run("jobs", "cancel", "--queue", "default", "--state", "waiting")
+        assert done.code == code
+        assert "Cancel jobs by: queue default, state waiting?" in done.err
+        assert {state(conn, job_id) for job_id in job_ids} == {expected}
+
+
+def test_a_bulk_command_without_a_filter_is_refused(run: Run, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    for command in ("run", "kill", "cancel", "delete", "retry"):
+        refused = run("jobs", command, "--yes")
+        assert refused.code == 2
+        assert "--everything" in refused.err
+    assert run("jobs", "delete", "--queue", "default", "--yes").code == 2
+    assert state(conn, job_id) == "waiting"
+    assert run("jobs", "delete", "--everything", "--yes").out == "1 job deleted\n"
+
+
+def test_queues_purge_deletes_what_waits(run: Run, conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 3)
+    other = enqueue(conn, queue="other")
+    assert run("queues", "purge", "default", "--yes", "--json").json() == {
+        "action": "purge", "changed": 3, "passed_over": 0,
+    }
+    assert state(conn, other) == "waiting"
+
+
+def test_jobs_explain_says_why_a_job_is_not_running(run: Run, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn, delay="1 hour")
+    done = run("jobs", "explain", job_id)
+    assert done.out.startswith(f"Job {job_id}: waiting; not_due\nit is to run at ")
+    found = run("jobs", "explain", job_id, "--json").json()
+    assert (found["job_id"], found["reason"], found["behind"]) == (job_id, "not_due", None)
+
+
+# limits
+
+
+def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -> None:
+    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: set\n"
+    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: stood so already\n"
+    done = run("limits", "set", "limit_key", "acme*", "--rate", 5, "--per", "1 min", "--json")
+    assert done.json() == {"kind": "limit_key", "target": "acme*", "changed": True}
+    listed = run("limits", "list")
+    assert "5 per 00:01:00" in listed.out
+    assert "[b]t[/b]" in listed.out
+    assert [each["target"] for each in run("limits", "list", "--json").json()] == ["acme*", "[b]t[/b]"]
+    assert run("limits", "drop", "limit_key", "acme*").out == "Limit limit_key acme*: dropped\n"
+    gone = run("limits", "drop", "limit_key", "acme*")
+    assert (gone.code, gone.err) == (1, "There is no limit limit_key acme*\n")
+    refused = run("limits", "set", "task", "t")
+    assert refused.code == 2
+    assert "max_executing" in refused.err
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "retry", "cancel", "delete"])
 def test_a_job_that_is_not_there_is_exit_code_1(command: str, run: Run) -> None:
     done = run("jobs", command, 4711)
     assert (done.code, done.out) == (1, "")

@@ -50,7 +50,9 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
         *("worker", "migrate", "enqueue", "status", "grant", "demo"),
-        *(f"jobs {each}" for each in ("list", "show", "retry", "cancel", "delete")),
+        *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
+        "queues purge",
+        *(f"limits {each}" for each in ("list", "set", "drop")),
         *(f"schedules {each}" for each in ("list", "show", "pause", "resume", "run", "remove")),
     }
 

@@ -63,7 +63,12 @@ def test_python_block_enqueues_in_the_callers_transaction(database: Database, co
         exec(compile(block, "README.md", "exec"), {"dsn": database.dsn, "__name__": "readme"})
     assert conn.execute("select count(*) from orders").fetchone() == (1,)
     found = conn.execute("select task, queue, ready_at > now() from pgqueue.jobs order by id").fetchall()
-    assert found == [("send_email", "default", False), ("confirm", "default", False), ("confirm", "later", True)]
+    assert found == [
+        ("send_email", "default", False),
+        ("confirm", "default", False),
+        ("confirm", "later", True),
+        ("recount", "default", False),
+    ]
 
 
 def test_first_job_of_the_reader_runs(database: Database, project: Path) -> None:
@@ -92,6 +97,22 @@ def test_worker_of_the_readme_starts_and_stops(
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("block", [block for block in blocks("sh") if block.startswith("pgqueue limits")])
+def test_the_operators_commands_run(block: str, database: Database, conn: psycopg.Connection, tmp_path: Path) -> None:
+    conn.execute("select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))")
+    done = subprocess.run(
+        ["bash", "-eu", "-c", block],
+        cwd=tmp_path,
+        env=environment(database),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no worker that said hello" in done.stdout
 
 
 def test_every_other_shell_block_is_named_as_not_run_here() -> None:

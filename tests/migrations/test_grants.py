@@ -16,7 +16,7 @@ from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
 ANYONE = {"version", "_clock"}
-PRODUCER = ANYONE | {"enqueue", "enqueue_many"}
+PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch"}
 WORKER = ANYONE | {
     "reserve",
     "complete",
@@ -42,12 +42,20 @@ WORKER = ANYONE | {
     "schedule",
     "cron_next",
 }
-READER = ANYONE | {"stats", "cron_next", "outcome"}
+READER = ANYONE | {"stats", "explain", "cron_next", "outcome"}
 OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "unschedule",
     "pause_schedule",
     "resume_schedule",
     "run_schedule_now",
+    "run_now_many",
+    "kill_many",
+    "cancel_many",
+    "delete_many",
+    "retry_many",
+    "purge_queue",
+    "set_limit",
+    "drop_limit",
 }
 FUNCTIONS = {
     "producer": PRODUCER,
@@ -55,10 +63,10 @@ FUNCTIONS = {
     "reader": READER,
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
-READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "settings", "workers")
+READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers")
 READABLE += ("schedules", "effective_schedules", "schedule_history")
 READS = {f"{table}:SELECT" for table in READABLE}
-WRITES = {f"{table}:{right}" for table in ("queues", "tasks") for right in ("INSERT", "UPDATE", "DELETE")}
+WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}
 TABLES: dict[str, set[str]] = {
     "producer": set(),
     "worker": set(),

@@ -14,7 +14,7 @@ import pytest
 from psycopg.rows import dict_row
 
 import pgqueue
-from pgqueue import App, InvalidArgument, NotBuiltYet, SchemaError, queries
+from pgqueue import App, DuplicateJob, Enqueued, InvalidArgument, NotBuiltYet, SchemaError, queries
 from pgqueue.errors import LockedTooLong, WrongIsolation
 from tests.calls import job, reserve_one, value
 from tests.databases import Database
@@ -187,6 +187,99 @@ def test_many_jobs_are_enqueued_by_one_statement_in_their_order(database: Databa
     assert pgqueue.enqueue_many(conn, "t", []) == []
 
 
+# Dedupe
+
+
+def test_the_outcome_of_an_enqueue_is_told(conn: psycopg.Connection) -> None:
+    first = pgqueue.enqueue_outcome(conn, send, {"to": "a"}, dedupe="d", delay=timedelta(hours=1))
+    assert first == Enqueued(first.job_id, "inserted")
+    keyed = send.using(dedupe="d", on_conflict="replace", dedupe_for=timedelta(hours=1))
+    assert keyed.enqueue_outcome(conn, "b") == Enqueued(first.job_id, "replaced")
+    assert send.using(dedupe="d").enqueue(conn, "c") == first.job_id
+    assert jobs(conn) == [("mail.send", {"to": "b"})]
+
+
+async def test_outcomes_are_awaited_on_an_async_connection(async_conn: psycopg.AsyncConnection) -> None:
+    first = await pgqueue.enqueue_outcome(async_conn, "t", dedupe="d")
+    second = await anything.using(dedupe="d").enqueue_outcome(async_conn, a=1)
+    third = await pgqueue.enqueue_outcome(async_conn, "t", {"a": 1}, dedupe="d", on_conflict="merge")
+    assert (first.outcome, second.outcome, third) == ("inserted", "inserted", Enqueued(first.job_id, "merged"))
+    [fourth, fifth] = await pgqueue.enqueue_batch(async_conn, [{"task": "t", "dedupe": "d"}, {"task": ""}])
+    assert (fourth.job_id, fourth.outcome, fifth.outcome) == (first.job_id, "skipped", "error")
+    with pytest.raises(DuplicateJob):
+        await pgqueue.enqueue(async_conn, "t", dedupe="d", on_conflict="raise")
+
+
+def test_a_duplicate_is_an_error_of_its_own_with_what_stands_and_what_to_do(conn: psycopg.Connection) -> None:
+    first = pgqueue.enqueue(conn, "t", dedupe="d")
+    with pytest.raises(DuplicateJob, match=f"Job {first} stands for it; Leave on_conflict out"):
+        pgqueue.enqueue(conn, "t", dedupe="d", on_conflict="raise")
+
+
+def test_a_unique_constraint_of_the_users_is_no_duplicate_job(conn: psycopg.Connection) -> None:
+    conn.execute("create table orders (id int primary key)")
+    conn.execute("insert into orders values (1)")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        queries.perform(conn, queries.Call(b"insert into orders values (1)", (), lambda rows: None))
+
+
+def test_a_dedupe_key_held_too_long_is_said_to_be(database: Database, conn: psycopg.Connection) -> None:
+    holder = database.connect(autocommit=False)
+    conn.execute("update pgqueue.settings set dedupe_wait = '50 ms'")
+    pgqueue.enqueue(holder, "t", dedupe="d")
+    with pytest.raises(LockedTooLong, match=r"holds dedupe key 'd' of task 't'.*dedupe_wait"):
+        pgqueue.enqueue(conn, "t", dedupe="d")
+
+
+def test_options_of_order_and_dedupe_reach_the_job(conn: psycopg.Connection) -> None:
+    found = job(conn, pgqueue.enqueue(conn, "t", key="k", score=1.5, limit_key="l", dedupe="d", dedupe_for="1 h"))
+    assert (found.key, float(found.score), found.limit_key, found.dedupe) == ("k", 1.5, "l", "d")
+
+
+# Batches
+
+
+def test_a_batch_takes_the_options_of_each_job_and_answers_for_each(conn: psycopg.Connection) -> None:
+    at = datetime(2040, 1, 1, 12, tzinfo=timezone(timedelta(hours=3)))
+    results = pgqueue.enqueue_batch(
+        conn,
+        (
+            each
+            for each in [
+                {"task": "t"},
+                {"task": send, "args": {"to": "a"}, "run_at": at, "expires_in": timedelta(days=1), "tags": ("x", "y")},
+                send.using(delay=timedelta(minutes=5), key="k", dedupe="d").job("b", copies=2),
+                send.using(dedupe="d").job("c"),
+                {"task": "t", "priority": 101},
+                {"task": "t", "dealy": "1 s"},
+                {"args": {}},
+            ]
+        ),
+    )
+    assert [each.outcome for each in results] == ["inserted"] * 3 + ["skipped"] + ["error"] * 3
+    assert jobs(conn) == [("t", {}), ("mail.send", {"to": "a"}), ("mail.send", {"to": "b", "copies": 2})]
+    second, third = job(conn, results[1].job_id or 0), job(conn, results[2].job_id or 0)
+    assert (second.run_at, second.expires_at, second.tags) == (at, at + timedelta(days=1), ["x", "y"])
+    assert (third.run_at - third.created_at, third.key) == (timedelta(minutes=5), "k")
+    assert results[3].job_id == results[2].job_id
+    error = results[4].error
+    assert results[4].job_id is None
+    assert error is not None
+    assert set(error) == {"sqlstate", "message", "detail", "hint"}
+    assert "dealy" in (results[5].error or {})["message"]
+    assert pgqueue.enqueue_batch(conn, []) == []
+
+
+def test_what_a_batch_cannot_send_is_refused_and_names_the_job(conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidArgument, match="job 1 of the batch cannot be written as JSON"):
+        pgqueue.enqueue_batch(conn, [{"task": "t"}, {"task": "t", "args": {"x": object()}}])
+    with pytest.raises(InvalidArgument, match="run_at of job 0 of the batch has no time zone"):
+        pgqueue.enqueue_batch(conn, [{"task": "t", "run_at": datetime(2040, 1, 1)}])
+    with pytest.raises(InvalidArgument):
+        send.using(dedupe="d").job()
+    assert jobs(conn) == []
+
+
 # Arguments
 
 
@@ -299,7 +392,7 @@ def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psyco
 
 @pytest.mark.parametrize(
     "option",
-    [{"key": "a"}, {"dedupe": "a"}, {"score": 1}, {"timeout": "1 s"}, {"depends_on": [1]}, {"on_conflict": "skip"}],
+    [{"timeout": "1 s"}, {"depends_on": [1]}],
     ids=str,
 )
 def test_an_option_of_a_later_release_is_never_ignored(option: dict[str, Any], conn: psycopg.Connection) -> None:
@@ -321,7 +414,7 @@ async def test_errors_are_the_same_on_an_async_connection(
     refused: list[tuple[type[Exception], Callable[[], Awaitable[object]]]] = [
         (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", priority=101)),
         (InvalidArgument, lambda: send.enqueue(async_conn)),
-        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", key="x")),
+        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", timeout="1 s")),
         (TypeError, lambda: pgqueue.enqueue(async_conn, "t", dealy="x")),
     ]
     for error, attempt in refused:

@@ -51,6 +51,11 @@ options = st.fixed_dictionaries(
         "retry_delay": intervals,
         "retry_queue": names,
         "key": st.none() | names,
+        "limit_key": st.none() | names,
+        "dedupe": st.none() | names,
+        "dedupe_for": intervals,
+        "on_conflict": st.sampled_from([None, "skip", "replace", "merge", "debounce", "ignore", ""]),
+        "debounce_max": intervals,
     },
 )
 
@@ -96,7 +101,7 @@ def test_enqueue_answers_with_an_id_or_a_refusal(
     assert stored[2] == (given_options.get("queue") or "default")
     assert stored[3] == (given_options.get("priority") or 0)
     assert stored[4] == "waiting"
-    shared.execute("delete from pgqueue.jobs")
+    shared.execute("truncate pgqueue.jobs, pgqueue.dedupe_keys")
 
 
 @relaxed

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 import pytest
 
-from tests.calls import value
+from tests.calls import call, value
 
 
 def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
@@ -59,10 +61,99 @@ def test_the_payloads_of_one_call_count_once(conn: psycopg.Connection, kind: str
     put(conn, 1, key="k", limit_key="l")
     conn.execute("update pgqueue.jobs set leader = id")
     conn.execute(
-        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease_expires_at, lease, queue, task,"
+        "insert into pgqueue.jobs (run_at, ready_at, created_at, priority, args, lease, queue, task,"
         " state, key, limit_key, leader)"
-        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease_expires_at, j.lease, j.queue, j.task,"
+        " select j.run_at, j.ready_at, j.created_at, 0, '{}', j.lease, j.queue, j.task,"
         " j.state, j.key, j.limit_key, j.leader from pgqueue.jobs j, generate_series(1, 50)"
     )
     put(conn, 1, key="k2", limit_key="l")
     assert count(conn, kind, target) == 2
+
+
+def limits(conn: psycopg.Connection) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = call(conn, "stats")["limits"]
+    return found
+
+
+def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> None:
+    assert call(conn, "set_limit", "task", "t", max_executing=3) is True
+    assert call(conn, "set_limit", "task", "t", max_executing=3) is False
+    assert call(conn, "set_limit", "task", "t", rate=5, per="1 min") is True
+    [found] = limits(conn)
+    assert found == {
+        "kind": "task", "target": "t", "max_executing": None, "rate": 5, "per": "00:01:00", "executing": 0, "parked": 0,
+    }
+    assert call(conn, "drop_limit", "task", "t") is True
+    assert call(conn, "drop_limit", "task", "t") is False
+    assert limits(conn) == []
+
+
+def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Connection) -> None:
+    put(conn, 2, limit_key="acme")
+    put(conn, 3, limit_key="acid")
+    put(conn, 1, limit_key="other", queue="r")
+    put(conn, 4, limit_key="acme", state="blocked", blocked_on="limit_key:acme")
+    put(conn, 5, limit_key="acid", state="blocked", blocked_on="limit_key:acid")
+    for kind, target in (("limit_key", "ac*"), ("limit_key", "acme"), ("queue", "q"), ("task", "t")):
+        call(conn, "set_limit", kind, target, max_executing=9)
+    assert {(each["kind"], each["target"]): (each["executing"], each["parked"]) for each in limits(conn)} == {
+        ("limit_key", "ac*"): (5, 9),
+        ("limit_key", "acme"): (2, 4),
+        ("queue", "q"): (5, 0),
+        ("task", "t"): (6, 0),
+    }
+
+
+def test_stats_say_what_was_found_parked_for_nothing(conn: psycopg.Connection) -> None:
+    conn.execute("insert into pgqueue.housekeeping (at, unparked) values (now(), 3)")
+    assert call(conn, "stats")["housekeeping"]["unparked"] == 3
+
+
+def waits(conn: psycopg.Connection) -> list[str]:
+    return [row[0] for row in conn.execute("select distinct name from pgqueue.limit_waits order by 1")]
+
+
+@pytest.mark.parametrize("how", ["changed", "dropped"])
+def test_when_a_limit_is_changed_or_dropped_housekeeping_is_to_look_at_what_it_parked(
+    conn: psycopg.Connection, how: str
+) -> None:
+    call(conn, "set_limit", "limit_key", "ac*", max_executing=1)
+    call(conn, "set_limit", "task", "t", max_executing=1)
+    conn.execute("delete from pgqueue.limit_waits")
+    for name in ("limit_key:ac", "limit_key:acid", "limit_key:acme", "limit_key:zinc", "limit_key:ab", "task:t"):
+        put(conn, 3, state="blocked", blocked_on=name)
+    for kind, target in (("limit_key", "ac*"), ("task", "t")):
+        if how == "changed":
+            assert call(conn, "set_limit", kind, target, max_executing=2) is True
+        else:
+            assert call(conn, "drop_limit", kind, target) is True
+    assert waits(conn) == ["limit_key:ac", "limit_key:acid", "limit_key:acme", "task:t"]
+    assert value(conn, "select bool_and(next_at <= pgqueue._clock()) from pgqueue.limit_waits") is True
+
+
+BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
+    ("set_limit", ["tasks", "t", 1], {}, "kind"),
+    ("set_limit", [None, "t", 1], {}, "kind"),
+    ("set_limit", ["task", "", 1], {}, "target"),
+    ("set_limit", ["task", None, 1], {}, "target"),
+    ("set_limit", ["task", "x" * 129, 1], {}, "target"),
+    ("set_limit", ["key", "x" * 513, 1], {}, "target"),
+    ("set_limit", ["task", "t"], {}, "max_executing"),
+    ("set_limit", ["task", "t", -1], {}, "max_executing"),
+    ("set_limit", ["task", "t", 1000001], {}, "max_executing"),
+    ("set_limit", ["task", "t"], {"rate": 1}, "per"),
+    ("set_limit", ["task", "t", 1], {"per": "1 s"}, "rate"),
+    ("set_limit", ["task", "t"], {"rate": 0, "per": "1 s"}, "rate"),
+    ("set_limit", ["task", "t"], {"rate": 1000001, "per": "1 s"}, "rate"),
+    ("set_limit", ["task", "t"], {"rate": 1, "per": "0"}, "per"),
+    ("set_limit", ["task", "t"], {"rate": 1, "per": "32 days"}, "per"),
+    ("drop_limit", ["tasks", "t"], {}, "kind"),
+    ("drop_limit", ["task", ""], {}, "target"),
+]
+
+
+def test_what_is_wrong_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
+    for function, args, named, hinted in BAD:
+        with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+            call(conn, function, *args, **named)
+        assert hinted in (refused.value.diag.message_hint or ""), (function, args, named)

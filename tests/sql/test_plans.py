@@ -13,8 +13,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
-from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table
+from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
 from tests.databases import Cloner
 
 WAITING = FUTURE = 30_000
@@ -35,12 +36,26 @@ from (
     select clock_timestamp() - '1 h'::interval, 'executing', 1, '1 day', clock_timestamp() + '1 day', 'other'
     from generate_series(1, {EXECUTING}) n
 ) x;
+insert into pgqueue.dedupe_keys (task, dedupe, job_id, until)
+select 't', 'x' || n, -n, case when n % 10 < 2 then now() + (n - 25000) * '1 h'::interval end
+from generate_series(1, 30000) n;
 insert into pgqueue.sleepers
 select 'default', now() - n * '1 s'::interval, 'w' || n % 500, 'c' from generate_series(1, 5000) n;
 insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
 """
 
-WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history"}
+BULK: list[tuple[str, dict[str, Any]]] = [
+    ("run_now_many", {"queue": "default", "task": "none"}),
+    ("run_now_many", {"task": "none"}),
+    ("cancel_many", {"queue": "default", "task": "none"}),
+    ("cancel_many", {"queue": "default", "key": "k"}),
+    ("kill_many", {"job_ids": [1, 2, 3]}),
+    ("delete_many", {"state": "dead", "queue": "none"}),
+    ("delete_many", {"state": "succeeded", "task": "none"}),
+    ("retry_many", {"state": "cancelled", "task": "none"}),
+]
+
+WATCHED = {"jobs", "sleepers", "lanes", "housekeeping", "history", "dedupe_keys"}
 
 
 @dataclass
@@ -121,6 +136,30 @@ def use_everything(conn: psycopg.Connection) -> None:
         maintain(conn)
         for kind in ("queue", "task", "key", "limit_key"):
             call(conn, "_count_executing", kind, "x", 5)
+        dedupe(conn)
+        for name, filters in BULK:
+            table(conn, name, **filters)
+        table(conn, "purge_queue", "none")
+        [explained] = enqueue_many(conn, 1)
+        table(conn, "explain", explained)
+        call(conn, "delete", explained)
+
+
+def dedupe(conn: psycopg.Connection) -> None:
+    """Each way that an enqueue with a dedupe key can take, and each that its job can end and come back."""
+    jobs = [{"task": "t", "dedupe": f"d{n}", "delay": "1 h"} for n in range(5)]
+    call(conn, "enqueue_batch", [Jsonb(each) for each in [*jobs, *jobs, {"task": "t"}, {"task": "u", "tags": ["x"]}]])
+    for mode in ("skip", "merge", "replace", "debounce"):
+        job_id = enqueue(conn, dedupe="d1", on_conflict=mode, delay="2 h")
+    call(conn, "cancel", job_id)
+    call(conn, "retry", job_id)
+    call(conn, "cancel", job_id)
+    other = enqueue(conn, dedupe="d1", dedupe_for="1 us", delay="1 h")
+    assert enqueue(conn, dedupe="d1", delay="1 h") > other
+    call(conn, "retry", job_id)
+    for each in conn.execute("select id from pgqueue.jobs where dedupe is not null").fetchall():
+        call(conn, "delete", each[0])
+    call(conn, "delete", job_id)
 
 
 def report(conn: psycopg.Connection, held: Any) -> None:
@@ -231,6 +270,42 @@ def test_enqueue_reads_no_jobs_and_asks_for_sleepers_by_a_range(explained: Expla
             assert node.rows + node.removed == 0
 
 
+def test_dedupe_goes_by_keys_and_ids_alone(explained: Explained) -> None:
+    def each_way(conn: psycopg.Connection) -> None:
+        jobs = [{"task": "t", "dedupe": f"d{n}", "delay": "1 h"} for n in range(5)]
+        call(conn, "enqueue_batch", [Jsonb(each) for each in [*jobs, *jobs]])
+        for mode in ("skip", "merge", "replace", "debounce"):
+            job_id = enqueue(conn, dedupe="d1", on_conflict=mode, delay="2 h")
+        call(conn, "cancel", job_id)
+        call(conn, "retry", job_id)
+        call(conn, "delete", job_id)
+        enqueue(conn, dedupe="x1")
+        enqueue(conn, dedupe="x10")
+
+    nodes = explained.nodes(each_way)
+    check(nodes)
+    assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
+    reads = [node for node in nodes if (node.index or "").startswith("dedupe_keys")]
+    assert {node.index for node in reads} == {"dedupe_keys_pkey", "dedupe_keys_by_job"}
+    # A bitmap's rows count what is dead.
+    assert all(node.rows <= 20 and node.removed == 0 for node in reads), reads
+
+
+def test_expired_dedupe_keys_are_found_by_their_time(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._tidy_dedupe(now(), 100)"))
+    check(nodes)
+    [read] = [node for node in nodes if node.index == "dedupe_keys_until"]
+    assert (read.rows, read.removed) == (100, 0)
+    assert "until <=" in read.condition
+
+
+def test_a_batch_reads_no_jobs_and_inserts_by_one_statement(explained: Explained) -> None:
+    jobs = [Jsonb({"task": "t", "args": {"n": n}}) for n in range(100)]
+    nodes = explained.nodes(lambda conn: call(conn, "enqueue_batch", jobs))
+    check(nodes)
+    assert [node.kind for node in nodes if node.relation == "jobs"] == ["ModifyTable"]
+
+
 def test_finishing_and_extending_go_by_the_primary_key(explained: Explained) -> None:
     held = reserve(explained.conn, 40)
     nodes = explained.nodes(lambda conn: table(conn, "extend", *pairs(held)))
@@ -272,13 +347,67 @@ def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
 
 def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explained: Explained) -> None:
     for kind, target, index in (
-        ("queue", "default", "jobs_executing"),
-        ("task", "t", "jobs_executing"),
+        ("queue", "default", "jobs_lease"),
+        ("task", "t", "jobs_lease"),
         ("key", "k", "jobs_key_executing"),
-        ("limit_key", "l", "jobs_executing_limit_key"),
+        ("limit_key", "l", "jobs_lease"),
     ):
         nodes = explained.nodes(lambda conn, kind=kind, target=target: call(conn, "_count_executing", kind, target, 50))
         check(nodes)
         reads = [node for node in nodes if node.relation == "jobs"]
         assert {node.index for node in reads} == {index}
         assert sum(node.rows for node in reads) <= 50
+
+
+def bounded(nodes: list[Node], rows: int) -> None:
+    """Nothing is scanned, and nothing is read but in the order of an index, up to so many rows."""
+    for node in nodes:
+        if node.relation == "jobs" or (node.relation or "").startswith("history"):
+            assert node.kind not in ("Seq Scan", "Bitmap Heap Scan"), node
+            assert node.rows + node.removed <= rows, node
+
+
+@pytest.mark.parametrize(("name", "filters"), BULK)
+def test_a_bulk_call_reads_one_index_in_its_order_and_so_many_rows(
+    explained: Explained, name: str, filters: dict[str, Any]
+) -> None:
+    nodes = explained.nodes(lambda conn: table(conn, name, **filters))
+    bounded(nodes, 50_000)
+    read = {node.index for node in nodes if node.relation == "jobs" and node.rows > 10}
+    expected = {"delete_many": None, "retry_many": None, "kill_many": None}.get(
+        name, None if "key" in filters else "jobs_ready" if "queue" in filters else "jobs_pkey"
+    )
+    if name == "cancel_many" and expected:
+        # Those that execute are sorted.
+        assert read == {"jobs_ready", "jobs_lease"}
+    else:
+        assert read == ({expected} if expected else set())
+
+
+def test_a_bulk_change_goes_by_the_primary_key(explained: Explained) -> None:
+    explained.conn.execute("set auto_explain.log_min_duration = -1")
+    job_ids = enqueue_many(explained.conn, 300, queue="bulk", delay="1 h")
+    explained.conn.execute("set auto_explain.log_min_duration = 0")
+    for name, filters in (
+        ("run_now_many", {"job_ids": job_ids}),
+        ("kill_many", {"job_ids": job_ids[:200]}),
+        ("delete_many", {"job_ids": job_ids[200:]}),
+    ):
+        nodes = explained.nodes(lambda conn, name=name, filters=filters: table(conn, name, **filters))
+        bounded(nodes, 300)
+        assert {node.index for node in nodes if node.relation == "jobs" and node.index and node.rows} == {"jobs_pkey"}
+    for name in ("retry_many", "kill_many", "delete_many"):
+        more = {"state": "dead"} if name == "delete_many" else {}
+        nodes = explained.nodes(lambda conn, name=name, more=more: table(conn, name, job_ids=job_ids[:200], **more))
+        bounded(nodes, 300)
+
+
+def test_explain_asks_its_questions_by_index(explained: Explained) -> None:
+    for job_id in (
+        call(explained.conn, "enqueue", "t"),
+        value(explained.conn, "select id from pgqueue.jobs where state = 'executing' limit 1"),
+        call(explained.conn, "enqueue", "t", delay="1 h"),
+    ):
+        explained.conn.execute("update pgqueue.jobs set key = 'k' || id where id = %s", [job_id])
+        nodes = explained.nodes(lambda conn, job_id=job_id: table(conn, "explain", job_id))
+        bounded(nodes, 1000)

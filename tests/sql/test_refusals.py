@@ -21,7 +21,7 @@ _EMPTY = Jsonb({})
 
 
 def _of_enqueue() -> list[Case]:
-    """Options that enqueue and enqueue_many share: (options, sqlstate, what the hint names)."""
+    """Options that enqueue, enqueue_outcome and enqueue_many share: (options, sqlstate, what the hint names)."""
     shared: list[tuple[Mapping[str, Any], str, str]] = [
         ({"queue": ""}, BAD, "queue"),
         ({"queue": "x" * 129}, BAD, "queue"),
@@ -60,17 +60,35 @@ def _of_enqueue() -> list[Case]:
         ({"retry_queue": "x" * 129}, BAD, "retry_queue"),
         ({"timeout": "0"}, BAD, "timeout"),
         ({"timeout": "8 days"}, BAD, "timeout"),
-        ({"key": "k"}, UNBUILT, "key"),
-        ({"score": 1}, UNBUILT, "score"),
-        ({"score": "NaN"}, UNBUILT, "score"),
-        ({"dedupe": "d"}, UNBUILT, "dedupe"),
-        ({"dedupe_for": "1 min"}, UNBUILT, "dedupe_for"),
-        ({"on_conflict": "ignore"}, UNBUILT, "on_conflict"),
+        ({"key": ""}, BAD, "key"),
+        ({"key": "x" * 513}, BAD, "key"),
+        ({"key": "ä" * 257}, BAD, "key"),
+        ({"key": "k", "retry_queue": "q"}, BAD, "retry_queue"),
+        ({"limit_key": ""}, BAD, "limit_key"),
+        ({"limit_key": "x" * 513}, BAD, "limit_key"),
+        ({"score": "NaN"}, BAD, "score"),
+        ({"dedupe": ""}, BAD, "dedupe"),
+        ({"dedupe": "x" * 513}, BAD, "dedupe"),
+        ({"dedupe": "ä" * 257}, BAD, "dedupe"),
+        ({"dedupe_for": "1 min"}, BAD, "dedupe"),
+        ({"on_conflict": "skip"}, BAD, "dedupe"),
+        ({"debounce_max": "1 min"}, BAD, "dedupe"),
+        ({"dedupe": "d", "dedupe_for": "0"}, BAD, "dedupe_for"),
+        ({"dedupe": "d", "dedupe_for": "-1 s"}, BAD, "dedupe_for"),
+        ({"dedupe": "d", "dedupe_for": "25 months"}, BAD, "dedupe_for"),
+        ({"dedupe": "d", "on_conflict": "ignore"}, BAD, "on_conflict"),
+        ({"dedupe": "d", "on_conflict": ""}, BAD, "on_conflict"),
+        ({"dedupe": "d", "on_conflict": "debounce"}, BAD, "delay"),
+        ({"dedupe": "d", "debounce_max": "1 min"}, BAD, "debounce"),
+        ({"dedupe": "d", "on_conflict": "skip", "debounce_max": "1 min"}, BAD, "debounce"),
+        ({"dedupe": "d", "on_conflict": "debounce", "delay": "1 s", "debounce_max": "0"}, BAD, "debounce_max"),
+        ({"dedupe": "d", "on_conflict": "debounce", "delay": "1 s", "debounce_max": "3 years"}, BAD, "debounce_max"),
         ({"depends_on": [1]}, UNBUILT, "depends_on"),
     ]
     cases: list[Case] = []
     for options, sqlstate, named in shared:
         cases.append(("enqueue", ["t"], options, sqlstate, named))
+        cases.append(("enqueue_outcome", ["t"], options, sqlstate, named))
         cases.append(("enqueue_many", ["t", [_EMPTY, _EMPTY]], options, sqlstate, named))
     return cases
 
@@ -85,6 +103,11 @@ CASES: list[Case] = [
     ("enqueue", ["t", Jsonb(None)], {}, BAD, "args"),
     ("enqueue", ["t", None], {}, BAD, "args"),
     ("enqueue", ["t", Jsonb({"x": "a" * 1048576})], {}, BAD, "args"),
+    ("enqueue_outcome", [""], {"dedupe": "d"}, BAD, "task"),
+    ("enqueue_outcome", ["t", Jsonb([])], {"dedupe": "d"}, BAD, "args"),
+    ("enqueue_many", ["t", [_EMPTY, _EMPTY]], {"dedupe": "d"}, BAD, "enqueue_batch"),
+    ("enqueue_batch", [None], {}, BAD, "jobs"),
+    ("enqueue_batch", [[[_EMPTY], [_EMPTY]]], {}, BAD, "jobs"),
     ("enqueue_many", ["", [_EMPTY]], {}, BAD, "task"),
     ("enqueue_many", ["t", None], {}, BAD, "args"),
     ("enqueue_many", ["t", [_EMPTY, Jsonb(1)]], {}, BAD, "args"),
@@ -200,6 +223,13 @@ def test_bad_input_is_refused_with_a_hint_that_names_the_argument(
     assert hint in (refused.value.diag.message_hint or "")
 
 
+@pytest.mark.parametrize("score", ["Infinity", "-Infinity"])
+def test_infinite_scores_are_refused_as_they_exist(conn: psycopg.Connection, score: str) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="score must be finite") as refused:
+        call(conn, "enqueue", "t", score=score)
+    assert "score" in (refused.value.diag.message_hint or "")
+
+
 def test_infinite_intervals_are_refused_where_they_exist(conn: psycopg.Connection) -> None:
     if conn.info.server_version < 170000:
         pytest.skip("PostgreSQL has infinite intervals from 17 on")
@@ -210,6 +240,7 @@ def test_infinite_intervals_are_refused_where_they_exist(conn: psycopg.Connectio
         ("enqueue", ["t"], {"delay": "-infinity"}, "delay"),
         ("enqueue", ["t"], {"expires_in": "infinity"}, "expires_in"),
         ("enqueue", ["t"], {"retention": "infinity"}, "retention"),
+        ("enqueue", ["t"], {"dedupe": "d", "dedupe_for": "infinity"}, "dedupe_for"),
         ("reserve", ["w"], {"lease": "infinity"}, "lease"),
         ("extend", [[job_id], [reserved.reservation]], {"lease": "infinity"}, "lease"),
         ("release", [[job_id], [reserved.reservation]], {"delay": "infinity"}, "delay"),

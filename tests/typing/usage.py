@@ -13,7 +13,7 @@ import psycopg
 from psycopg.rows import DictRow
 
 import pgqueue
-from pgqueue import App, Job, Task
+from pgqueue import App, BatchResult, Enqueued, Job, Task
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 
@@ -63,6 +63,9 @@ def on_a_sync_connection_ids_come_at_once(sync: Sync, rows: psycopg.Connection[D
     assert_type(pgqueue.enqueue(sync, "add", {"a": 1}, delay=timedelta(seconds=1)), int)
     assert_type(pgqueue.enqueue(sync, add, priority=1), int)
     assert_type(pgqueue.enqueue_many(sync, "add", ({"a": n} for n in range(3))), list[int])
+    assert_type(pgqueue.enqueue_outcome(sync, add, {"a": 1}, dedupe="d"), Enqueued)
+    assert_type(add.using(dedupe="d").enqueue_outcome(sync, 1).job_id, int)
+    assert_type(pgqueue.enqueue_batch(sync, [add.using(key="k").job(1), {"task": add}]), list[BatchResult])
 
 
 async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncConnection[DictRow]) -> None:
@@ -71,6 +74,9 @@ async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncC
     assert_type(await add.using(queue="q").enqueue(on, 1), int)
     assert_type(await add.enqueue_many(on, [{"a": 1}]), list[int])
     assert_type(pgqueue.enqueue(on, send, {"to": "a"}), Awaitable[int])
+    assert_type(pgqueue.enqueue_outcome(on, send, {"to": "a"}), Awaitable[Enqueued])
+    assert_type(await add.using(dedupe="d").enqueue_outcome(on, 1), Enqueued)
+    assert_type((await pgqueue.enqueue_batch(on, [{"task": "t"}]))[0].error, dict[str, Any] | None)
     assert_type(await pgqueue.enqueue_many(on, send, [{"to": "a"}]), list[int])
     wrong: int = pgqueue.enqueue(on, send, {"to": "a"})  # type: ignore[assignment]
     del wrong

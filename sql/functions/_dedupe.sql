@@ -1,0 +1,312 @@
+-- Dedupe: of one task and dedupe key one job stands at a time. Its row in dedupe_keys lives as long as the job does,
+-- or until a time of its own.
+--
+-- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
+-- deleted the same key, and for no other. It never locks the row of a job that stands: it reads it, locks the *job*,
+-- and looks whether the row is still there. Whatever ends a job locks the job first too, and then deletes its row; so
+-- the two cannot wait for each other. Only a row whose time is past, which no ending job deletes, is updated in place.
+-- Between the conflict and the look the row may go: then all begins anew, and somebody has got on meanwhile. Above
+-- READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
+
+create or replace function pgqueue._dedupe(
+    p_job pgqueue.jobs,
+    p_dedupe_for interval,
+    p_on_conflict text,
+    p_debounce_max interval,
+    p_deadline timestamptz,
+    out job_id bigint,
+    out outcome text
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+-- Set anew for each look. That it stands here is what puts the caller's back, however this ends.
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_until timestamptz := p_job.created_at + p_dedupe_for;
+    v_stands record;
+begin
+    loop
+        -- In milliseconds; 0 would mean for ever.
+        perform set_config(
+            'lock_timeout',
+            greatest(1, ceil(1000 * extract(epoch from p_deadline - clock_timestamp())))::bigint::text,
+            true
+        );
+        insert into pgqueue.dedupe_keys (task, dedupe, job_id, until)
+        values (p_job.task, p_job.dedupe, p_job.id, v_until)
+        on conflict (task, dedupe) do nothing;
+        if found then
+            exit;
+        end if;
+
+        -- In one snapshot: a job that ends takes its row with it.
+        select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives
+        into v_stands
+        from pgqueue.dedupe_keys d
+        where d.task = p_job.task and d.dedupe = p_job.dedupe
+        order by d.job_id desc
+        limit 1;
+        if not found then
+            continue;
+        end if;
+
+        if v_stands.until <= pgqueue._clock() or (v_stands.until is null and not v_stands.lives) then
+            update pgqueue.dedupe_keys d
+            set job_id = p_job.id, until = v_until
+            where d.task = p_job.task
+                and d.dedupe = p_job.dedupe
+                and d.job_id = v_stands.job_id
+                and d.until is not distinct from v_stands.until;
+            if found then
+                exit;
+            end if;
+            continue;
+        end if;
+
+        job_id := v_stands.job_id;
+        outcome := case when p_on_conflict = 'raise' then 'refused' else 'skipped' end;
+        if v_stands.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
+            outcome := pgqueue._edit_waiting(v_stands.job_id, p_job, p_on_conflict, p_debounce_max);
+        end if;
+        if outcome is not null then
+            return;
+        end if;
+    end loop;
+
+    perform pgqueue._insert_jobs(array[p_job]);
+    job_id := p_job.id;
+    outcome := 'inserted';
+end
+$$;
+
+comment on function pgqueue._dedupe(pgqueue.jobs, interval, text, interval, timestamptz) is
+    'Private: inserts a job with a dedupe key, or does with the one that stands what on_conflict says; refused: it is to be an error. '
+    'Waits until p_deadline, then raises 55P03.';
+
+-- Null: the job, or its hold on the key, went meanwhile, and the caller looks again.
+create or replace function pgqueue._edit_waiting(
+    p_job_id bigint, p_job pgqueue.jobs, p_on_conflict text, p_debounce_max interval
+)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- A variable: constants would let a plan go by a partial index, through all that waits.
+    v_editable constant pgqueue.job_state[] := '{waiting,blocked}';
+    v_stands record;
+    v_args jsonb;
+    v_run_at timestamptz;
+    v_ready_at timestamptz;
+    v_priority smallint;
+    v_expires_at timestamptz;
+begin
+    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at
+    into v_stands
+    from pgqueue.jobs j
+    where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
+    for update;
+    if not found then
+        return (select 'skipped' from pgqueue.jobs j where j.id = p_job_id);
+    end if;
+    perform from pgqueue.dedupe_keys d
+    where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = p_job_id;
+    if not found then
+        return null;
+    end if;
+
+    if p_on_conflict = 'merge' then
+        v_args := v_stands.args || p_job.args;
+        perform pgqueue._check_args(v_args);
+        update pgqueue.jobs j set args = v_args where j.id = p_job_id;
+        return 'merged';
+    end if;
+
+    if p_on_conflict = 'replace' then
+        v_run_at := p_job.run_at;
+        select
+            coalesce(p_job.priority, t.priority, q.priority, 0),
+            coalesce(p_job.expires_at, greatest(p_job.run_at, p_job.created_at) + t.expires_in)
+        into v_priority, v_expires_at
+        from (values (1)) one (row)
+        left join pgqueue.effective_tasks t on t.name = p_job.task
+        left join pgqueue.queues q on q.name = v_stands.queue;
+        v_args := p_job.args;
+    else
+        -- Out, never in, and no further than the ceiling; what expires does so as long after its run_at as before.
+        v_run_at := greatest(
+            v_stands.run_at,
+            least(
+                p_job.run_at,
+                v_stands.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
+            )
+        );
+        v_priority := v_stands.priority;
+        v_expires_at := v_stands.expires_at + (v_run_at - v_stands.run_at);
+        v_args := v_stands.args;
+    end if;
+
+    -- Parked behind its key or a limit, it waits again: the next claim parks it, should it have to.
+    v_ready_at := pgqueue._ready_at(v_run_at);
+    update pgqueue.jobs j
+    set
+        args = v_args,
+        headers = case when p_on_conflict = 'replace' then p_job.headers else j.headers end,
+        priority = v_priority,
+        run_at = v_run_at,
+        ready_at = v_ready_at,
+        expires_at = v_expires_at,
+        state = 'waiting',
+        blocked_on = null,
+        resumed = false
+    where j.id = p_job_id;
+    perform pgqueue._register_lane(v_stands.queue, v_priority, p_job.created_at);
+    perform pgqueue._wake(v_stands.queue, v_ready_at, 2, null);
+    if v_stands.key is not null and v_run_at > p_job.created_at then
+        -- In the future it holds no place in its key.
+        perform pgqueue._release_next(array[v_stands.queue], array[v_stands.key]);
+    end if;
+    return case p_on_conflict when 'replace' then 'replaced' else 'debounced' end;
+end
+$$;
+
+comment on function pgqueue._edit_waiting(bigint, pgqueue.jobs, text, interval) is
+    'Private: replaces, merges or puts off a job that waits and was never reserved; skipped: it is another one. Null: look again.';
+
+-- The exception block is a subtransaction, which a whole batch does not want for each of its jobs.
+create or replace function pgqueue._enqueue_deduped(
+    p_job pgqueue.jobs,
+    p_dedupe_for interval,
+    p_on_conflict text,
+    p_debounce_max interval,
+    p_deadline timestamptz,
+    out job_id bigint,
+    out outcome text
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    begin
+        select d.job_id, d.outcome into job_id, outcome
+        from pgqueue._dedupe(p_job, p_dedupe_for, p_on_conflict, p_debounce_max, p_deadline) d;
+    exception when lock_not_available then
+        perform pgqueue._refuse(
+            format('another transaction holds dedupe key %s of task %s', quote_literal(p_job.dedupe), quote_literal(p_job.task)),
+            'It was open for longer than dedupe_wait. Nothing was enqueued.',
+            'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.',
+            '55P03'
+        );
+    end;
+    if outcome = 'refused' then
+        perform pgqueue._refuse_duplicate(p_job.task, p_job.dedupe, job_id);
+    end if;
+end
+$$;
+
+comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
+    'Private: _dedupe with errors that say what to do.';
+
+create or replace function pgqueue._refuse_duplicate(p_task text, p_dedupe text, p_job_id bigint)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        format('task %s has a job of dedupe key %s', quote_literal(p_task), quote_literal(p_dedupe)),
+        format('Job %s stands for it.', p_job_id),
+        'Leave on_conflict out to get the id of that job, or give another dedupe.',
+        '23505'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_duplicate(text, text, bigint) is 'Private: raises 23505 for on_conflict => raise.';
+
+create or replace function pgqueue._dedupe_deadline()
+returns timestamptz
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    -- A lock_timeout of the caller's own holds where it is shorter. The real clock: this is about waiting.
+    select clock_timestamp() + least(
+        coalesce((select s.dedupe_wait from pgqueue.settings s where s.one), '5 s'),
+        nullif(current_setting('lock_timeout')::interval, '0')
+    )
+$$;
+
+comment on function pgqueue._dedupe_deadline() is 'Private: until when an enqueue that begins now may wait for a dedupe key.';
+
+create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    delete from pgqueue.dedupe_keys d where d.job_id = any (p_job_ids) and d.until is null
+$$;
+
+comment on function pgqueue._free_dedupe(bigint[]) is
+    'Private: frees the dedupe keys of jobs that end; one with a time of its own stands until then.';
+
+create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
+returns boolean
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    -- Its own row may still stand, with a time: it is left as it is.
+    insert into pgqueue.dedupe_keys as d (task, dedupe, job_id)
+    values (p_task, p_dedupe, p_job_id)
+    on conflict (task, dedupe) do update
+    set job_id = excluded.job_id, until = case when d.until > pgqueue._clock() then d.until end
+    where d.job_id = excluded.job_id or d.until <= pgqueue._clock()
+    returning true
+$$;
+
+comment on function pgqueue._retake_dedupe(bigint, text, text) is
+    'Private: a job that comes back takes its dedupe key again; null: another job stands for it.';
+
+create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    delete from pgqueue.dedupe_keys d
+    where d.ctid = any (
+        array(
+            select k.ctid
+            from pgqueue.dedupe_keys k
+            where k.until is not null and k.until <= p_now
+            order by k.until
+            limit p_limit
+            for update skip locked
+        )
+    )
+$$;
+
+comment on function pgqueue._tidy_dedupe(timestamptz, integer) is 'Private: forgets up to p_limit dedupe keys whose time is past.';

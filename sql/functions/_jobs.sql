@@ -1,0 +1,133 @@
+-- Jobs as rows: from the options of a producer to a row of jobs, checked, and from such rows into the queue.
+--
+-- A row has its id beforehand, so that whoever stands for a dedupe key is known before it is there. What its producer
+-- left out is null until _insert_jobs fills it in by task and queue. enqueue and enqueue_many go their own, shorter way.
+
+create or replace function pgqueue._checked_job(
+    p_id bigint,
+    p_now timestamptz,
+    p_task text,
+    p_args jsonb,
+    p_queue text,
+    p_priority integer,
+    p_run_at timestamptz,
+    p_delay interval,
+    p_expires_in interval,
+    p_timeout interval,
+    p_max_attempts integer,
+    p_key text,
+    p_score numeric,
+    p_dedupe text,
+    p_dedupe_for interval,
+    p_on_conflict text,
+    p_depends_on bigint[],
+    p_headers jsonb,
+    p_tags text[],
+    p_retention interval,
+    p_retry_policy text,
+    p_retry_delay interval,
+    p_retry_queue text,
+    p_limit_key text,
+    p_debounce_max interval
+)
+returns pgqueue.jobs
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job pgqueue.jobs;
+begin
+    perform pgqueue._check_options(
+        p_task, p_queue, p_priority, p_run_at, p_delay, p_expires_in, p_timeout, p_max_attempts, p_key, p_score,
+        p_dedupe, p_dedupe_for, p_on_conflict, p_depends_on, p_headers, p_tags, p_retention, p_retry_policy,
+        p_retry_delay, p_retry_queue, p_limit_key, p_debounce_max
+    );
+    perform pgqueue._check_args(p_args);
+    if p_key is null and exists (select from pgqueue.effective_tasks t where t.name = p_task and t.accumulate) then
+        perform pgqueue._refuse_without_key(p_task);
+    end if;
+
+    v_job.id := p_id;
+    v_job.created_at := p_now;
+    v_job.run_at := coalesce(p_run_at, p_now + p_delay, p_now);
+    v_job.ready_at := p_now;
+    if v_job.run_at > p_now then
+        v_job.ready_at := pgqueue._ready_at(v_job.run_at);
+        perform pgqueue._check_run_at(v_job.run_at);
+    end if;
+    v_job.expires_at := greatest(v_job.run_at, p_now) + p_expires_in;
+    v_job.task := p_task;
+    v_job.args := p_args;
+    v_job.queue := p_queue;
+    v_job.priority := p_priority;
+    v_job.max_attempts := p_max_attempts;
+    v_job.key := p_key;
+    v_job.score := p_score;
+    v_job.dedupe := p_dedupe;
+    v_job.headers := p_headers;
+    v_job.tags := p_tags;
+    v_job.retention := p_retention;
+    v_job.limit_key := p_limit_key;
+    v_job.timeout := p_timeout;
+    if num_nonnulls(p_retry_policy, p_retry_delay, p_retry_queue) > 0 then
+        v_job.retry := pgqueue._job_retry(p_retry_policy, p_retry_delay, p_retry_queue);
+    end if;
+    return v_job;
+end
+$$;
+
+comment on function pgqueue._checked_job(
+    bigint, timestamptz, text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric,
+    text, interval, text, bigint[], jsonb, text[], interval, text, interval, text, text, interval
+) is 'Private: the row of a job with these options, which it checks; what is left to task and queue is null.';
+
+create or replace function pgqueue._insert_jobs(p_jobs pgqueue.jobs[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_lane record;
+begin
+    for v_lane in
+        with added as (
+            insert into pgqueue.jobs (
+                id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
+                expires_at, max_attempts, retention, retry, key, score, limit_key, dedupe,
+                timeout
+            )
+            overriding system value
+            select
+                n.id, w.queue, n.task, n.args, n.headers, n.tags,
+                coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
+                coalesce(n.expires_at, greatest(n.run_at, n.created_at) + t.expires_in),
+                n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
+                n.timeout
+            from unnest(p_jobs) n
+            left join pgqueue.effective_tasks t on t.name = n.task
+            cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w
+            left join pgqueue.queues q on q.name = w.queue
+            returning queue, priority, ready_at, created_at
+        )
+        select a.queue, a.priority, min(a.ready_at) as ready_at, min(a.created_at) as created_at
+        from added a
+        group by a.queue, a.priority
+        order by a.queue, a.priority
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+    end loop;
+end
+$$;
+
+comment on function pgqueue._insert_jobs(pgqueue.jobs[]) is
+    'Private: inserts jobs in one statement, with what task and queue say of each, registers their lanes and wakes for each queue once.';

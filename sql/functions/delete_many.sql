@@ -1,0 +1,52 @@
+-- delete_many: jobs and rows of history are gone, many at a time.
+--
+-- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. What is
+-- executing stays. History is dropped by its partitions in time; this is for what must go before.
+
+create or replace function pgqueue.delete_many(
+    queue text default null,
+    task text default null,
+    key text default null,
+    state text default null,
+    created_after timestamptz default null,
+    created_before timestamptz default null,
+    finished_after timestamptz default null,
+    finished_before timestamptz default null,
+    job_ids bigint[] default null,
+    everything boolean default false,
+    max_jobs integer default 1000,
+    after jsonb default null
+)
+returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_filter jsonb := pgqueue._bulk_filter(
+        '{waiting,failed,blocked,succeeded,dead,cancelled}', delete_many.state, delete_many.queue, delete_many.task, delete_many.key,
+        delete_many.created_after, delete_many.created_before, delete_many.finished_after, delete_many.finished_before,
+        delete_many.job_ids, delete_many.everything
+    );
+begin
+    if num_nonnulls(delete_many.state, delete_many.job_ids) = 0 and not coalesce(delete_many.everything, false) then
+        perform pgqueue._refuse(
+            'neither state nor job_ids is given', 'It would delete what waits and what history keeps alike.',
+            'Give state, such as dead or failed, or job_ids, or say everything => true; purge_queue() deletes what waits in a queue.'
+        );
+    end if;
+    return query
+    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
+    from pgqueue._bulk('delete_many', v_filter, delete_many.max_jobs, delete_many.after) b;
+end
+$$;
+
+comment on function pgqueue.delete_many(
+    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+) is
+    'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. Times: from _after on, before _before; with a time of finishing only history is looked at. '
+    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';

@@ -1,0 +1,88 @@
+-- enqueue_outcome: enqueue, and what became of it. The way of every single job with a dedupe key.
+--
+-- Without a dedupe key it is enqueue. With one it may wait, for an open transaction that holds the same key or the job
+-- that stands for it, until dedupe_wait (5 s) has passed: 55P03. It never returns null. Where it locks, see _dedupe.
+
+create or replace function pgqueue.enqueue_outcome(
+    task text,
+    args jsonb default '{}',
+    queue text default null,
+    priority integer default null,
+    run_at timestamptz default null,
+    delay interval default null,
+    expires_in interval default null,
+    timeout interval default null,
+    max_attempts integer default null,
+    key text default null,
+    score numeric default null,
+    dedupe text default null,
+    dedupe_for interval default null,
+    on_conflict text default null,
+    depends_on bigint[] default null,
+    headers jsonb default null,
+    tags text[] default null,
+    retention interval default null,
+    retry_policy text default null,
+    retry_delay interval default null,
+    retry_queue text default null,
+    limit_key text default null,
+    debounce_max interval default null
+)
+returns table (job_id bigint, outcome text)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_job pgqueue.jobs;
+begin
+    if enqueue_outcome.dedupe is null then
+        return query
+        select
+            pgqueue.enqueue(
+                enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue, enqueue_outcome.priority,
+                enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in, enqueue_outcome.timeout,
+                enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score, enqueue_outcome.dedupe,
+                enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
+                enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention,
+                enqueue_outcome.retry_policy, enqueue_outcome.retry_delay, enqueue_outcome.retry_queue,
+                enqueue_outcome.limit_key, enqueue_outcome.debounce_max
+            ),
+            'inserted';
+        return;
+    end if;
+
+    v_now := pgqueue._ready_at(null);
+    v_job := pgqueue._checked_job(
+        nextval('pgqueue.jobs_id_seq'), v_now, enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue,
+        enqueue_outcome.priority, enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in,
+        enqueue_outcome.timeout, enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score,
+        enqueue_outcome.dedupe, enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
+        enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
+        enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
+        enqueue_outcome.debounce_max
+    );
+    return query
+    select d.job_id, d.outcome
+    from pgqueue._enqueue_deduped(
+        v_job, enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.debounce_max,
+        pgqueue._dedupe_deadline()
+    ) d;
+end
+$$;
+
+comment on function pgqueue.enqueue_outcome(
+    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval
+) is
+    'Enqueue one job as enqueue() does, and say what became of it: inserted; or, where another job stands for its dedupe key, '
+    'whose job_id it then is, skipped, replaced, merged or debounced. '
+    'select * from pgqueue.enqueue_outcome(''report'', dedupe => ''report:2026-11'', on_conflict => ''replace''); '
+    'Waits for an open transaction that holds the same dedupe key, at most pgqueue.settings.dedupe_wait (55P03).';

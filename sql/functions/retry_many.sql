@@ -1,0 +1,49 @@
+-- retry_many: the dead, or the cancelled, come back with a fresh count, many at a time.
+--
+-- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. Each moves from
+-- history to jobs in one statement, as with retry(). A failed job needs no new count: run_now_many().
+
+create or replace function pgqueue.retry_many(
+    queue text default null,
+    task text default null,
+    key text default null,
+    state text default null,
+    created_after timestamptz default null,
+    created_before timestamptz default null,
+    finished_after timestamptz default null,
+    finished_before timestamptz default null,
+    job_ids bigint[] default null,
+    everything boolean default false,
+    max_jobs integer default 1000,
+    after jsonb default null
+)
+returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_filter jsonb := pgqueue._bulk_filter(
+        '{dead,cancelled}', retry_many.state, retry_many.queue, retry_many.task, retry_many.key,
+        retry_many.created_after, retry_many.created_before, retry_many.finished_after, retry_many.finished_before,
+        retry_many.job_ids, retry_many.everything
+    );
+begin
+    if num_nonnulls(retry_many.state, retry_many.job_ids) = 0 then
+        v_filter := v_filter || '{"states": ["dead"]}';
+    end if;
+    return query
+    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
+    from pgqueue._bulk('retry_many', v_filter, retry_many.max_jobs, retry_many.after) b;
+end
+$$;
+
+comment on function pgqueue.retry_many(
+    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+) is
+    'Bring dead jobs back, due now and with a fresh count, by filter. state: dead or cancelled; null: dead, or with job_ids both. key needs queue. Times: from _after on, before _before. '
+    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';

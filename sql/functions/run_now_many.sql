@@ -1,0 +1,44 @@
+-- run_now_many: scheduled and failed jobs run now, many at a time.
+--
+-- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. They come
+-- back as retry() brings them: read before the rest of their lane, in the order of ids.
+
+create or replace function pgqueue.run_now_many(
+    queue text default null,
+    task text default null,
+    key text default null,
+    state text default null,
+    created_after timestamptz default null,
+    created_before timestamptz default null,
+    job_ids bigint[] default null,
+    everything boolean default false,
+    max_jobs integer default 1000,
+    after jsonb default null
+)
+returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_filter jsonb := pgqueue._bulk_filter(
+        '{waiting,failed}', run_now_many.state, run_now_many.queue, run_now_many.task, run_now_many.key,
+        run_now_many.created_after, run_now_many.created_before, null, null,
+        run_now_many.job_ids, run_now_many.everything
+    );
+begin
+    return query
+    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
+    from pgqueue._bulk('run_now_many', v_filter || '{"not_due": true}', run_now_many.max_jobs, run_now_many.after) b;
+end
+$$;
+
+comment on function pgqueue.run_now_many(
+    text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+) is
+    'Let scheduled (waiting) and failed jobs that are not due run now, by filter. state: waiting or failed; null: both. key needs queue. Times: from _after on, before _before. '
+    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';

@@ -1,0 +1,485 @@
+"""Keys, calls of accumulating tasks and limits, where two sessions meet in the order that hurts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import LiteralString
+
+import psycopg
+import pytest
+
+from pgqueue.testing import Clock
+from tests.calls import (
+    Row,
+    call,
+    column,
+    enqueue,
+    enqueue_many,
+    ids,
+    job,
+    maintain,
+    pairs,
+    reserve,
+    reserve_one,
+    state,
+    value,
+)
+from tests.databases import Database
+from tests.facts import wait_until
+from tests.sessions import Session
+
+COMPLETE: LiteralString = "select pgqueue.complete(%s, %s)"
+RESERVE: LiteralString = "select id from pgqueue.reserve('other', 10)"
+
+BEGIN: dict[str, LiteralString] = {
+    "repeatable read": "begin isolation level repeatable read",
+    "serializable": "begin isolation level serializable",
+}
+ENDS = pytest.mark.parametrize("end", ["commit", "rollback"])
+
+
+def chain(conn: psycopg.Connection, count: int, **options: object) -> tuple[Row, list[int]]:
+    """`count` jobs of one key: the first reserved, the others waiting. Returns its row and their ids."""
+    job_ids = enqueue_many(conn, count, key="k", **options)
+    held = reserve_one(conn)
+    assert held.id == job_ids[0]
+    return held, job_ids[1:]
+
+
+def park(conn: psycopg.Connection) -> None:
+    assert reserve(conn, 10) == []
+
+
+def is_parked(conn: psycopg.Connection, *job_ids: int) -> bool:
+    return all(state(conn, job_id) == "blocked" for job_id in job_ids)
+
+
+def unparked(conn: psycopg.Connection) -> int:
+    """What the net of maintain had to release so far."""
+    maintain(conn)
+    found: int = value(conn, "select unparked from pgqueue.housekeeping order by n desc limit 1")
+    return found
+
+
+def open_with(session: Session, begin: LiteralString = "begin") -> Session:
+    session.run(begin)
+    session.run("set local statement_timeout = '8s'")
+    return session
+
+
+# A claim that parks while the job ahead ends.
+
+
+@pytest.mark.covers("L1")
+@ENDS
+def test_a_finish_waits_for_a_claim_that_is_parking_behind_its_job(database: Database, end: LiteralString) -> None:
+    conn = database.connect()
+    held, [next_id] = chain(conn, 2)
+    claim, finish = open_with(database.session()), database.session()
+    assert claim.run(RESERVE) == []
+    done = finish.start(COMPLETE, [held.id, held.reservation])
+    wait_until(lambda: finish.waits_behind(claim))
+    claim.run(end)
+    assert done.result(10) == [(True,)]
+    assert ids(reserve(conn, 10)) == [next_id]
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize(
+    "leaving", ["select pgqueue.fail(%s, %s, retry => false)", "select pgqueue.fail(%s, %s, cancel => true)"]
+)
+def test_a_job_that_dies_or_is_cancelled_waits_for_a_claim_that_is_parking_as_well(
+    database: Database, leaving: LiteralString
+) -> None:
+    conn = database.connect()
+    held, [next_id] = chain(conn, 2)
+    claim, finish = open_with(database.session()), database.session()
+    assert claim.run(RESERVE) == []
+    done = finish.start(leaving, [held.id, held.reservation])
+    wait_until(lambda: finish.waits_behind(claim))
+    claim.run("commit")
+    assert done.result(10)[0][0] in ("dead", "cancelled")
+    assert ids(reserve(conn, 10)) == [next_id]
+
+
+@pytest.mark.covers("L1")
+@ENDS
+def test_a_claim_puts_off_what_stands_behind_a_job_that_is_being_finished(
+    database: Database, clock: Clock, end: LiteralString
+) -> None:
+    now = clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    held, [next_id] = chain(conn, 2)
+    plain = enqueue(conn)
+    finish = open_with(database.session())
+    assert finish.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
+    assert ids(reserve(conn, 10)) == [plain]
+    assert state(conn, next_id) == "waiting"
+    ready_at = value(conn, "select ready_at from pgqueue.jobs where id = %s", next_id)
+    assert ready_at == now + timedelta(seconds=1)
+    finish.run(end)
+    clock.advance("1 s")
+    if end == "commit":
+        assert ids(reserve(conn, 10)) == [next_id]
+    else:
+        park(conn)
+        assert is_parked(conn, next_id)
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+def test_a_job_that_gives_its_place_up_while_a_claim_looks_stops_nobody(database: Database) -> None:
+    conn = database.connect()
+    first, second = enqueue_many(conn, 2, key="k")
+    # The claim finds the first one locked, and the second one behind it; then the first is gone.
+    holder = open_with(database.session())
+    holder.run("select pgqueue.cancel(%s)", [first])
+    assert reserve(conn, 10) == []
+    holder.run("commit")
+    conn.execute("update pgqueue.jobs set ready_at = now() where id = %s", [second])
+    assert ids(reserve(conn, 10)) == [second]
+
+
+# Two claims of one key, where the earlier job commits late.
+
+
+@pytest.mark.covers("L1")
+@ENDS
+def test_of_two_claims_of_one_key_the_later_drops_its_candidate_and_goes_on(
+    database: Database, end: LiteralString
+) -> None:
+    conn = database.connect()
+    late, claim = open_with(database.session()), open_with(database.session())
+    [[earlier]] = late.run("select pgqueue.enqueue('t', key => 'k')")
+    later = enqueue(conn, key="k")
+    assert claim.run(RESERVE) == [(later,)]
+    late.run("commit")
+    others = [enqueue(conn), enqueue(conn, key="k2"), enqueue(conn)]
+    # Neither claim can see the other. The index does. (On a slow machine the wait for it may use a call's time up.)
+    claimed: list[int] = []
+    wait_until(lambda: bool(claimed.extend(ids(reserve(conn, 3))) or sorted(claimed) == others))
+    assert state(conn, earlier) == "waiting"
+    claim.run(end)
+    conn.execute("update pgqueue.jobs set ready_at = now() where id = %s and state = 'waiting'", [earlier])
+    if end == "rollback":
+        assert ids(reserve(conn, 10)) == [earlier]
+        return
+    park(conn)
+    assert is_parked(conn, earlier)
+    [[reservation]] = conn.execute("select reservation from pgqueue.jobs where id = %s", [later]).fetchall()
+    assert call(conn, "complete", later, reservation) is True
+    assert ids(reserve(conn, 10)) == [earlier]
+
+
+@pytest.mark.covers("L1")
+def test_a_claim_that_is_held_open_keeps_no_other_waiting_however_many_keys_it_has(database: Database) -> None:
+    conn = database.connect()
+    late, claim = open_with(database.session()), open_with(database.session())
+    late.run("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 40) n")
+    conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, 40) n")
+    assert len(claim.run("select id from pgqueue.reserve('other', 40)")) == 40
+    late.run("commit")
+    plain = enqueue_many(conn, 3)
+    conn.execute("set statement_timeout = '1s'")
+    assert ids(reserve(conn, 43)) == plain
+    claim.run("commit")
+
+
+@pytest.mark.covers("L1")
+def test_two_claims_that_want_each_others_keys_end_without_a_deadlock(database: Database) -> None:
+    conn = database.connect()
+    first, second = open_with(database.session()), open_with(database.session())
+    early = [open_with(database.session()) for _ in range(2)]
+    a_early = early[0].run("select pgqueue.enqueue('t', key => 'a', queue => 'q')")[0][0]
+    b_early = early[1].run("select pgqueue.enqueue('t', key => 'b', queue => 'q')")[0][0]
+    a_late, b_late = enqueue(conn, key="a", queue="q"), enqueue(conn, key="b", queue="q", priority=1)
+    assert first.run("select id from pgqueue.reserve('first', 1, '{q}')") == [(b_late,)]
+    assert second.run("select id from pgqueue.reserve('second', 1, '{q}')") == [(a_late,)]
+    for session in early:
+        session.run("commit")
+    # Each sees the early job of both keys, and holds one key itself.
+    one = first.start("select id from pgqueue.reserve('first', 10, '{q}')")
+    other = second.start("select id from pgqueue.reserve('second', 10, '{q}')")
+    assert (one.result(10), other.result(10)) == ([], [])
+    first.run("commit")
+    second.run("commit")
+    assert {state(conn, a_late), state(conn, b_late)} == {"executing"}
+    assert {state(conn, a_early), state(conn, b_early)} <= {"waiting", "blocked"}
+
+
+# A finish against whoever takes the next job away.
+
+
+@pytest.mark.covers("L1", "A6")
+@pytest.mark.parametrize("away", ["cancel", "delete"])
+@ENDS
+def test_a_finish_passes_over_a_next_job_that_is_being_taken_away(
+    database: Database, away: str, end: LiteralString
+) -> None:
+    conn = database.connect()
+    held, [next_id, following] = chain(conn, 3)
+    park(conn)
+    assert is_parked(conn, next_id, following)
+    taking = open_with(database.session())
+    taking.run("select pgqueue.cancel(%s)" if away == "cancel" else "select pgqueue.delete(%s)", [next_id])
+    conn.execute("set statement_timeout = '5s'")
+    assert call(conn, "complete", held.id, held.reservation) is True
+    taking.run(end)
+    expected = following if end == "commit" else next_id
+    claimed = reserve(conn, 10)
+    assert ids(claimed) == [expected]
+    assert unparked(conn) == 0
+    if end == "rollback":
+        call(conn, "complete", next_id, claimed[0].reservation)
+        assert ids(reserve(conn, 10)) == [following]
+
+
+@pytest.mark.covers("L1", "A6")
+@pytest.mark.parametrize("away", ["cancel", "delete"])
+@ENDS
+def test_whoever_takes_the_next_job_away_waits_for_a_finish_that_releases_it(
+    database: Database, away: str, end: LiteralString
+) -> None:
+    conn = database.connect()
+    held, [next_id, following] = chain(conn, 3)
+    park(conn)
+    finish, taking = open_with(database.session()), database.session()
+    finish.run(COMPLETE, [held.id, held.reservation])
+    taken = taking.start("select pgqueue.cancel(%s)" if away == "cancel" else "select pgqueue.delete(%s)", [next_id])
+    wait_until(lambda: taking.waits_behind(finish))
+    finish.run(end)
+    assert taken.result(10)[0][0] in ("cancelled", True)
+    if end == "rollback":
+        # It was let go too early; it is parked again.
+        park(conn)
+        assert is_parked(conn, following)
+        assert call(conn, "complete", held.id, held.reservation) is True
+    assert ids(reserve(conn, 10)) == [following]
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+def test_two_batches_that_release_each_others_next_jobs_do_not_deadlock(database: Database) -> None:
+    conn = database.connect()
+    keys = [f"k{n}" for n in range(20)]
+    for _ in range(2):
+        for key in keys:
+            enqueue(conn, key=key)
+    held = reserve(conn, 40)
+    assert len(held) == 20
+    first, second = open_with(database.session()), database.session()
+    first.run("select * from pgqueue.complete_many(%s, %s)", pairs(held[10:]))
+    other = second.start("select * from pgqueue.complete_many(%s, %s)", pairs(held[:10]))
+    assert other.result(10) == []
+    first.run("commit")
+    assert len(reserve(conn, 40)) == 20
+
+
+# A completion held open.
+
+
+@pytest.mark.covers("L1")
+def test_a_completion_held_open_stops_only_its_key(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    held, behind = chain(conn, 10_001)
+    plain = enqueue_many(conn, 50)
+    finish = open_with(database.session())
+    finish.run(COMPLETE, [held.id, held.reservation])
+    got: list[int] = []
+    calls = 0
+    while len(got) < len(plain) and calls < 150:
+        got += ids(reserve(conn, 10))
+        calls += 1
+    assert got == plain
+    assert value(conn, "select count(*) from pgqueue.jobs where state = 'blocked'") == 0
+    finish.run("commit")
+    clock.advance("1 s")
+    assert ids(reserve(conn, 1)) == behind[:1]
+    assert unparked(conn) == 0
+
+
+# Above READ COMMITTED.
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_completion_with_an_old_snapshot_lets_go_what_was_parked_since(database: Database, level: str) -> None:
+    conn = database.connect()
+    held, [next_id] = chain(conn, 2)
+    finish = database.session()
+    finish.run(BEGIN[level])
+    finish.run("select count(*) from pgqueue.jobs")
+    park(conn)
+    assert is_parked(conn, next_id)
+    assert finish.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
+    finish.run("commit")
+    assert ids(reserve(conn, 10)) == [next_id]
+    assert value(conn, "select count(*) from pgqueue.key_notes") == 0
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+def test_a_failure_with_an_old_snapshot_lets_go_an_earlier_job_that_was_parked_since(
+    database: Database, clock: Clock, level: str
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    earlier = enqueue(conn, key="k", delay="1 min")
+    enqueue(conn, key="k")
+    held = reserve_one(conn, lease="1 hour")
+    clock.advance("1 min")
+    finish = database.session()
+    finish.run(BEGIN[level])
+    finish.run("select count(*) from pgqueue.jobs")
+    park(conn)
+    assert finish.run("select pgqueue.fail(%s, %s, retry_in => '1 h')", [held.id, held.reservation]) == [("failed",)]
+    finish.run("commit")
+    assert ids(reserve(conn, 10)) == [earlier]
+    assert unparked(conn) == 0
+
+
+# Calls of accumulating tasks.
+
+
+@pytest.mark.covers("L13")
+def test_a_payload_that_somebody_locked_stops_neither_rescue_nor_reserve(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    maintain(conn)
+    call(conn, "declare_task", "acc", accumulate=True)
+    for n in range(3):
+        enqueue(conn, "acc", {"n": n}, key="k")
+    plain = enqueue(conn)
+    call_rows = reserve(conn, 2, lease="10 s")
+    assert len(call_rows) == 4
+    holder = open_with(database.session())
+    holder.run("select from pgqueue.jobs where id = %s for update", [call_rows[1].id])
+    for _ in range(4):
+        clock.advance("4 s")
+        maintain(conn)
+    assert value(conn, "select failures from pgqueue.housekeeping order by n desc limit 1") == {}
+    assert state(conn, plain) == "waiting"
+    # The whole call counts as held.
+    assert {state(conn, row.id) for row in call_rows if row.task == "acc"} == {"executing"}
+    conn.execute("set statement_timeout = '5s'")
+    assert ids(reserve(conn, 10)) == [plain]
+    assert column(conn, "release", *pairs(call_rows[:1])) == []
+    holder.run("commit")
+    assert len(reserve(conn, 1)) == 3
+
+
+@pytest.mark.covers("L6")
+def test_a_call_that_lost_its_first_key_is_not_given_to_another_task(database: Database) -> None:
+    conn = database.connect()
+    call(conn, "declare_task", "acc", accumulate=True, batch_size=5)
+    late, claim = open_with(database.session()), open_with(database.session())
+    # Of the first key an earlier payload commits late, and the claim of the later one is not committed.
+    late.run("select pgqueue.enqueue('acc', '{\"n\": 1}', key => 'a')")
+    enqueue(conn, "acc", {"n": 2}, key="a")
+    assert len(claim.run(RESERVE)) == 1
+    late.run("commit")
+    plain = [enqueue(conn, key="p1"), enqueue(conn, key="p2")]
+    payload = enqueue(conn, "acc", {"n": 3}, key="b")
+    calls = [ids(reserve(conn, 1)) for _ in range(3)]
+    claim.run("commit")
+    assert calls == [[plain[0]], [plain[1]], [payload]]
+
+
+# Limits.
+
+
+def limit(conn: psycopg.Connection, kind: str, target: str, at_most: int | None = None, rate: int | None = None,
+          per: str | None = None) -> None:
+    conn.execute(
+        "insert into pgqueue.limits (kind, target, max_executing, rate, per) values (%s, %s, %s, %s, %s)",
+        [kind, target, at_most, rate, per],
+    )
+
+
+@pytest.mark.parametrize("kind", ["queue", "task", "key", "limit_key"])
+@ENDS
+def test_two_claims_under_one_limit_never_exceed_it(database: Database, kind: str, end: LiteralString) -> None:
+    conn = database.connect()
+    target = {"queue": "q", "task": "t", "key": "k", "limit_key": "l"}[kind]
+    limit(conn, kind, target, at_most=3)
+    for n in range(8):
+        enqueue(conn, queue="q", key=f"k{n}", limit_key="l")
+    first = open_with(database.session())
+    assert len(first.run("select id from pgqueue.reserve('first', 2)")) == 2
+    conn.execute("set statement_timeout = '5s'")
+    # The second cannot know what the first is going to be: it leaves these jobs alone.
+    assert reserve(conn, 10) == []
+    first.run(end)
+    assert len(reserve(conn, 10)) == (1 if end == "commit" else 3)
+    assert reserve(conn, 10) == []
+
+
+def test_a_rate_holds_for_two_claims_at_once(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    limit(conn, "task", "t", rate=3, per="10 s")
+    enqueue_many(conn, 8)
+    first = open_with(database.session())
+    assert len(first.run("select id from pgqueue.reserve('first', 2)")) == 2
+    assert reserve(conn, 10) == []
+    first.run("commit")
+    assert len(reserve(conn, 10)) == 1
+
+
+def test_a_job_parked_under_a_limit_while_the_last_one_leaves_is_let_go(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    limit(conn, "task", "t", at_most=1)
+    enqueue(conn)
+    held = reserve_one(conn)
+    waiting = enqueue(conn)
+    claim = open_with(database.session())
+    assert claim.run(RESERVE) == []  # parked, not committed
+    assert call(conn, "complete", held.id, held.reservation) is True
+    claim.run("commit")
+    assert state(conn, waiting) == "blocked"
+    clock.advance("1 s")
+    assert ids(reserve(conn, 10)) == [waiting]
+
+
+def test_a_look_at_a_limit_while_a_claim_parks_under_it_forgets_nobody(database: Database, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    limit(conn, "task", "t", rate=1, per="10 s")
+    enqueue_many(conn, 2)
+    [_] = reserve(conn, 1)
+    reserve(conn, 1)
+    assert value(conn, "select count(*) from pgqueue.limit_waits") == 1
+    conn.execute("delete from pgqueue.jobs where state = 'blocked'")
+    waiting = enqueue(conn)
+    clock.advance("9 s")
+    claim = open_with(database.session())
+    assert claim.run(RESERVE) == []
+    clock.advance("2 s")
+    # It is time to look, and the claim has the lock. Nobody else is parked that could be seen.
+    maintain(conn)
+    claim.run("commit")
+    assert state(conn, waiting) == "blocked"
+    clock.advance("1 s")
+    assert ids(reserve(conn, 10)) == [waiting]
+
+
+@ENDS
+def test_a_leaver_waits_for_no_claim_under_its_limit(database: Database, clock: Clock, end: LiteralString) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    limit(conn, "limit_key", "l", at_most=2)
+    enqueue_many(conn, 4, limit_key="l")
+    held = reserve(conn, 10)
+    assert len(held) == 2
+    claim = open_with(database.session())
+    claim.run(RESERVE)
+    conn.execute("set statement_timeout = '5s'")
+    assert column(conn, "complete_many", *pairs(held)) == []
+    claim.run(end)
+    clock.advance("1 s")
+    assert len(reserve(conn, 10)) == 2
+    assert job(conn, held[0].id).state == "succeeded"

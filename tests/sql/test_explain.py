@@ -1,0 +1,209 @@
+"""Why is a job not running? One row says it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from tests.calls import Row, call, enqueue, enqueue_many, job, reserve_one, table
+
+NOON = "2030-01-01 12:00+00"
+
+
+def explain(conn: psycopg.Connection, job_id: int) -> Row:
+    [row] = table(conn, "explain", job_id)
+    assert row.job_id == job_id
+    return row
+
+
+def change(conn: psycopg.Connection, job_id: int, **columns: Any) -> None:
+    for name, to in columns.items():
+        conn.execute(f"update pgqueue.jobs set {name} = %s where id = %s".encode(), [to, job_id])
+
+
+def test_a_job_that_is_nowhere_is_unknown(conn: psycopg.Connection) -> None:
+    found = explain(conn, 999)
+    assert (found.state, found.reason, found.until, found.behind) == ("unknown", "unknown", None, None)
+
+
+def test_a_job_that_ended_says_how_and_when(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    succeeded, dead, cancelled = enqueue_many(conn, 3)
+    call(conn, "complete", succeeded, reserve_one(conn).reservation)
+    call(conn, "fail", dead, reserve_one(conn).reservation, Jsonb({"message": "no paper"}), retry=False)
+    call(conn, "cancel", cancelled)
+    for job_id, state, said in (
+        (succeeded, "succeeded", "after 1 tries"), (dead, "dead", "no paper"), (cancelled, "cancelled", "2030-01-01")
+    ):
+        found = explain(conn, job_id)
+        assert (found.state, found.reason) == (state, "finished")
+        assert state in found.detail
+        assert said in found.detail
+
+
+def test_a_job_that_executes_says_who_holds_it_until_when(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    job_id = enqueue(conn)
+    held = reserve_one(conn, "press-1")
+    found = explain(conn, job_id)
+    assert (found.state, found.reason, found.until) == ("executing", "executing", held.lease_expires_at)
+    assert "press-1" in found.detail
+    assert "try 1 of 11" in found.detail
+    call(conn, "cancel", job_id)
+    assert explain(conn, job_id).reason == "cancelling"
+    clock.advance("1 min")
+    found = explain(conn, job_id)
+    assert (found.reason, found.until) == ("lapsed", held.lease_expires_at)
+
+
+def test_a_job_that_is_not_due_says_when_it_is(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    scheduled = enqueue(conn, delay="1 hour")
+    failed = enqueue(conn, max_attempts=3)
+    call(conn, "fail", failed, reserve_one(conn).reservation, retry_in="5 min")
+    for job_id, said in ((scheduled, "it is to run"), (failed, "try 2 of 3")):
+        found = explain(conn, job_id)
+        assert (found.reason, found.until) == ("not_due", job(conn, job_id).due_at)
+        assert said in found.detail
+
+
+def test_a_job_that_did_not_start_in_time_says_so(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    job_id = enqueue(conn, expires_in="1 min")
+    clock.advance("1 min")
+    assert explain(conn, job_id).reason == "expired"
+
+
+def test_a_paused_queue_is_a_reason(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    call(conn, "pause_queue", "default")
+    assert explain(conn, job_id).reason == "paused"
+    call(conn, "resume_queue", "default")
+    assert explain(conn, job_id).reason == "no_worker"
+
+
+@pytest.mark.parametrize("state", ["waiting", "blocked"])
+def test_a_job_behind_another_of_its_key_says_which(conn: psycopg.Connection, clock: Clock, state: str) -> None:
+    clock.set(NOON)
+    call(conn, "hello", "w")
+    first, middle, last = enqueue_many(conn, 3)
+    other = enqueue(conn, queue="b")
+    conn.execute("update pgqueue.jobs set key = 'k'")
+    change(conn, last, state=state)
+    if state == "blocked":
+        change(conn, middle, state=state)
+    else:
+        change(conn, middle, run_at="2030-01-01 13:00+00", ready_at="2030-01-01 13:00+00")
+        # One that was never tried holds its place only while it is due.
+        change(conn, first, run_at="2030-01-01 13:00+00")
+        assert explain(conn, last).reason == "turn"
+        change(conn, first, run_at=clock.now(), reservation=1, ready_at="2030-01-01 13:00+00")
+    found = explain(conn, last)
+    assert (found.reason, found.behind) == ("key", first)
+    change(conn, first, state="executing", reserved_by="press-1", lease_expires_at="2030-01-01 12:01+00")
+    found = explain(conn, last)
+    assert (found.reason, found.behind, str(found.until)[11:16]) == ("key", first, "12:01")
+    assert "press-1" in found.detail
+    assert explain(conn, other).reason == "turn"
+
+
+def test_a_job_that_is_parked_for_nothing_says_so(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    change(conn, job_id, key="k", state="blocked")
+    found = explain(conn, job_id)
+    assert (found.reason, found.behind) == ("key", None)
+    assert "maintain()" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "name"),
+    [
+        ("queue", "default", "queue:default"),
+        ("task", "t", "task:t"),
+        ("key", "or", "key:or"),
+        ("limit_key", "acme", "limit_key:acme"),
+        ("limit_key", "ac*", "limit_key:acme"),
+        ("limit_key", "*", "limit_key:acme"),
+    ],
+)
+def test_a_limit_without_room_is_a_reason(
+    conn: psycopg.Connection, clock: Clock, kind: str, target: str, name: str
+) -> None:
+    clock.set(NOON)
+    first, second = enqueue_many(conn, 2)
+    conn.execute("update pgqueue.jobs set limit_key = 'acme', key = 'order:' || id")
+    change(conn, first, state="executing", lease_expires_at="2030-01-01 13:00+00")
+    call(conn, "set_limit", kind, target, max_executing=2)
+    assert explain(conn, second).reason == "no_worker"
+    call(conn, "set_limit", kind, target, max_executing=1)
+    found = explain(conn, second)
+    assert (found.reason, found.detail) == ("limit", f"1 of 1 jobs execute under the limit {name}")
+    change(conn, second, state="blocked", blocked_on=name)
+    assert explain(conn, second).detail == found.detail
+    call(conn, "drop_limit", kind, target)
+    assert "has room now" in explain(conn, second).detail
+
+
+def test_of_two_limits_for_a_limit_key_its_own_holds_and_else_the_longer(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    change(conn, job_id, limit_key="acme")
+    call(conn, "set_limit", "limit_key", "*", max_executing=0)
+    assert explain(conn, job_id).reason == "limit"
+    call(conn, "set_limit", "limit_key", "ac*", max_executing=9)
+    assert explain(conn, job_id).reason == "no_worker"
+    call(conn, "set_limit", "limit_key", "acme", max_executing=0)
+    assert explain(conn, job_id).reason == "limit"
+
+
+def test_a_rate_that_is_used_up_is_a_reason_and_says_until_when(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    job_id = enqueue(conn)
+    call(conn, "set_limit", "task", "t", rate=3, per="1 min")
+    conn.execute(
+        "insert into pgqueue.limit_starts values ('task:t', pgqueue._clock(), 2), ('task:u', pgqueue._clock(), 9)"
+    )
+    assert explain(conn, job_id).reason == "no_worker"
+    clock.advance("10 s")
+    conn.execute("insert into pgqueue.limit_starts values ('task:t', pgqueue._clock(), 1)")
+    found = explain(conn, job_id)
+    assert (found.reason, str(found.until)[11:19]) == ("limit", "12:01:00")
+    assert "3 of 3 jobs started" in found.detail
+    clock.advance("50 s")
+    assert explain(conn, job_id).reason == "no_worker"
+
+
+def test_a_worker_that_is_silent_or_serves_other_queues_does_not_count(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    job_id = enqueue(conn)
+    call(conn, "hello", "other", ["other"])
+    assert explain(conn, job_id).reason == "no_worker"
+    call(conn, "hello", "mine", ["default"])
+    assert explain(conn, job_id).reason == "turn"
+    clock.advance("61 s")
+    assert explain(conn, job_id).reason == "no_worker"
+    call(conn, "beat", "mine")
+    assert explain(conn, job_id).reason == "turn"
+
+
+def test_a_job_that_is_due_says_how_many_are_ahead(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    call(conn, "hello", "w")
+    first, *_, last = enqueue_many(conn, 5)
+    enqueue_many(conn, 3, priority=1)
+    enqueue_many(conn, 3, delay="1 h")
+    assert "4 jobs are ahead of it in priority 0 of queue default" in explain(conn, last).detail
+    change(conn, last, resumed=True)
+    assert "0 jobs are ahead" in explain(conn, last).detail
+    assert "1 jobs are ahead" in explain(conn, first).detail
+    conn.execute(
+        "insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)"
+        " select 'default', 't', '{}', 0, at, at, at from (select '2030-01-01 11:00+00'::timestamptz as at) x,"
+        " generate_series(1, 1500)"
+    )
+    assert "1000 or more jobs are ahead" in explain(conn, first).detail

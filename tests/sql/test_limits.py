@@ -1,0 +1,273 @@
+"""Limits: how many may execute, and how many may start in a time, over the whole fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from pgqueue.testing import Clock
+from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, state, table, value
+
+
+@pytest.fixture
+def standing(clock: Clock) -> Clock:
+    clock.set("2030-01-01 12:00+00")
+    return clock
+
+
+def limit(
+    conn: psycopg.Connection, kind: str, target: str, at_most: int | None = None, rate: int | None = None,
+    per: str | None = None,
+) -> None:
+    conn.execute(
+        "insert into pgqueue.limits (kind, target, max_executing, rate, per) values (%s, %s, %s, %s, %s)"
+        " on conflict (kind, target) do update set max_executing = excluded.max_executing, rate = excluded.rate,"
+        " per = excluded.per",
+        [kind, target, at_most, rate, per],
+    )
+
+
+def complete(conn: psycopg.Connection, *rows: Row) -> None:
+    assert column(conn, "complete_many", *pairs(list(rows))) == []
+
+
+def executing(conn: psycopg.Connection) -> int:
+    found: int = value(conn, "select count(*) from pgqueue.jobs where state = 'executing'")
+    return found
+
+
+KINDS = [("queue", "q"), ("task", "t"), ("key", "k"), ("limit_key", "l"), ("limit_key", "l*"), ("limit_key", "*")]
+
+
+def fill(conn: psycopg.Connection, count: int) -> list[int]:
+    return [enqueue(conn, queue="q", key=f"k{n}", limit_key="l") for n in range(count)]
+
+
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+def test_at_most_so_many_execute(conn: psycopg.Connection, kind: str, target: str) -> None:
+    limit(conn, kind, target, at_most=2)
+    job_ids = fill(conn, 5)
+    free = [enqueue(conn, "other"), enqueue(conn, "other", key="x", queue="r"), enqueue(conn, "other", limit_key="m")]
+    first = [row for row in reserve(conn, 20) if row.id not in free]
+    assert ids(first) == job_ids[:2]
+    assert reserve(conn, 20, "other") == []
+    complete(conn, first[0])
+    second = reserve(conn, 20)
+    assert ids(second) == job_ids[2:3]
+    complete(conn, first[1], *second)
+    assert ids(reserve(conn, 20)) == job_ids[3:]
+
+
+LEAVING: dict[str, Callable[[psycopg.Connection, Clock, Row], object]] = {
+    "complete": lambda conn, clock, row: complete(conn, row),
+    "fail": lambda conn, clock, row: call(conn, "fail", row.id, row.reservation, retry_in="1 hour"),
+    "die": lambda conn, clock, row: call(conn, "fail", row.id, row.reservation, retry=False),
+    "snooze": lambda conn, clock, row: call(conn, "snooze", row.id, row.reservation, "1 hour"),
+    "release": lambda conn, clock, row: column(conn, "release", *pairs([row]), "1 hour"),
+    "cancel": lambda conn, clock, row: (call(conn, "cancel", row.id), column(conn, "release", *pairs([row]))),
+}
+
+
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+@pytest.mark.parametrize("how", LEAVING)
+def test_whoever_leaves_a_limit_lets_the_next_go(
+    conn: psycopg.Connection, standing: Clock, kind: str, target: str, how: str
+) -> None:
+    limit(conn, kind, target, at_most=1)
+    job_ids = fill(conn, 3)
+    [held] = reserve(conn, 10, lease="1 hour")
+    assert reserve(conn, 10) == []
+    LEAVING[how](conn, standing, held)
+    assert ids(reserve(conn, 10)) == job_ids[1:2]
+    assert executing(conn) == 1
+
+
+@pytest.mark.covers("L13")
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+def test_what_executes_counts_until_its_lease_is_taken_back(
+    conn: psycopg.Connection, standing: Clock, kind: str, target: str
+) -> None:
+    maintain(conn)
+    limit(conn, kind, target, at_most=1)
+    job_ids = fill(conn, 2)
+    [held] = reserve(conn, 10, lease="4 s")
+    standing.advance("3 s")
+    maintain(conn)
+    assert reserve(conn, 10) == []
+    standing.advance("3 s")
+    # It lapsed; the one that takes it back also takes the place.
+    [again] = reserve(conn, 10)
+    assert again.id in job_ids
+    assert executing(conn) == 1
+    assert call(conn, "complete", held.id, held.reservation) is False
+
+
+def test_a_limit_takes_effect_when_it_is_set_lowered_raised_and_dropped(
+    conn: psycopg.Connection, standing: Clock
+) -> None:
+    enqueue_many(conn, 10)
+    held = reserve(conn, 3)
+    limit(conn, "task", "t", at_most=3)
+    assert reserve(conn, 10) == []
+    limit(conn, "task", "t", at_most=5)
+    standing.advance("1 s")
+    held += reserve(conn, 10)
+    standing.advance("1 ms")
+    held += reserve(conn, 10)
+    assert len(held) == 5
+    limit(conn, "task", "t", at_most=2)
+    complete(conn, *held[:3])
+    assert reserve(conn, 10) == []
+    complete(conn, held[3])
+    assert len(reserve(conn, 10)) == 1
+    conn.execute("delete from pgqueue.limits")
+    standing.advance("1 s")
+    # Also where nobody calls maintain.
+    got = reserve(conn, 10)
+    standing.advance("1 ms")
+    assert len(got) + len(reserve(conn, 10)) == 4
+
+
+def test_a_limit_of_nothing_stops_everything(conn: psycopg.Connection) -> None:
+    for kind, target in KINDS[:4]:
+        limit(conn, kind, target, at_most=0)
+    fill(conn, 3)
+    assert reserve(conn, 10) == []
+
+
+def test_every_value_of_a_wildcard_has_its_own_room(conn: psycopg.Connection) -> None:
+    limit(conn, "limit_key", "tenant:*", at_most=1)
+    limit(conn, "limit_key", "tenant:big*", at_most=2)
+    limit(conn, "limit_key", "tenant:big:7", at_most=3)
+    for name in ("tenant:a", "tenant:b", "tenant:bigger", "tenant:big:7", "tenan"):
+        enqueue_many(conn, 4, limit_key=name)
+    rows = reserve(conn, 50)
+    found: dict[str, int] = {}
+    for row in rows:
+        name = value(conn, "select limit_key from pgqueue.jobs where id = %s", row.id)
+        found[name] = found.get(name, 0) + 1
+    assert found == {"tenant:a": 1, "tenant:b": 1, "tenant:bigger": 2, "tenant:big:7": 3, "tenan": 4}
+
+
+def test_a_job_under_two_limits_needs_room_in_both(conn: psycopg.Connection, standing: Clock) -> None:
+    limit(conn, "task", "t", at_most=3)
+    limit(conn, "limit_key", "l", at_most=1)
+    under_both = enqueue_many(conn, 3, limit_key="l")
+    under_one = enqueue_many(conn, 3)
+    first = reserve(conn, 10)
+    assert ids(first) == [under_both[0], *under_one[:2]]
+    complete(conn, first[1])
+    assert ids(reserve(conn, 10)) == [under_one[2]]
+    complete(conn, first[0])
+    standing.advance("1 s")
+    assert ids(reserve(conn, 10)) == [under_both[1]]
+    assert executing(conn) == 3
+
+
+@pytest.mark.parametrize(("kind", "target"), [kind for kind in KINDS if kind[0] != "key"])
+def test_so_many_start_in_any_stretch_of_the_time(
+    conn: psycopg.Connection, standing: Clock, kind: str, target: str
+) -> None:
+    limit(conn, kind, target, rate=2, per="10 s")
+    fill(conn, 7)
+    start = standing.now()
+    starts: list[timedelta] = []
+    for _ in range(45):
+        rows = reserve(conn, 10)
+        complete(conn, *rows)
+        starts += [standing.now() - start] * len(rows)
+        standing.advance("1 s")
+    assert len(starts) == 7
+    for earlier, later in zip(starts, starts[2:], strict=False):
+        assert later - earlier >= timedelta(seconds=10)
+    assert starts[-1] <= timedelta(seconds=36)
+
+
+def test_a_rate_gives_what_it_promises_also_over_short_times(conn: psycopg.Connection, standing: Clock) -> None:
+    limit(conn, "task", "t", rate=1, per="100 ms")
+    enqueue_many(conn, 40)
+    count = 0
+    for _ in range(50):
+        count += len(reserve(conn, 10))
+        standing.advance("50 ms")
+    # 2.5 seconds.
+    assert 20 <= count <= 26
+
+
+@pytest.mark.parametrize(("kind", "target"), [("queue", "q"), ("task", "t"), ("limit_key", "l")])
+def test_a_sleeper_is_told_when_the_next_start_is_free(
+    conn: psycopg.Connection, standing: Clock, kind: str, target: str
+) -> None:
+    limit(conn, kind, target, rate=1, per="10 s")
+    fill(conn, 2)
+    start = standing.now()
+    assert len(reserve(conn, 10)) == 1
+    standing.advance("1 s")
+    assert reserve(conn, 10) == []
+    [nap] = table(conn, "idle", "w", ["q"])
+    assert nap.next_due == start + timedelta(seconds=10)
+    standing.advance("9 s")
+    assert len(reserve(conn, 10)) == 1
+
+
+@pytest.mark.parametrize(("kind", "target"), [("queue", "q"), ("task", "t"), ("limit_key", "l")])
+def test_a_rate_survives_a_clock_that_steps_back(
+    conn: psycopg.Connection, standing: Clock, kind: str, target: str
+) -> None:
+    maintain(conn)
+    limit(conn, kind, target, rate=2, per="10 s")
+    fill(conn, 6)
+    assert len(reserve(conn, 10)) == 2
+    assert reserve(conn, 10) == []
+    standing.advance("-1 hour")
+    maintain(conn)
+    got = 0
+    for _ in range(30):
+        got += len(reserve(conn, 10))
+        standing.advance("1 s")
+        maintain(conn)
+    assert 3 <= got <= 4
+
+
+def test_other_lanes_and_plain_jobs_pass_a_full_limit(conn: psycopg.Connection) -> None:
+    limit(conn, "task", "t", at_most=1)
+    enqueue_many(conn, 3000)
+    plain = enqueue_many(conn, 5, "other")
+    got: list[int] = []
+    calls = 0
+    while not set(plain) <= set(got) and calls < 60:
+        got += ids(reserve(conn, 10))
+        calls += 1
+    assert set(plain) <= set(got)
+    assert executing(conn) == 6
+
+
+def test_a_parked_job_may_be_cancelled_and_deleted(conn: psycopg.Connection) -> None:
+    limit(conn, "task", "t", at_most=1)
+    job_ids = enqueue_many(conn, 4)
+    [held] = reserve(conn, 10)
+    assert call(conn, "cancel", job_ids[1]) == "cancelled"
+    assert call(conn, "delete", job_ids[2]) is True
+    complete(conn, held)
+    assert ids(reserve(conn, 10)) == job_ids[3:]
+
+
+@pytest.mark.covers("L1")
+def test_a_job_of_a_key_that_a_limit_stops_keeps_its_place(conn: psycopg.Connection, standing: Clock) -> None:
+    limit(conn, "limit_key", "l", at_most=1)
+    running = enqueue(conn, limit_key="l")
+    first = enqueue(conn, key="k", limit_key="l")
+    second = enqueue(conn, key="k")
+    [held] = reserve(conn, 10)
+    assert held.id == running
+    assert {state(conn, first), state(conn, second)} == {"blocked"}
+    complete(conn, held)
+    [row] = reserve(conn, 10)
+    assert row.id == first
+    complete(conn, row)
+    assert ids(reserve(conn, 10)) == [second]
+    maintain(conn)
+    assert value(conn, "select unparked from pgqueue.housekeeping order by n desc limit 1") == 0
