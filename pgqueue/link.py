@@ -37,7 +37,7 @@ LONGEST_PAUSE = 30.0
 CALL_TIMEOUT = 30.0
 
 # The server is asked to cancel what takes too long, and may be as frozen as the call itself.
-_CANCEL_WITHIN = 1.0
+_CANCEL_WITHIN = 0.5
 
 # While an outage lasts, one line in so many seconds.
 _REMIND = 60.0
@@ -62,12 +62,14 @@ _SETTLE = (
 class Outage:
     """What all links of a worker know about the server being away, so that one line is logged and not four.
 
-    `refused_at` is the monotonic time at which the server's own machine last refused a connection: proof that no
-    server ran there, and so nobody could take a lease. A pooler's refusal proves nothing, so with `pooled` it
-    stays None.
+    `began_at` is the monotonic time at which the last one began: connections made before that are not trusted any
+    more, for they may be dead without having noticed. `refused_at` is the time at which the server's own machine
+    last refused a connection: proof that no server ran there, and so nobody could take a lease. A pooler's refusal
+    proves nothing, so with `pooled` it stays None.
     """
 
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
+        self.began_at = 0.0
         self.refused_at: float | None = None
         self._dsn = dsn
         self._pooled = pooled
@@ -81,7 +83,7 @@ class Outage:
         """A link went down, or is still down."""
         now = time.monotonic()
         if self._since is None:
-            self._since = self._told_at = now
+            self.began_at = self._since = self._told_at = now
             log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
         elif now - self._told_at >= _REMIND:
             self._told_at = now
@@ -175,24 +177,26 @@ class Link:
         self._longest_pause = longest_pause
         self._within = min(within, CALL_TIMEOUT)
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connected_at = 0.0
         self._begins = False
         self._turn = asyncio.Lock()
 
-    async def perform(self, call: Call[T], *, patient: bool = True, within: float | None = None) -> T:
+    async def perform(self, call: Call[T], *, patient: bool = True) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 
         Not `patient`, it waits for the server only: what the server answers is raised (SchemaError, a psycopg.Error
-        with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError). `within` says how long
-        this one call may take.
+        with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
         """
         async with self._turn:
             pause = FIRST_PAUSE
             with Trouble(self._outage) as trouble:
                 while True:
                     try:
+                        if self._connected_at < self._outage.began_at:
+                            await self.close()
                         if self._connection is None:
                             await self._connect()
-                        return await self.perform_now(call, within=within)
+                        return await self.perform_now(call)
                     except (InvalidArgument, LockedTooLong):
                         raise
                     except NotBuiltYet:
@@ -219,11 +223,11 @@ class Link:
                         await self.close()
                         raise
 
-    async def perform_now(self, call: Call[T], *, within: float | None = None) -> T:
+    async def perform_now(self, call: Call[T]) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""
         assert self._connection is not None
         self.sent_at = time.monotonic()
-        return await answered(self._connection, self._perform(self._connection, call), within or self._within)
+        return await answered(self._connection, self._perform(self._connection, call), self._within)
 
     async def close(self) -> None:
         """Close the connection; the next call makes another."""
@@ -233,6 +237,7 @@ class Link:
                 await connection.close()
 
     async def _connect(self) -> None:
+        self._connected_at = time.monotonic()
         self._connection = await connect(self._dsn, prepare=self._prepare)
         self._begins = False
         if not self._prepare:
@@ -271,7 +276,7 @@ async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine
     """Await what is asked of a connection. TimeoutError when it takes longer; then the connection is to be closed.
 
     psycopg, when it is cancelled, asks the server to cancel and waits for that up to 10 s, which is more than a
-    lease or a shutdown can spare where the network hangs. Here it gets two seconds, and then its socket is shut.
+    lease or a shutdown can spare where the network hangs. Here it gets one, and then its socket is shut.
     """
     asking = asyncio.create_task(question)
     # Not of interest any more once we have left, but asyncio would complain.

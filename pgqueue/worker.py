@@ -217,9 +217,7 @@ class Worker:
 
     async def _keep_house_forever(self) -> None:
         while True:
-            *_, pause = await self._keeping.perform(
-                queries.maintain(max_age=0.8), within=max(self.config.lease / 3, 5.0)
-            )
+            *_, pause = await self._keeping.perform(queries.maintain(max_age=0.8))
             await asyncio.sleep(pause)
 
     async def _shut_down(self, claiming: asyncio.Task[None]) -> bool:

@@ -4,6 +4,7 @@
         psycopg.connect(proxy.dsn)
         proxy.freeze()    # nothing is delivered any more, and nobody is told: a half-open connection
         proxy.thaw()
+        proxy.strand()    # the same for ever, but new connections work: the peer came back under another roof
         proxy.drop()      # every connection is reset
         proxy.refuse()    # and no new one is taken
         proxy.accept()
@@ -29,6 +30,9 @@ from tests.databases import uri
 
 T = TypeVar("T")
 
+# The writer to the client and the one to the server.
+Pair = tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+
 
 class Proxy:
     """Listens on a free port of `host`; `dsn` is the server's, through it."""
@@ -36,10 +40,12 @@ class Proxy:
     def __init__(self, dsn: str, host: str = "127.0.0.1") -> None:
         self._upstream = conninfo_to_dict(dsn)
         self._host = host
-        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._pairs: set[Pair] = set()
+        self._stranded: set[Pair] = set()
         self._delay = 0.0
         self._marker: bytes | None = None
         self.cuts = 0
+        self.attempts = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -54,6 +60,9 @@ class Proxy:
 
     def thaw(self) -> None:
         self._loop.call_soon_threadsafe(self._flows.set)
+
+    def strand(self) -> None:
+        self._do(self._call(lambda: self._stranded.update(self._pairs)))
 
     def delay(self, seconds: float) -> None:
         self._delay = seconds
@@ -114,6 +123,7 @@ class Proxy:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.attempts += 1
         await self._flows.wait()
         host, port = str(self._upstream.get("host") or ""), int(self._upstream.get("port") or 5432)
         try:
@@ -137,15 +147,16 @@ class Proxy:
         self,
         source: asyncio.StreamReader,
         target: asyncio.StreamWriter,
-        pair: tuple[asyncio.StreamWriter, asyncio.StreamWriter],
+        pair: Pair,
         *,
         reply: bool = False,
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
-                if self._delay:
-                    await asyncio.sleep(self._delay)
+                await asyncio.sleep(self._delay)
                 await self._flows.wait()
+                if pair in self._stranded:
+                    continue
                 if reply and self._marker is not None and self._marker in data:
                     target.write(data[: data.index(self._marker) + len(self._marker) // 2])
                     await target.drain()
@@ -166,6 +177,6 @@ class Proxy:
 def _reset(writer: asyncio.StreamWriter) -> None:
     # No goodbye: what is read after this is "connection reset by peer".
     found = writer.get_extra_info("socket")
-    if found is not None:
+    with suppress(OSError):
         found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

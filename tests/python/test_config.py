@@ -97,7 +97,7 @@ def test_a_worker_behind_a_pooler_leaves_nothing_in_sessions() -> None:
 
 def test_a_listen_dsn_is_checked_and_never_shown() -> None:
     assert "secret" not in repr(WorkerConfig(listen_dsn="postgresql+psycopg://me:secret@h/d"))
-    with pytest.raises(ConfigError, match="^--listen-dsn is not a PostgreSQL DSN"):
+    with pytest.raises(ConfigError, match=r"^--listen-dsn is not a PostgreSQL DSN"):
         WorkerConfig(listen_dsn="mysql://h/d")
 
 
