@@ -42,20 +42,18 @@ _CANCEL_WITHIN = 0.5
 # While an outage lasts, one line in so many seconds.
 _REMIND = 60.0
 
-# What a session of a worker's own is set to, whatever its role or database says. The server ends what its client
-# gave up long ago; a listener may be idle for ever; `reserve` is refused above READ COMMITTED. What the DSN says
-# (options=-c statement_timeout=5s) stays, save for the isolation. Nothing here is needed behind a pooler.
-_SETTINGS = {
-    "default_transaction_isolation": "read committed",
-    "statement_timeout": f"{CALL_TIMEOUT:g}s",
-    "lock_timeout": f"{CALL_TIMEOUT:g}s",
-    "idle_in_transaction_session_timeout": f"{CALL_TIMEOUT:g}s",
-    "idle_session_timeout": "0",
-}
-_SETTLE = (
-    b"select pg_catalog.set_config(s.name, w.value, false)"
-    b" from unnest(%s::text[], %s::text[]) as w(name, value) join pg_catalog.pg_settings s on s.name = w.name"
-    b" where s.source <> 'client' or s.name = 'default_transaction_isolation'"
+# How a session of a worker's own begins, whatever its role or database says: the server ends what its client gave up
+# long ago, a listener may be idle for ever, and `reserve` is refused above READ COMMITTED. What the DSN says
+# (options=-c statement_timeout=5s) comes after these and wins. Not SET later, for that would reach other clients
+# where a pooler stands between; as options it makes the pooler show itself, or is ignored.
+_OPTIONS = " ".join(
+    (
+        r"-c default_transaction_isolation=read\ committed",
+        f"-c statement_timeout={CALL_TIMEOUT:g}s",
+        f"-c lock_timeout={CALL_TIMEOUT:g}s",
+        f"-c idle_in_transaction_session_timeout={CALL_TIMEOUT:g}s",
+        "-c idle_session_timeout=0",
+    )
 )
 
 
@@ -71,8 +69,8 @@ class Outage:
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
         self.began_at = 0.0
         self.refused_at: float | None = None
+        self.pooled = pooled
         self._dsn = dsn
-        self._pooled = pooled
         self._place = describe_dsn(dsn)
         self._since: float | None = None
         self._told_at = 0.0
@@ -95,9 +93,15 @@ class Outage:
             log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
             self._since = None
 
+    def is_pooled(self) -> None:
+        """A link found that a pooler stands between."""
+        if not self.pooled:
+            self.pooled = True
+            log.warning("%s is behind a pooler: going on as with --no-prepare", self._place)
+
     async def pause(self, seconds: float) -> None:
         """Wait for up to so many seconds, with a random part, or until another link is up again."""
-        if not self._pooled and await refused(self._dsn):
+        if not self.pooled and await refused(self._dsn):
             self.refused_at = time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):
@@ -205,13 +209,9 @@ class Link:
                         raise
                     except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
                         await self.close()
-                        if self._prepare and getattr(error, "sqlstate", None) in _LOST_PREPARED:
-                            log.warning(
-                                "%s loses prepared statements, as a pooler in transaction mode does; going on"
-                                " without them, as with --no-prepare",
-                                describe_dsn(self._dsn),
-                            )
+                        if self._prepare and shows_pooler(error):
                             self._prepare = False
+                            self._outage.is_pooled()
                             continue
                         if not patient:
                             raise_if_lasting(error)
@@ -239,12 +239,10 @@ class Link:
     async def _connect(self) -> None:
         self._connected_at = time.monotonic()
         self._connection = await connect(self._dsn, prepare=self._prepare)
-        self._begins = False
-        if not self._prepare:
-            # Not to be set in a session that is shared: then each call begins a transaction of the right level.
-            level = await answered(self._connection, _isolation(self._connection), self._within)
-            self._begins = level != "read committed"
-            await self._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        # Where that is not the session's default, each call begins a transaction of the right level.
+        level = await answered(self._connection, _isolation(self._connection), self._within)
+        self._begins = level != "read committed"
+        await self._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         if self._on_connect is not None:
             await self._on_connect(self)
 
@@ -256,19 +254,15 @@ class Link:
 
 
 async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[Any]:
-    """Connect for a worker: autocommit, JSON by orjson; with `prepare`, READ COMMITTED and with timeouts."""
+    """Connect for a worker: autocommit, JSON by orjson; with `prepare` also READ COMMITTED and timeouts."""
+    options = str(conninfo_to_dict(dsn).get("options") or os.environ.get("PGOPTIONS", ""))
+    if prepare:
+        options = f"{_OPTIONS} {options}"
     async with asyncio.timeout(CALL_TIMEOUT):
         connection: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, prepare_threshold=2 if prepare else None
+            dsn, autocommit=True, prepare_threshold=2 if prepare else None, options=options or None
         )
-    try:
-        set_json_loads(queries.from_json, connection)
-        if prepare:
-            settings = [list(_SETTINGS), list(_SETTINGS.values())]
-            await answered(connection, connection.execute(_SETTLE, settings, prepare=False), CALL_TIMEOUT)
-    except BaseException:
-        await connection.close()
-        raise
+    set_json_loads(queries.from_json, connection)
     return connection
 
 
@@ -385,8 +379,13 @@ def raise_if_lasting(error: BaseException) -> None:
 # starting up, cancelled by a timeout or a person, idle for too long, a server that only reads.
 _PASSING = re.compile(r"08|53|40|57P0[1235]|57014|25P0[34]|25006")
 
-# No such prepared statement, or another one of that name.
-_LOST_PREPARED = ("26000", "42P05")
+
+def shows_pooler(error: BaseException) -> bool:
+    """Tell whether an error is what a pooler in transaction mode makes of prepared statements, or of options."""
+    if getattr(error, "sqlstate", None) in ("26000", "42P05"):
+        return True
+    # Refused while connecting, so again there is only the text; poolers do not translate theirs.
+    return isinstance(error, psycopg.OperationalError) and "unsupported startup parameter" in str(error)
 
 
 def one_line(error: BaseException) -> str:

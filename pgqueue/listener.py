@@ -14,13 +14,24 @@ from psycopg import sql
 
 from pgqueue.config import describe_dsn
 from pgqueue.errors import ConfigError
-from pgqueue.link import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble, answered, connect, raise_if_lasting
+from pgqueue.link import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Outage,
+    Trouble,
+    answered,
+    connect,
+    raise_if_lasting,
+    shows_pooler,
+)
 
 # Producers above READ COMMITTED cannot see who sleeps: they notify everybody here, with the queue as payload.
 COMMON_CHANNEL = "pgqueue"
 
 # How long a notification of our own may take to come back, in seconds after it was committed.
 _ECHO_WITHIN = 5.0
+
+_HINT = "listen in the same database and not through a pooler: --listen-dsn, or --no-listen"
 
 # Sends a notification over the connection that the worker works on, and returns when it is committed.
 Announce = Callable[[str, str], Awaitable[None]]
@@ -84,7 +95,12 @@ class Listener:
 
     @asynccontextmanager
     async def _listening(self, channel: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        connection = await connect(self._dsn)
+        try:
+            connection = await connect(self._dsn)
+        except psycopg.Error as error:
+            if not shows_pooler(error):
+                raise
+            raise ConfigError(f"{describe_dsn(self._dsn)} leads to a pooler", hint=_HINT) from error
         try:
             for name in (channel, COMMON_CHANNEL):
                 await self._listen(connection, name)
@@ -110,7 +126,7 @@ class Listener:
                 if time.monotonic() > deadline:
                     raise ConfigError(
                         f"what is announced over the worker's connection does not arrive in {describe_dsn(self._dsn)}",
-                        hint="listen in the same database and not through a pooler: --listen-dsn, or --no-listen",
+                        hint=_HINT,
                     )
         finally:
             announcing.cancel()

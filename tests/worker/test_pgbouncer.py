@@ -268,13 +268,22 @@ def test_a_listen_dsn_that_leads_to_a_pooler_ends_the_command_with_exit_code_2(
     write_module(tmp_path, "import pgqueue\napp = pgqueue.App()")
     worker = start_worker("-r", "jobs", dsn=pooler.dsn, PGQUEUE_LISTEN_DSN=pooler.dsn)
     assert worker.wait() == 2
-    assert "does not arrive" in worker.log()
+    assert "leads to a pooler" in worker.log()
     assert "Traceback" not in worker.log()
 
 
+# A pooler that refuses what it does not know, and one that is set to ignore it.
 @pytest.mark.covers("A10")
+@pytest.mark.parametrize(
+    ("settings", "why"), [({}, "leads to a pooler"), ({"ignore_startup_parameters": "options"}, "does not arrive")]
+)
 def test_a_worker_that_was_not_told_of_the_pooler_finds_out_says_so_and_works(
-    pooler: PgBouncer, conn: psycopg.Connection, tmp_path: Path, start_worker: Start
+    settings: dict[str, str],
+    why: str,
+    database: Database,
+    conn: psycopg.Connection,
+    tmp_path: Path,
+    start_worker: Start,
 ) -> None:
     write_module(
         tmp_path,
@@ -287,8 +296,8 @@ def test_a_worker_that_was_not_told_of_the_pooler_finds_out_says_so_and_works(
         async def t(i: int): ...
         """,
     )
-    worker = start_worker("-r", "jobs", "--poll-interval", "0.2", dsn=pooler.dsn).started()
-    with pooler.connect() as producer:
+    with pgbouncer(database, **settings) as pooler, pooler.connect() as producer:
+        worker = start_worker("-r", "jobs", "--poll-interval", "0.2", dsn=pooler.dsn).started()
         for _ in range(10):
             jobs = enqueue_many(producer, 20)
             wait_until(
@@ -296,11 +305,15 @@ def test_a_worker_that_was_not_told_of_the_pooler_finds_out_says_so_and_works(
                     value(conn, "select count(*) from pgqueue.history where id = any(%s)", jobs) == 20
                 )
             )
-    wait_until(lambda: "does not arrive" in worker.log())
-    assert worker.log().count("--no-prepare") <= 4
-    assert "Traceback" not in worker.log()
-    worker.send(signal.SIGTERM)
-    assert worker.wait() == 0
+        wait_until(lambda: why in worker.log())
+        assert "is behind a pooler: going on as with --no-prepare" in worker.log()
+        assert "Traceback" not in worker.log()
+        assert {
+            (value(producer, "show statement_timeout"), value(producer, "show default_transaction_isolation"))
+            for _ in range(20)
+        } == {("0", "read committed")}
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
 
 
 @pytest.mark.covers("A10")
