@@ -157,7 +157,23 @@ def worker(
     poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running jobs get after TERM or INT.")] = 30.0,
     listen: Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.")] = True,
-    prepare: Annotated[bool, typer.Option(help="Use prepared statements; not behind PgBouncer.")] = True,
+    listen_dsn: Annotated[
+        str | None,
+        typer.Option(
+            envvar=["PGQUEUE_LISTEN_DSN", "PGQUEUE_WORKER_LISTEN_DSN"],
+            help="Where to listen when --dsn leads to PgBouncer: the same database, directly.",
+            show_default=False,
+        ),
+    ] = None,
+    prepare: Annotated[
+        bool | None,
+        typer.Option(
+            "--prepare/--no-prepare",
+            help="Use prepared statements and settings of the session; not behind PgBouncer. Default: yes, except with"
+            " --no-listen or --listen-dsn.",
+            show_default=False,
+        ),
+    ] = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due any more.")] = False,
     name: Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
@@ -179,6 +195,7 @@ def worker(
         poll_interval=poll_interval,
         shutdown_timeout=shutdown_timeout,
         listen=listen,
+        listen_dsn=listen_dsn or None,
         prepare=prepare,
         until_empty=until_empty,
         **optional,

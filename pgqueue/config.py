@@ -16,7 +16,6 @@ from pgqueue.errors import ConfigError
 
 # libpq gives up on a peer that went away without a word only after hours; a worker must know within a lease.
 _TCP_DEFAULTS = {
-    "connect_timeout": "10",
     "keepalives": "1",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
@@ -39,18 +38,52 @@ def find_dsn(explicit: str | None = None, environ: Mapping[str, str] = os.enviro
         ("DATABASE_URL", environ.get("DATABASE_URL")),
     ):
         if dsn:
-            return _checked(source, dsn)
+            return check_dsn(source, dsn)
     if any(environ.get(name) for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE", "PGPORT", "PGUSER")):
         return ""
     return None
 
 
-def worker_dsn(dsn: str, application_name: str) -> str:
-    """Add what a long-lived connection needs and the DSN does not say: a name, keepalives, timeouts."""
+def check_dsn(source: str, dsn: str) -> str:
+    """Return the DSN, without the name of a driver. ConfigError, naming `source` and no password, if it is none."""
+    # SQLAlchemy's way of naming a driver: postgresql+psycopg://
+    dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.Error as error:
+        # libpq quotes what it cannot read, with the password in it.
+        reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
+        if "password" in dsn.lower():
+            reason = "it cannot be read (not shown, for it holds a password)"
+        raise ConfigError(
+            f"{source} is not a PostgreSQL DSN: {reason}",
+            hint="give it as postgresql://user@host/database or as host=... dbname=...",
+        ) from error
+    if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")) or "@" in str(parts.get("dbname") or ""):
+        # As a password with a slash in it makes them; shown, they would show it.
+        raise ConfigError(
+            f"{source} has no port or database that could be one",
+            hint="write / as %2F, @ as %40, : as %3A in a user's name or password",
+        )
+    return dsn
+
+
+def worker_dsn(dsn: str, application_name: str, lease: float = 30.0, environ: Mapping[str, str] = os.environ) -> str:
+    """Add what a long-lived connection needs and neither the DSN nor the environment says.
+
+    That is a name, keepalives, a connect_timeout of a sixth of the lease (2 to 10 s, for each host of a list), and
+    target_session_attrs=read-write, by which it goes past a standby, or a primary that was demoted, to the server
+    that can be written to.
+    """
     given = conninfo_to_dict(dsn)
     extra = {name: value for name, value in _TCP_DEFAULTS.items() if name not in given}
-    if "application_name" not in given:
-        extra["application_name"] = application_name[:63]
+    for name, variable, value in (
+        ("application_name", "PGAPPNAME", application_name[:63]),
+        ("connect_timeout", "PGCONNECT_TIMEOUT", str(int(min(max(lease / 6, 2.0), 10.0)))),
+        ("target_session_attrs", "PGTARGETSESSIONATTRS", "read-write"),
+    ):
+        if name not in given and not environ.get(variable):
+            extra[name] = value
     return make_conninfo(dsn, **extra)
 
 
@@ -60,21 +93,6 @@ def describe_dsn(dsn: str) -> str:
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
     database = parts.get("dbname") or os.environ.get("PGDATABASE") or "the default database"
     return f"{database} on {host}"
-
-
-def _checked(source: str, dsn: str) -> str:
-    # SQLAlchemy's way of naming a driver: postgresql+psycopg://
-    dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
-    try:
-        conninfo_to_dict(dsn)
-    except psycopg.Error as error:
-        # libpq quotes what it cannot read, with the password in it.
-        reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
-        raise ConfigError(
-            f"{source} is not a PostgreSQL DSN: {reason}",
-            hint="give it as postgresql://user@host/database or as host=... dbname=...",
-        ) from error
-    return dsn
 
 
 def _default_name() -> str:
@@ -93,8 +111,10 @@ class WorkerConfig:
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps when nobody wakes it
     shutdown_timeout  how long running jobs may go on after a first TERM or INT; a task may have a shorter one
-    listen            False: poll only (behind PgBouncer in transaction mode)
-    prepare           False: no prepared statements (behind PgBouncer in transaction mode)
+    listen            False: poll only
+    listen_dsn        where to listen, when `dsn` leads to a pooler in transaction mode: the same database, directly
+    prepare           False: no prepared statements and no settings of the session, for behind such a pooler; None:
+                      True if it listens on `dsn` itself, which behind one is of no use
     until_empty       stop when nothing is due any more
     supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
                       be stopped at its timeout
@@ -109,12 +129,22 @@ class WorkerConfig:
     poll_interval: float = 5.0
     shutdown_timeout: float = 30.0
     listen: bool = True
-    prepare: bool = True
+    listen_dsn: str | None = field(default=None, repr=False)
+    prepare: bool | None = None
     until_empty: bool = False
     supervised: bool = False
     name: str = field(default_factory=_default_name)
 
+    @property
+    def pooled(self) -> bool:
+        """Whether to leave nothing in a session."""
+        if self.prepare is None:
+            return not self.listen or self.listen_dsn is not None
+        return not self.prepare
+
     def __post_init__(self) -> None:
+        if self.listen_dsn is not None:
+            object.__setattr__(self, "listen_dsn", check_dsn("--listen-dsn", self.listen_dsn))
         for name, low, high in (
             ("concurrency", 1, 10_000),
             ("lease", 1.0, 86_400.0),

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import os
 import random
 import re
 import socket
@@ -13,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -36,80 +37,115 @@ LONGEST_PAUSE = 30.0
 CALL_TIMEOUT = 30.0
 
 # The server is asked to cancel what takes too long, and may be as frozen as the call itself.
-_CANCEL_WITHIN = 1.0
+_CANCEL_WITHIN = 0.5
 
 # While an outage lasts, one line in so many seconds.
 _REMIND = 60.0
 
-# What a session of a worker's own is set to, whatever its role or database says. The server ends what its client
-# gave up long ago; a listener may be idle for ever; `reserve` is refused above READ COMMITTED. What the DSN says
-# (options=-c statement_timeout=5s) stays, save for the isolation. Nothing here is needed behind a pooler.
-_SETTINGS = {
-    "default_transaction_isolation": "read committed",
-    "statement_timeout": f"{CALL_TIMEOUT:g}s",
-    "lock_timeout": f"{CALL_TIMEOUT:g}s",
-    "idle_in_transaction_session_timeout": f"{CALL_TIMEOUT:g}s",
-    "idle_session_timeout": "0",
-}
-_SETTLE = (
-    b"select pg_catalog.set_config(s.name, w.value, false)"
-    b" from unnest(%s::text[], %s::text[]) as w(name, value) join pg_catalog.pg_settings s on s.name = w.name"
-    b" where s.source <> 'client' or s.name = 'default_transaction_isolation'"
+# How a session of a worker's own begins, whatever its role or database says: the server ends what its client gave up
+# long ago, a listener may be idle for ever, and `reserve` is refused above READ COMMITTED. What the DSN says
+# (options=-c statement_timeout=5s) comes after these and wins. Not SET later, for that would reach other clients
+# where a pooler stands between; as options it makes the pooler show itself, or is ignored.
+_OPTIONS = " ".join(
+    (
+        r"-c default_transaction_isolation=read\ committed",
+        f"-c statement_timeout={CALL_TIMEOUT:g}s",
+        f"-c lock_timeout={CALL_TIMEOUT:g}s",
+        f"-c idle_in_transaction_session_timeout={CALL_TIMEOUT:g}s",
+        "-c idle_session_timeout=0",
+    )
 )
 
 
 class Outage:
     """What all links of a worker know about the server being away, so that one line is logged and not four.
 
-    `refused_at` is the monotonic time at which the server's own machine last refused a connection: proof that no
-    server ran there, and so nobody could take a lease. A pooler's refusal proves nothing, so with `pooled` it
-    stays None.
+    `began_at` is the monotonic time at which the last one began: connections made before that are not trusted any
+    more, for they may be dead without having noticed. `refused_at` is the time at which the server's own machine
+    last refused a connection: proof that no server ran there, and so nobody could take a lease. A pooler's refusal
+    proves nothing, so with `pooled` it stays None.
     """
 
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
+        self.began_at = 0.0
         self.refused_at: float | None = None
+        self.pooled = pooled
         self._dsn = dsn
-        self._pooled = pooled
         self._place = describe_dsn(dsn)
         self._since: float | None = None
         self._told_at = 0.0
-        self._links_down = 0
-        self._answers = asyncio.Event()
+        self.links_down = 0
+        self.answers = asyncio.Event()
 
     def begins(self, error: BaseException) -> None:
-        """A link went down."""
-        self._links_down += 1
-        if self._since is None:
-            self._since = self._told_at = time.monotonic()
-            log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
-
-    def goes_on(self, error: BaseException) -> None:
-        """A link that is down has failed once more."""
+        """A link went down, or is still down."""
         now = time.monotonic()
-        if self._since is not None and now - self._told_at >= _REMIND:
+        if self._since is None:
+            self.began_at = self._since = self._told_at = now
+            log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
+        elif now - self._told_at >= _REMIND:
             self._told_at = now
             log.warning("still cannot use %s after %.0f s (%s)", self._place, now - self._since, one_line(error))
 
     def ends(self) -> None:
-        """A link is up again, so the others need not wait out their pauses."""
-        self._answers.set()
-        self._answers.clear()
-        self.leaves()
-        if self._links_down == 0 and self._since is not None:
+        """No link is down any more."""
+        if self._since is not None:
             log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
             self._since = None
 
-    def leaves(self) -> None:
-        """A link that was down is not needed any more."""
-        self._links_down -= 1
+    def is_pooled(self) -> None:
+        """A link found that a pooler stands between."""
+        if not self.pooled:
+            self.pooled = True
+            log.warning("%s is behind a pooler: going on as with --no-prepare", self._place)
 
     async def pause(self, seconds: float) -> None:
         """Wait for up to so many seconds, with a random part, or until another link is up again."""
-        if not self._pooled and await refused(self._dsn):
+        if not self.pooled and await refused(self._dsn):
             self.refused_at = time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):
-                await self._answers.wait()
+                await self.answers.wait()
+
+
+class Trouble:
+    """One link's part in an outage: it has `met` an error, any number of times, until it is `over`.
+
+    As a context manager it is over at the end, unless the link was cancelled: then nobody knows.
+    """
+
+    def __init__(self, outage: Outage) -> None:
+        self._outage = outage
+        self._down = False
+
+    def met(self, error: BaseException) -> None:
+        """The link could not be used."""
+        if not self._down:
+            self._down = True
+            self._outage.links_down += 1
+        self._outage.begins(error)
+
+    def over(self) -> None:
+        """The link is up again, so the others need not wait out their pauses."""
+        if self._down:
+            self._leave()
+            self._outage.answers.set()
+            self._outage.answers.clear()
+            if self._outage.links_down == 0:
+                self._outage.ends()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.over()
+        elif self._down:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._down = False
+        self._outage.links_down -= 1
 
 
 class Link:
@@ -145,75 +181,53 @@ class Link:
         self._longest_pause = longest_pause
         self._within = min(within, CALL_TIMEOUT)
         self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._connected_at = 0.0
         self._begins = False
         self._turn = asyncio.Lock()
 
-    async def perform(self, call: Call[T], *, patient: bool = True, within: float | None = None) -> T:
+    async def perform(self, call: Call[T], *, patient: bool = True) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 
         Not `patient`, it waits for the server only: what the server answers is raised (SchemaError, a psycopg.Error
-        with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError). `within` says how long
-        this one call may take.
+        with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
         """
         async with self._turn:
             pause = FIRST_PAUSE
-            down = False
-            while True:
-                try:
-                    if self._connection is None:
-                        await self._connect()
-                    result = await self.perform_now(call, within=within)
-                except (InvalidArgument, LockedTooLong, NotBuiltYet) as refusal:
-                    if isinstance(refusal, NotBuiltYet):
+            with Trouble(self._outage) as trouble:
+                while True:
+                    try:
+                        if self._connected_at < self._outage.began_at:
+                            await self.close()
+                        if self._connection is None:
+                            await self._connect()
+                        return await self.perform_now(call)
+                    except (InvalidArgument, LockedTooLong):
+                        raise
+                    except NotBuiltYet:
                         # It may be a plan of this session that a migration has outdated.
                         await self.close()
-                    if down:
-                        self._outage.ends()
-                    raise
-                except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
-                    await self.close()
-                    if getattr(error, "sqlstate", None) in _LOST_PREPARED and self._prepare:
-                        log.warning(
-                            "%s loses prepared statements, as a pooler in transaction mode does; going on without"
-                            " them (--no-prepare)",
-                            describe_dsn(self._dsn),
-                        )
-                        self._prepare = False
-                        continue
-                    try:
+                        raise
+                    except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
+                        await self.close()
+                        if self._prepare and shows_pooler(error):
+                            self._prepare = False
+                            self._outage.is_pooled()
+                            continue
                         if not patient:
                             raise_if_lasting(error)
-                    except BaseException:
-                        if down:
-                            self._outage.leaves()
-                        raise
-                    if not down:
-                        down = True
-                        self._outage.begins(error)
-                    else:
-                        self._outage.goes_on(error)
-                    try:
+                        trouble.met(error)
                         await self._outage.pause(pause)
+                        pause = min(pause * 2, self._longest_pause)
                     except BaseException:
-                        self._outage.leaves()
+                        # Cancelled: what the connection is in the middle of, nobody knows.
+                        await self.close()
                         raise
-                    pause = min(pause * 2, self._longest_pause)
-                except BaseException:
-                    # Cancelled: what the connection is in the middle of, nobody knows.
-                    await self.close()
-                    if down:
-                        self._outage.leaves()
-                    raise
-                else:
-                    if down:
-                        self._outage.ends()
-                    return result
 
-    async def perform_now(self, call: Call[T], *, within: float | None = None) -> T:
+    async def perform_now(self, call: Call[T]) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""
         assert self._connection is not None
         self.sent_at = time.monotonic()
-        return await answered(self._perform(self._connection, call), within or self._within)
+        return await answered(self._connection, self._perform(self._connection, call), self._within)
 
     async def close(self) -> None:
         """Close the connection; the next call makes another."""
@@ -223,13 +237,12 @@ class Link:
                 await connection.close()
 
     async def _connect(self) -> None:
+        self._connected_at = time.monotonic()
         self._connection = await connect(self._dsn, prepare=self._prepare)
-        self._begins = False
-        if not self._prepare:
-            # Not to be set in a session that is shared: then each call begins a transaction of the right level.
-            level = await answered(_isolation(self._connection), self._within)
-            self._begins = level != "read committed"
-            await self._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+        # Where that is not the session's default, each call begins a transaction of the right level.
+        level = await answered(self._connection, _isolation(self._connection), self._within)
+        self._begins = level != "read committed"
+        await self._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
         if self._on_connect is not None:
             await self._on_connect(self)
 
@@ -241,27 +254,23 @@ class Link:
 
 
 async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[Any]:
-    """Connect for a worker: autocommit, JSON by orjson; with `prepare`, READ COMMITTED and with timeouts."""
+    """Connect for a worker: autocommit, JSON by orjson; with `prepare` also READ COMMITTED and timeouts."""
+    options = str(conninfo_to_dict(dsn).get("options") or os.environ.get("PGOPTIONS", ""))
+    if prepare:
+        options = f"{_OPTIONS} {options}"
     async with asyncio.timeout(CALL_TIMEOUT):
         connection: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
-            dsn, autocommit=True, prepare_threshold=2 if prepare else None
+            dsn, autocommit=True, prepare_threshold=2 if prepare else None, options=options or None
         )
-    try:
-        set_json_loads(queries.from_json, connection)
-        if prepare:
-            settings = [list(_SETTINGS), list(_SETTINGS.values())]
-            await answered(connection.execute(_SETTLE, settings, prepare=False), CALL_TIMEOUT)
-    except BaseException:
-        await connection.close()
-        raise
+    set_json_loads(queries.from_json, connection)
     return connection
 
 
-async def answered(question: Coroutine[Any, Any, T], within: float) -> T:
+async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine[Any, Any, T], within: float) -> T:
     """Await what is asked of a connection. TimeoutError when it takes longer; then the connection is to be closed.
 
     psycopg, when it is cancelled, asks the server to cancel and waits for that up to 10 s, which is more than a
-    lease or a shutdown can spare where the network hangs: it gets one second.
+    lease or a shutdown can spare where the network hangs. Here it gets one, and then its socket is shut.
     """
     asking = asyncio.create_task(question)
     # Not of interest any more once we have left, but asyncio would complain.
@@ -274,11 +283,19 @@ async def answered(question: Coroutine[Any, Any, T], within: float) -> T:
     finally:
         if not asking.done():
             try:
-                asking.cancel()
-                await asyncio.wait({asking}, timeout=_CANCEL_WITHIN)
+                with suppress(psycopg.Error, OSError, TimeoutError):
+                    async with asyncio.timeout(_CANCEL_WITHIN):
+                        await connection.cancel_safe(timeout=_CANCEL_WITHIN)
+                    await asyncio.wait({asking}, timeout=_CANCEL_WITHIN)
             finally:
-                asking.cancel()
-                await asyncio.sleep(0)
+                _cut(connection)
+                await asyncio.wait({asking}, timeout=_CANCEL_WITHIN)
+
+
+def _cut(connection: psycopg.AsyncConnection[Any]) -> None:
+    # Not closed, for whoever waits for it would wait for ever.
+    with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as shared:
+        shared.shutdown(socket.SHUT_RDWR)
 
 
 async def _isolation(connection: psycopg.AsyncConnection[Any]) -> str:
@@ -319,13 +336,13 @@ async def _host_refuses(host: str, port: int) -> bool:
         return await _refuses(asyncio.open_unix_connection(f"\0{host[1:]}/.s.PGSQL.{port}"))
     # Each address by itself: of several that refuse, asyncio makes one OSError that says nothing.
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    for *_, address in found:
+    for address in {str(each[4][0]) for each in found}:
         try:
-            if not await _refuses(asyncio.open_connection(address[0], port)):
+            if not await _refuses(asyncio.open_connection(address, port)):
                 return False
         except OSError as error:
             # A machine without IPv6 whose localhost has it: nobody can be reached there.
-            if error.errno != errno.EADDRNOTAVAIL or not ipaddress.ip_address(address[0]).is_loopback:
+            if error.errno != errno.EADDRNOTAVAIL or not ipaddress.ip_address(address).is_loopback:
                 raise
     return True
 
@@ -362,8 +379,13 @@ def raise_if_lasting(error: BaseException) -> None:
 # starting up, cancelled by a timeout or a person, idle for too long, a server that only reads.
 _PASSING = re.compile(r"08|53|40|57P0[1235]|57014|25P0[34]|25006")
 
-# No such prepared statement, or another one of that name.
-_LOST_PREPARED = ("26000", "42P05")
+
+def shows_pooler(error: BaseException) -> bool:
+    """Tell whether an error is what a pooler in transaction mode makes of prepared statements, or of options."""
+    if getattr(error, "sqlstate", None) in ("26000", "42P05"):
+        return True
+    # Refused while connecting, so again there is only the text; poolers do not translate theirs.
+    return isinstance(error, psycopg.OperationalError) and "unsupported startup parameter" in str(error)
 
 
 def one_line(error: BaseException) -> str:

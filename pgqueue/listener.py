@@ -1,62 +1,149 @@
-"""Listen for NOTIFY on a connection of its own."""
+"""Listen for NOTIFY on a connection of its own, which mends itself."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from pgqueue.link import FIRST_PAUSE, LONGEST_PAUSE, Outage, connect
-
-log = logging.getLogger("pgqueue.worker")
+from pgqueue.config import describe_dsn
+from pgqueue.errors import ConfigError
+from pgqueue.link import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    Outage,
+    Trouble,
+    answered,
+    connect,
+    raise_if_lasting,
+    shows_pooler,
+)
 
 # Producers above READ COMMITTED cannot see who sleeps: they notify everybody here, with the queue as payload.
 COMMON_CHANNEL = "pgqueue"
 
+# How long a notification of our own may take to come back, in seconds after it was committed.
+_ECHO_WITHIN = 5.0
 
-async def listen_forever(
-    dsn: str,
-    outage: Outage,
-    channel: str,
-    queues: Sequence[str] | None,
-    on_wake: Callable[[], None],
-    on_cancel: Callable[[], None],
-) -> None:
-    """Call `on_wake` and `on_cancel` as notifications come; connect again when the connection breaks.
+_HINT = "listen in the same database and not through a pooler: --listen-dsn, or --no-listen"
 
-    `on_wake` is also called after each (re)connect, for what was announced while nobody listened.
+# Sends a notification over the connection that the worker works on, and returns when it is committed.
+Announce = Callable[[str, str], Awaitable[None]]
+
+
+class Listener:
+    """Calls `on_wake` and `on_cancel` as notifications come, and `on_wake` after each (re)connect.
+
+    After each connect it has itself notified over the connection that the worker works on: what does not arrive
+    was sent in another database, on another server (a primary that is none any more), or behind a pooler that
+    gives the session of a LISTEN to somebody else. Such a connection is left and made again, as a broken one.
+    Every `pulse` seconds it listens once more, which does nothing but show within as many that the server lives.
     """
-    pause = FIRST_PAUSE
-    down = False
-    while True:
-        connection = None
+
+    def __init__(
+        self,
+        dsn: str,
+        outage: Outage,
+        *,
+        queues: Sequence[str] | None,
+        on_wake: Callable[[], None],
+        on_cancel: Callable[[], None],
+        announce: Announce,
+        pulse: float,
+    ) -> None:
+        self._dsn = dsn
+        self._outage = outage
+        self._queues = queues
+        self._on_wake = on_wake
+        self._on_cancel = on_cancel
+        self._announce = announce
+        self._pulse = pulse
+
+    async def listen_forever(self, channel: str) -> None:
+        """Listen on the worker's channel and the common one."""
+        pause = FIRST_PAUSE
+        with Trouble(self._outage) as trouble:
+            while True:
+                try:
+                    async with self._listening(channel) as connection:
+                        # For what was announced while nobody listened.
+                        self._on_wake()
+                        await self._hear_echo(connection, channel)
+                        trouble.over()
+                        pause = FIRST_PAUSE
+                        while True:
+                            await self._hear(connection, self._pulse)
+                            await self._listen(connection, COMMON_CHANNEL)
+                except (psycopg.Error, ConfigError, OSError, TimeoutError) as error:
+                    trouble.met(error)
+                await self._outage.pause(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def check(self, channel: str) -> None:
+        """Raise ConfigError if notifications do not arrive here; nothing if the server cannot be reached now."""
         try:
-            connection = await connect(dsn)
-            for name in (channel, COMMON_CHANNEL):
-                await connection.execute(sql.SQL("listen {}").format(sql.Identifier(name)))
-            if down:
-                outage.ends()
-                down = False
-            pause = FIRST_PAUSE
-            on_wake()
-            async for notification in connection.notifies():
-                if notification.channel == COMMON_CHANNEL:
-                    if queues is None or notification.payload in queues:
-                        on_wake()
-                elif notification.payload == "cancel":
-                    on_cancel()
-                else:
-                    on_wake()
+            async with self._listening(channel) as connection:
+                await self._hear_echo(connection, channel)
         except (psycopg.Error, OSError, TimeoutError) as error:
-            if not down:
-                down = True
-                outage.begins(error)
+            raise_if_lasting(error)
+
+    @asynccontextmanager
+    async def _listening(self, channel: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        try:
+            connection = await connect(self._dsn)
+        except psycopg.Error as error:
+            if not shows_pooler(error):
+                raise
+            raise ConfigError(f"{describe_dsn(self._dsn)} leads to a pooler", hint=_HINT) from error
+        try:
+            for name in (channel, COMMON_CHANNEL):
+                await self._listen(connection, name)
+            yield connection
         finally:
-            if connection is not None:
-                with suppress(psycopg.Error, OSError):
-                    await connection.close()
-        await outage.pause(pause)
-        pause = min(pause * 2, LONGEST_PAUSE)
+            with suppress(psycopg.Error, OSError):
+                await connection.close()
+
+    async def _listen(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
+        listening = connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+        await answered(connection, listening, max(self._pulse, 1.0))
+
+    async def _hear_echo(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
+        token = f"echo {secrets.token_hex(4)}"
+        # Beside the hearing, for the worker's own connection may have to wait for its server.
+        announcing = asyncio.ensure_future(self._announce(channel, token))
+        try:
+            deadline = float("inf")
+            while not await self._hear(connection, 0.1, token):
+                if announcing.done() and deadline == float("inf"):
+                    await announcing
+                    deadline = time.monotonic() + _ECHO_WITHIN
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"what is announced over the worker's connection does not arrive in {describe_dsn(self._dsn)}",
+                        hint=_HINT,
+                    )
+        finally:
+            announcing.cancel()
+            await asyncio.gather(announcing, return_exceptions=True)
+
+    async def _hear(self, connection: psycopg.AsyncConnection[Any], seconds: float, token: str | None = None) -> bool:
+        """Act on what comes in so many seconds; True when `token` was among it."""
+        heard = False
+        # To the end, for what came together with the token would be lost with the generator.
+        async for each in connection.notifies(timeout=seconds):
+            if each.payload == token:
+                heard = True
+            elif each.channel == COMMON_CHANNEL:
+                if self._queues is None or each.payload in self._queues:
+                    self._on_wake()
+            elif each.payload == "cancel":
+                self._on_cancel()
+            elif not each.payload.startswith("echo "):
+                self._on_wake()
+        return heard

@@ -504,6 +504,11 @@ def schedule(
     )
 
 
+def announce(channel: str, payload: str) -> Call[None]:
+    """Notify a channel, as enqueue does."""
+    return Call(b"select pg_catalog.pg_notify(%s::text, %s::text)", (channel, payload), _nothing)
+
+
 def version() -> Call[tuple[str, str, str] | None]:
     """Read (version, revision, digest) of what is installed."""
     return Call(b"select version, revision, digest from pgqueue.version()", (), _maybe_one)

@@ -22,7 +22,7 @@ from pgqueue.errors import InvalidArgument, LockedTooLong, PgQueueError, SchemaE
 from pgqueue.job import Job, Surroundings
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
-from pgqueue.listener import listen_forever
+from pgqueue.listener import Listener
 from pgqueue.runner import End, Held, Runner, Verdict, gathered
 from pgqueue.tasks import App
 from pgqueue.watchdog import Watchdog
@@ -70,18 +70,21 @@ class Worker:
         self.config = config or WorkerConfig()
         self._app = app
         self._place = describe_dsn(dsn)
-        dsn = worker_dsn(dsn, f"pgqueue {self.config.name}")
-        self._dsn = dsn
-        self._outage = Outage(dsn)
-        prepare = self.config.prepare
+        lease = self.config.lease
+        dsn = worker_dsn(dsn, f"pgqueue {self.config.name}", lease)
+        self._outage = Outage(dsn, pooled=self.config.pooled)
+        prepare = not self.config.pooled
         # Three connections, so that a claim, a completion that waits for a lock, and the extension of leases never
         # stand in each other's way; a fourth listens.
-        self._claiming = Link(dsn, self._outage, prepare=prepare, on_connect=self._introduce)
-        self._finishing = Link(dsn, self._outage, prepare=prepare)
+        # A frozen connection is noticed and replaced before the leases lapse; a completion may wait 5 s for a lock.
+        self._claiming = Link(
+            dsn, self._outage, prepare=prepare, on_connect=self._introduce, within=max(lease / 2, 2.0)
+        )
+        self._finishing = Link(dsn, self._outage, prepare=prepare, within=max(lease / 2, 8.0))
         # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
-        pause = min(self.config.lease / 6, LONGEST_PAUSE)
-        self._keeping = Link(dsn, self._outage, prepare=prepare, longest_pause=pause)
-        self._leases = Leases(self._keeping, self._outage, self.config.lease, self._lost, self._cancelled)
+        pause = min(lease / 6, LONGEST_PAUSE)
+        self._keeping = Link(dsn, self._outage, prepare=prepare, longest_pause=pause, within=max(lease / 3, 1.0))
+        self._leases = Leases(self._keeping, self._outage, lease, self._lost, self._cancelled)
         self._around = Surroundings(dsn, prepare, on_progress=self._on_progress, on_extend=self._on_extend)
         self._runner = Runner(app, self.config.concurrency, self._ended, self._announce, self._around)
         self._watchdog = Watchdog(self._runner.name_running)
@@ -93,6 +96,7 @@ class Worker:
         self._end_came = asyncio.Event()
         self._room_came = asyncio.Event()
         self._wake = asyncio.Event()
+        self._listener = self._make_listener(dsn)
         self._stopping = asyncio.Event()
         self._napping_until = 0.0
         self._due_at = float("inf")
@@ -184,6 +188,8 @@ class Worker:
             )
         # The first claim tells now, and not later, what the database refuses of these settings.
         await self._claim(1, patient=False)
+        if config.listen and config.listen_dsn is not None:
+            await self._listener.check(self._channel)
         log.info(
             "worker %s on %s: %d tasks, concurrency %d, queues %s",
             config.name,
@@ -525,15 +531,25 @@ class Worker:
         except TimeoutError:
             return False
 
-    async def _listen(self) -> None:
-        await listen_forever(
-            self._dsn,
-            self._outage,
-            self._channel,
-            self.config.queues,
-            self._wake.set,
-            self._leases.extend_now.set,
+    def _make_listener(self, dsn: str) -> Listener:
+        config = self.config
+        outage = self._outage
+        if config.listen_dsn is not None:
+            dsn = worker_dsn(config.listen_dsn, f"pgqueue {config.name}", config.lease)
+            # Another place, which may be away while the first one works.
+            outage = Outage(dsn)
+        return Listener(
+            dsn,
+            outage,
+            queues=config.queues,
+            on_wake=self._wake.set,
+            on_cancel=self._leases.extend_now.set,
+            announce=lambda channel, payload: self._keeping.perform(queries.announce(channel, payload)),
+            pulse=min(config.lease / 3, 60.0),
         )
+
+    async def _listen(self) -> None:
+        await self._listener.listen_forever(self._channel)
 
     # Finishing
 

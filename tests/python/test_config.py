@@ -43,11 +43,62 @@ def test_a_wrong_dsn_is_named_by_its_source_and_without_its_password(source: str
     assert "secret" not in str(error.value)
 
 
-def test_a_worker_names_its_connections_and_leaves_alone_what_is_said() -> None:
-    plain = conninfo_to_dict(worker_dsn("host=h", "n" * 100))
-    assert (plain["application_name"], plain["connect_timeout"]) == ("n" * 63, "10")
-    said = conninfo_to_dict(worker_dsn("postgresql://h/?application_name=mine&connect_timeout=3", "other"))
-    assert (said["application_name"], said["connect_timeout"]) == ("mine", "3")
+def test_a_worker_adds_what_its_connections_need_and_leaves_alone_what_is_said() -> None:
+    plain = conninfo_to_dict(worker_dsn("host=h", "n" * 100, environ={}))
+    assert plain == {
+        "host": "h",
+        "application_name": "n" * 63,
+        "connect_timeout": "5",
+        "target_session_attrs": "read-write",
+        "keepalives": "1",
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "20000",
+    }
+    said = "postgresql://h/?application_name=mine&connect_timeout=3&target_session_attrs=any&keepalives_idle=60"
+    found = conninfo_to_dict(worker_dsn(said, "other"))
+    assert found == {**plain, **conninfo_to_dict(said)}
+    by_variables = conninfo_to_dict(
+        worker_dsn("host=h", "n", environ={"PGCONNECT_TIMEOUT": "7", "PGTARGETSESSIONATTRS": "any", "PGAPPNAME": "x"})
+    )
+    assert not {"connect_timeout", "target_session_attrs", "application_name"} & set(by_variables)
+
+
+@pytest.mark.parametrize(("lease", "timeout"), [(1.0, "2"), (30.0, "5"), (3600.0, "10")])
+def test_connecting_may_take_a_part_of_the_lease(lease: float, timeout: str) -> None:
+    assert conninfo_to_dict(worker_dsn("", "n", lease, {}))["connect_timeout"] == timeout
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "host=h password=top secret",
+        "host=h password='top secret",
+        "postgresql://me:top/secret@h/d",
+        "postgresql://me:1/top@secret@h/d",
+        "postgresql://me@h/d?password=secret&nonsense=1",
+    ],
+)
+def test_a_dsn_whose_password_makes_it_unreadable_is_refused_without_a_part_of_it(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--dsn ") as error:
+        find_dsn(wrong)
+    assert "secret" not in str(error.value)
+    assert "top" not in str(error.value)
+
+
+def test_a_worker_behind_a_pooler_leaves_nothing_in_sessions() -> None:
+    assert not WorkerConfig().pooled
+    assert WorkerConfig(listen=False).pooled
+    assert WorkerConfig(listen_dsn="host=h").pooled
+    assert WorkerConfig(prepare=False).pooled
+    assert not WorkerConfig(prepare=True, listen=False).pooled
+
+
+def test_a_listen_dsn_is_checked_and_never_shown() -> None:
+    assert "secret" not in repr(WorkerConfig(listen_dsn="postgresql+psycopg://me:secret@h/d"))
+    with pytest.raises(ConfigError, match=r"^--listen-dsn is not a PostgreSQL DSN"):
+        WorkerConfig(listen_dsn="mysql://h/d")
 
 
 def test_a_dsn_is_described_without_its_password() -> None:
