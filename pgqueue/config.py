@@ -90,12 +90,15 @@ class WorkerConfig:
     weights           one for each queue; None: those in pgqueue.queues, 1 where none is said
     strategy          how `reserve` chooses among queues: weighted, strict, lag or round_robin
     concurrency       handlers that run at the same time
+    min_concurrency   with it, that number moves between this and `concurrency` with the work; None: it is fixed
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps when nobody wakes it
     shutdown_timeout  how long running jobs may go on after a first TERM or INT
     listen            False: poll only (behind PgBouncer in transaction mode)
     prepare           False: no prepared statements (behind PgBouncer in transaction mode)
     until_empty       stop when nothing is due any more
+    supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
+                      be stopped at its timeout
     name              unique name of the worker process
     """
 
@@ -103,23 +106,26 @@ class WorkerConfig:
     weights: tuple[int, ...] | None = None
     strategy: str = "weighted"
     concurrency: int = 20
+    min_concurrency: int | None = None
     lease: float = 30.0
     poll_interval: float = 5.0
     shutdown_timeout: float = 30.0
     listen: bool = True
     prepare: bool = True
     until_empty: bool = False
+    supervised: bool = False
     name: str = field(default_factory=_default_name)
 
     def __post_init__(self) -> None:
         for name, low, high in (
             ("concurrency", 1, 10_000),
+            ("min_concurrency", 1, self.concurrency),
             ("lease", 1.0, 86_400.0),
             ("poll_interval", 0.01, 3_600.0),
             ("shutdown_timeout", 0.0, 86_400.0),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ConfigError(
                     f"{name.replace('_', '-')} is {value}", hint=f"give a value between {low:g} and {high:g}"
                 )

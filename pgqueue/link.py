@@ -69,6 +69,7 @@ class Outage:
     def __init__(self, dsn: str, *, pooled: bool = False) -> None:
         self.refused_at: float | None = None
         self._dsn = dsn
+        self.error = ""
         self._pooled = pooled
         self._place = describe_dsn(dsn)
         self._since: float | None = None
@@ -76,8 +77,14 @@ class Outage:
         self._links_down = 0
         self._answers = asyncio.Event()
 
+    @property
+    def lasts(self) -> float | None:
+        """For how many seconds the server has been away; None: it is there. `error` says why it last was."""
+        return None if self._since is None else time.monotonic() - self._since
+
     def begins(self, error: BaseException) -> None:
         """A link went down."""
+        self.error = one_line(error)
         self._links_down += 1
         if self._since is None:
             self._since = self._told_at = time.monotonic()
