@@ -79,14 +79,14 @@ async def test_a_worker_with_a_range_grows_under_load_and_shrinks_afterwards(
     if kind == "async":
 
         @app.task(name="waits")
-        async def waits() -> None:
-            while not go.is_set():
+        async def waits(i: int) -> None:
+            while not go.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     else:
 
         @app.task(name="waits")
-        def waits_in_a_thread() -> None:
+        def waits_in_a_thread(i: int) -> None:
             go.wait()
 
     enqueue_many(conn, 40, "waits")
@@ -108,7 +108,7 @@ async def test_no_more_handlers_than_the_number_run_at_a_time_when_it_shrinks(
     most = 0
 
     @app.task
-    async def job() -> None:
+    async def job(i: int) -> None:
         nonlocal most
         me = object()
         running.add(me)
@@ -148,7 +148,7 @@ async def test_a_worker_at_concurrency_1000_keeps_1000_handlers_in_flight(
         running, seen_at, last = running + change, now, now
 
     @app.task
-    async def sleeps() -> None:
+    async def sleeps(i: int) -> None:
         count(1)
         await asyncio.sleep(1)
         count(-1)
