@@ -1,8 +1,8 @@
-"""The processes that are measured: `python -m benchmarks.probe ping|listen|drain DSN`.
+"""The processes that are measured: `python -m benchmarks.probe ping|listen|drain|work DSN`.
 
 ping is a worker whose handler writes an event, listen a bare LISTEN that does; drain is a worker that runs no-ops
-until the queue is empty. An event is 16 bytes on stdout: its number, and when it came by CLOCK_MONOTONIC, which is
-one clock for all processes of a machine.
+until the queue is empty, work one that goes on. An event is 16 bytes on stdout: its number, and when it came by
+CLOCK_MONOTONIC, which is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import psycopg
 
 from pgqueue import App
+from pgqueue.board import Board, create
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 
@@ -92,7 +93,7 @@ def _add_noop(app: App) -> None:
         pass
 
 
-async def _drain(dsn: str, sync: bool) -> None:
+async def _drain(dsn: str, sync: bool, until_empty: bool = True) -> None:
     app = App()
     if sync:
 
@@ -103,8 +104,10 @@ async def _drain(dsn: str, sync: bool) -> None:
     else:
         _add_noop(app)
 
-    worker = Worker(app, dsn, WorkerConfig(until_empty=True))
+    worker = Worker(app, dsn, WorkerConfig(until_empty=until_empty))
     worker.handle_signals()
+    if not until_empty:
+        worker.use_board(Board(create(1000)))
     await worker.run()
 
 
@@ -118,7 +121,7 @@ def _listen(dsn: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("ping", "drain", "listen"))
+    parser.add_argument("kind", choices=("ping", "drain", "work", "listen"))
     parser.add_argument("dsn")
     parser.add_argument("--poll", type=float, help="do not listen, look at this interval")
     parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
@@ -128,6 +131,8 @@ def main() -> None:
             asyncio.run(_ping(options.dsn, options.poll))
         case "drain":
             asyncio.run(_drain(options.dsn, options.sync))
+        case "work":
+            asyncio.run(_drain(options.dsn, options.sync, until_empty=False))
         case "listen":
             _listen(options.dsn)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -24,19 +23,23 @@ import psycopg
 import typer
 from rich.console import Console
 from rich.json import JSON
-from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from pgqueue import __version__, embedded, queries
+from pgqueue.concurrency import parse as parse_concurrency
 from pgqueue.config import WorkerConfig, describe_dsn, find_dsn
 from pgqueue.demo import run_demo
 from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.leash import Leash
 from pgqueue.link import one_line
+from pgqueue.logs import set_up as set_up_logs
+from pgqueue.memory import parse as parse_memory
 from pgqueue.migrate import migrate as run_migrations
 from pgqueue.migrate import script, status
+from pgqueue.process import run_worker
+from pgqueue.supervisor import Supervisor, same_command
 from pgqueue.tasks import App
-from pgqueue.worker import Worker
 
 _SETTINGS = {"auto_envvar_prefix": "PGQUEUE", "help_option_names": ["-h", "--help"]}
 
@@ -152,7 +155,18 @@ def worker(
     strategy: Annotated[
         str, typer.Option(help="weighted, strict (in the order given), lag or round_robin.")
     ] = "weighted",
-    concurrency: Annotated[int, typer.Option("--concurrency", "-c", help="Jobs that run at the same time.")] = 20,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", "-c", help="Jobs that run at the same time; 4:64: as many as do good.")
+    ] = "20",
+    processes: Annotated[
+        int | None, typer.Option(help="Worker processes, under a supervisor; without: this one.", min=1, max=1000)
+    ] = None,
+    max_memory: Annotated[
+        str | None, typer.Option(help="Replace a process that holds more, after its running jobs: 500M.")
+    ] = None,
+    max_jobs: Annotated[
+        int | None, typer.Option(help="Replace a process that has run so many, after its running jobs.", min=1)
+    ] = None,
     lease: Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")] = 30.0,
     poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running jobs get after TERM or INT.")] = 30.0,
@@ -176,21 +190,32 @@ def worker(
     ] = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due any more.")] = False,
     name: Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")] = None,
+    health_port: Annotated[
+        int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)
+    ] = None,
+    health_host: Annotated[str, typer.Option(help="The address to serve them on.")] = "127.0.0.1",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_format: Annotated[str, typer.Option(help="console, or json: one object a line.")] = "console",
     dsn: Dsn = None,
 ) -> None:
     """Run jobs until told to stop.
 
     TERM or INT: reserve nothing more, let running jobs end, give unstarted ones back. A second one ends at once.
+    HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: go on. TTIN: write
+    all stacks to the log.
     """
-    _log_to_stderr(log_level)
-    queues, weights = _queues(queue or [])
+    leash = Leash.take()
     optional: dict[str, Any] = {} if name is None else {"name": name}
+    if leash is not None:
+        optional = {"name": leash.name, "supervised": True}
+    queues, weights = _queues(queue or [])
+    low, high = parse_concurrency(concurrency)
     config = WorkerConfig(
         queues=queues,
         weights=weights,
         strategy=strategy,
-        concurrency=concurrency,
+        concurrency=high,
+        min_concurrency=low,
         lease=lease,
         poll_interval=poll_interval,
         shutdown_timeout=shutdown_timeout,
@@ -200,20 +225,29 @@ def worker(
         until_empty=until_empty,
         **optional,
     )
-    app = _load(require or [])
+    set_up_logs(log_level, log_format, config.name)
+    health = None if health_port is None else (health_host, health_port)
+    memory_limit = None if max_memory is None else parse_memory(max_memory)
+    if leash is not None:
+        with _database(dsn) as found:
+            raise typer.Exit(run_worker(_load(require or []), found, config, leash=leash))
+    if processes is None and memory_limit is None and max_jobs is None:
+        app = _load(require or [])
+        with _database(dsn) as found:
+            raise typer.Exit(run_worker(app, found, config, health=health))
+    if not require:
+        _load([])
     with _database(dsn) as found:
-
-        async def run() -> int:
-            running = Worker(app, found, config)
-            running.handle_signals()
-            await running.run()
-            return running.exit_code
-
-        code = asyncio.run(run())
-        if code:
-            # Threads that still run a handler would keep the process; their jobs are settled.
-            logging.shutdown()
-            os._exit(code)
+        supervisor = Supervisor(
+            same_command(),
+            found,
+            config,
+            processes or 1,
+            max_memory=memory_limit,
+            max_jobs=max_jobs,
+            environment={**os.environ, **({"PGQUEUE_DSN": found} if found else {})},
+        )
+        raise typer.Exit(asyncio.run(supervisor.run(health)))
 
 
 @cli.command()
@@ -868,19 +902,6 @@ def _parse_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
     return value
-
-
-def _log_to_stderr(level: str) -> None:
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ConfigError(f"there is no log level {level!r}", hint="give debug, info, warning or error")
-    handler: logging.Handler
-    if _err.is_terminal:
-        handler = RichHandler(console=_err, show_path=False, markup=False, log_time_format="[%X]")
-    else:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=number, handlers=[handler])
 
 
 def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:

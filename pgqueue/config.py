@@ -108,6 +108,7 @@ class WorkerConfig:
     weights           one for each queue; None: those in pgqueue.queues, 1 where none is said
     strategy          how `reserve` chooses among queues: weighted, strict, lag or round_robin
     concurrency       handlers that run at the same time
+    min_concurrency   with it, that number moves between this and `concurrency` with the work; None: it is fixed
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps when nobody wakes it
     shutdown_timeout  how long running jobs may go on after a first TERM or INT; a task may have a shorter one
@@ -125,6 +126,7 @@ class WorkerConfig:
     weights: tuple[int, ...] | None = None
     strategy: str = "weighted"
     concurrency: int = 20
+    min_concurrency: int | None = None
     lease: float = 30.0
     poll_interval: float = 5.0
     shutdown_timeout: float = 30.0
@@ -147,12 +149,13 @@ class WorkerConfig:
             object.__setattr__(self, "listen_dsn", check_dsn("--listen-dsn", self.listen_dsn))
         for name, low, high in (
             ("concurrency", 1, 10_000),
+            ("min_concurrency", 1, self.concurrency),
             ("lease", 1.0, 86_400.0),
             ("poll_interval", 0.01, 3_600.0),
             ("shutdown_timeout", 0.0, 86_400.0),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ConfigError(
                     f"{name.replace('_', '-')} is {value}", hint=f"give a value between {low:g} and {high:g}"
                 )

@@ -71,14 +71,21 @@ class Outage:
         self.refused_at: float | None = None
         self.pooled = pooled
         self._dsn = dsn
+        self.error = ""
         self._place = describe_dsn(dsn)
         self._since: float | None = None
         self._told_at = 0.0
         self.links_down = 0
         self.answers = asyncio.Event()
 
+    @property
+    def lasts(self) -> float | None:
+        """For how many seconds the server has been away; None: it is there. `error` says why it last was."""
+        return None if self._since is None else time.monotonic() - self._since
+
     def begins(self, error: BaseException) -> None:
         """A link went down, or is still down."""
+        self.error = one_line(error)
         now = time.monotonic()
         if self._since is None:
             self.began_at = self._since = self._told_at = now

@@ -18,8 +18,10 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from pgqueue.board import Board
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
+from pgqueue.logs import subject
 from pgqueue.queries import Row, Unreadable, to_result
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
@@ -107,6 +109,10 @@ class Held:
         """Whether its handler completes it itself: then its row may be gone, and that is no loss."""
         return self.job is not None and self.job.stage is not Stage.OPEN
 
+    def log_fields(self) -> dict[str, object]:
+        """What a line of JSON about it says."""
+        return {"job_id": self.row[0], "queue": self.row[4], "task": self.row[1], "attempt": self.row[7]}
+
     def __str__(self) -> str:
         return f"job {self.row[0]} (task {self.row[1]}, queue {self.row[4]}, attempt {self.row[7]})"
 
@@ -158,6 +164,10 @@ class Runner:
         self.busy: set[Held] = set()
         self._app = app
         self._concurrency = concurrency
+        self._most = concurrency
+        self.board: Board | None = None
+        self.in_tasks: dict[asyncio.Task[Any], Held] = {}
+        self.in_threads: dict[int, Held] = {}
         self._on_end = on_end
         self._on_start = on_start
         self._around = around or Surroundings()
@@ -179,6 +189,18 @@ class Runner:
         """Jobs taken and not yet started."""
         return self._waiting.qsize()
 
+    @property
+    def concurrency(self) -> int:
+        """How many handlers run at a time; to be set to at most what it was made with."""
+        return self._concurrency
+
+    @concurrency.setter
+    def concurrency(self, number: int) -> None:
+        # Those above it end after the job that they run, or the next one if they run none.
+        self._concurrency = min(number, self._most)
+        for _ in range(min(self.unstarted - self._idle, self._concurrency - len(self._coroutines))):
+            self._start_coroutine()
+
     def is_busy(self, jobs: int) -> bool:
         """Tell whether more than `jobs` were run in the last 100 ms."""
         return self._pace.last() > jobs
@@ -195,9 +217,7 @@ class Runner:
         """Run a job as soon as a slot is free."""
         self._waiting.put_nowait(held)
         if self._idle < self._waiting.qsize() and len(self._coroutines) < self._concurrency:
-            coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
-            self._coroutines.add(coroutine)
-            coroutine.add_done_callback(self._coroutines.discard)
+            self._start_coroutine()
 
     def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
         """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to look."""
@@ -269,8 +289,17 @@ class Runner:
     def _drain(self) -> list[Held]:
         return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
 
+    def _start_coroutine(self) -> None:
+        coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
+        self._coroutines.add(coroutine)
+        coroutine.add_done_callback(self._coroutines.discard)
+
     async def _run_jobs(self) -> None:
         while not self._closed:
+            if len(self._coroutines) > self._concurrency and (me := asyncio.current_task()) is not None:
+                # Here and not in the callback: of many that end at once, enough must stay.
+                self._coroutines.discard(me)
+                return
             self._idle += 1
             try:
                 held = await self._waiting.get()
@@ -320,6 +349,20 @@ class Runner:
         self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
 
     async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        self.in_tasks[me] = held
+        token = subject.set(held)
+        places = [] if self.board is None else self.board.note([each.pair for each in (held, *held.mates)])
+        try:
+            await self._run_handler(held, task)
+        finally:
+            if self.board is not None:
+                self.board.clear(places)
+            subject.reset(token)
+            del self.in_tasks[me]
+
+    async def _run_handler(self, held: Held, task: Task[Any, Any]) -> None:
         try:
             arguments = _readable(held)
             if task.payloads_parameter is not None:
@@ -430,11 +473,23 @@ class Runner:
 
     async def _in_thread(self, call: Callable[[], object]) -> object:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="pgqueue")
+            self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="pgqueue")
+        held = subject.get()
+        call = partial(self._named, held, call) if isinstance(held, Held) else call
         result, error = await asyncio.get_running_loop().run_in_executor(self._threads, _contained, call)
         if error is not None:
             raise error
         return result
+
+    def _named(self, held: Held, call: Callable[[], object]) -> object:
+        ident = threading.get_ident()
+        self.in_threads[ident] = held
+        token = subject.set(held)
+        try:
+            return call()
+        finally:
+            subject.reset(token)
+            del self.in_threads[ident]
 
     def _interrupted(self, held: Held) -> None:
         assert held.interrupt is not None

@@ -15,8 +15,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
-from pgqueue import __version__, bundled, queries
+from pgqueue import __version__, bundled, concurrency, memory, queries, stacks
+from pgqueue.board import Board
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.errors import InvalidArgument, LockedTooLong, PgQueueError, SchemaError
 from pgqueue.job import Job, Surroundings
@@ -68,6 +70,14 @@ class Worker:
 
     def __init__(self, app: App, dsn: str, config: WorkerConfig | None = None) -> None:
         self.config = config or WorkerConfig()
+        self.started = asyncio.Event()
+        self._began = time.monotonic()
+        self._quiet = False
+        self._retiring = False
+        self._signalled = False
+        # Of the last reserve: when its answer came, and whether it came full.
+        self._reserved_at: float | None = None
+        self._jobs_wait = False
         self._app = app
         self._place = describe_dsn(dsn)
         lease = self.config.lease
@@ -114,11 +124,73 @@ class Worker:
             self._wake.set()
             self._room_came.set()
 
+    def be_quiet(self) -> None:
+        """Reserve nothing more, give back what is not started, and go on running."""
+        if not self._quiet:
+            self._quiet = True
+            log.info("quiet: reserving no more jobs; %d run on", self._runner.running)
+            self._give_back_unstarted()
+            self._wake.set()
+            self._room_came.set()
+
+    def resume(self) -> None:
+        """Reserve again, after `be_quiet`."""
+        if self._quiet and not self._retiring:
+            self._quiet = False
+            log.info("not quiet any more: reserving jobs again")
+            self._room_came.set()
+
+    def retire(self) -> None:
+        """Reserve nothing more, and end when all that runs has ended, however long that takes."""
+        if not self._retiring:
+            self.be_quiet()
+            self._retiring = True
+            self._room_came.set()
+
     def handle_signals(self) -> None:
-        """Stop at the first TERM or INT; end at once at the second, leaving what runs to its leases."""
+        """Do what the operator says by signal.
+
+        TERM, INT and HUP: stop; a second TERM or INT: end at once, leaving what runs to its leases. USR1: be quiet;
+        USR2: resume. TTIN: log the stacks of all threads and tasks. HUP stays ignored where it is (nohup).
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(signal.SIGUSR1, self.be_quiet)
+        loop.add_signal_handler(signal.SIGUSR2, self.resume)
+        stacks.dump_on(signal.SIGTTIN, loop, self._name_task, self._name_thread)
+
+    def use_board(self, board: Board) -> None:
+        """Note there what handlers run, for who looks after this process."""
+        self._runner.board = board
+
+    def status(self) -> dict[str, Any]:
+        """Return what an operator may want to know, as it is now: numbers and text only, times in seconds."""
+        outage = self._outage.lasts
+        reason = self._why_not_ready()
+        return {
+            "worker": self.config.name,
+            "pid": os.getpid(),
+            "ready": not reason,
+            "reason": reason,
+            "started": self.started.is_set(),
+            "quiet": self._quiet,
+            "stopping": self._stopping.is_set(),
+            "concurrency": self._runner.concurrency,
+            "running": self._runner.running,
+            "free": max(self._runner.concurrency - self._runner.running, 0),
+            "buffered": self._runner.unstarted,
+            "held": len(self._leases.held),
+            "succeeded": self.completed,
+            "failed": self.failed,
+            "last_reserve": None if self._reserved_at is None else round(time.monotonic() - self._reserved_at, 3),
+            "outage": None if outage is None else round(outage, 3),
+            "last_error": self._outage.error[:300] or None,
+            "memory": memory.resident(),
+            "uptime": round(time.monotonic() - self._began, 3),
+        }
 
     async def run(self) -> bool:
         """Work until stopped. True when every job that was started has ended; False when some were cut off.
@@ -144,6 +216,8 @@ class Worker:
             ]
             if self.config.listen:
                 loops.append(self._keep_running("listening", self._listen))
+            if self.config.min_concurrency is not None:
+                loops.append(self._keep_running("concurrency", self._adapt_forever))
             await self._stopping.wait()
             clean = await self._shut_down(loops[0])
             self.exit_code = self.exit_code or (0 if clean else 1)
@@ -191,13 +265,31 @@ class Worker:
         if config.listen and config.listen_dsn is not None:
             await self._listener.check(self._channel)
         log.info(
-            "worker %s on %s: %d tasks, concurrency %d, queues %s",
+            "worker %s on %s: %d tasks, concurrency %s, queues %s",
             config.name,
             self._place,
             len(self._app.tasks),
-            config.concurrency,
+            config.concurrency if config.min_concurrency is None else f"{config.min_concurrency}:{config.concurrency}",
             "all" if config.queues is None else ", ".join(self._weighted_queues()),
         )
+        self.started.set()
+
+    def _why_not_ready(self) -> str:
+        if not self.started.is_set():
+            return self._outage.error or "it has not started yet"
+        if self._stopping.is_set():
+            return "it stops"
+        if self._quiet:
+            return "it is quiet"
+        if self._outage.lasts is not None:
+            return f"the database cannot be used: {self._outage.error}"
+        if self._room() == 0:
+            # It has no use for a reserve.
+            return ""
+        silent = time.monotonic() - (self._reserved_at or 0.0)
+        if silent > max(3 * self.config.poll_interval, 60.0):
+            return f"no reserve was answered for {silent:.0f} s"
+        return ""
 
     def _weighted_queues(self) -> list[str]:
         queues, weights = self.config.queues or (), self.config.weights
@@ -378,6 +470,35 @@ class Worker:
                 await self._finishing.perform(queries.release_unheld(self.config.name, []))
                 await self._finishing.perform(queries.bye(self.config.name))
 
+    async def _adapt_forever(self) -> None:
+        low, high = self.config.min_concurrency or 1, self.config.concurrency
+        wanted = concurrency.Concurrency(low, high)
+        self._runner.concurrency = low
+        seen, spent = time.monotonic(), time.process_time()
+        while True:
+            in_use = 0
+            lag = 0.0
+            for _ in range(5):
+                before = time.monotonic()
+                await asyncio.sleep(concurrency.INTERVAL / 5)
+                lag = max(lag, time.monotonic() - before - concurrency.INTERVAL / 5)
+                in_use = max(in_use, self._runner.running)
+            now, used = time.monotonic(), time.process_time()
+            look = concurrency.Look(self._jobs_wait, in_use, lag, (used - spent) / (now - seen))
+            seen, spent = now, used
+            number = wanted.follow(look, now)
+            if number != self._runner.concurrency:
+                self._runner.concurrency = number
+                self._room_came.set()
+
+    def _name_task(self, task: asyncio.Task[Any]) -> str:
+        held = self._runner.in_tasks.get(task)
+        return "" if held is None else str(held)
+
+    def _name_thread(self, ident: int) -> str:
+        held = self._runner.in_threads.get(ident)
+        return "" if held is None else str(held)
+
     async def _until_finished(self, unfinished: Callable[[], bool]) -> None:
         while unfinished():
             self._room_came.clear()
@@ -385,11 +506,17 @@ class Worker:
                 async with asyncio.timeout(0.2):
                     await self._room_came.wait()
 
+    def _on_hangup(self) -> None:
+        if not self._stopping.is_set():
+            log.info("SIGHUP: reserving no more jobs")
+            self.stop()
+
     def _on_signal(self, number: int) -> None:
-        if self._stopping.is_set():
+        if self._signalled:
             log.warning("second signal: ending at once; jobs that run come back when their leases lapse")
             logging.shutdown()
             os._exit(128 + number)
+        self._signalled = True
         log.info("%s: reserving no more jobs", signal.Signals(number).name)
         self.stop()
 
@@ -409,7 +536,12 @@ class Worker:
 
     async def _claim_forever(self) -> None:
         while not self._stopping.is_set():
-            room = self._runner.room() if len(self._ends) < _BACKLOG else 0
+            room = self._room()
+            if self._quiet:
+                # Nobody is to wake this worker, who would not come.
+                await self._rise()
+                if self._retiring and not self._leases.held:
+                    self.stop()
             if room == 0:
                 await self._wait_for_room()
                 continue
@@ -447,13 +579,23 @@ class Worker:
                 for held in (head, *head.mates):
                     self._leases.add(held)
                 self._runner.take(head)
+        self._reserved_at = time.monotonic()
+        self._jobs_wait = calls >= room
         if rows:
             log.debug("reserved %d jobs in %d calls", len(rows), calls)
+        if self._quiet:
+            # It became so while the reserve was under way.
+            self._give_back_unstarted()
         return calls
+
+    def _room(self) -> int:
+        if self._quiet or len(self._ends) >= _BACKLOG:
+            return 0
+        return self._runner.room()
 
     async def _wait_for_room(self) -> None:
         self._room_came.clear()
-        if self._runner.room() == 0 or len(self._ends) >= _BACKLOG:
+        if self._room() == 0 and not self._stopping.is_set():
             await self._room_came.wait()
 
     async def _wait_for_end(self) -> None:
@@ -508,7 +650,7 @@ class Worker:
         pause = first
         while time.monotonic() < end and not self._stopping.is_set():
             self._woke |= await self._woken(min(pause, max(self._due_at - time.monotonic(), 0.0005)))
-            room = self._runner.room()
+            room = self._room()
             if room == 0:
                 return True
             claimed = await self._claim(room)
@@ -552,6 +694,13 @@ class Worker:
         await self._listener.listen_forever(self._channel)
 
     # Finishing
+
+    def _give_back_unstarted(self) -> int:
+        unstarted = self._runner.give_back_unstarted()
+        for held in unstarted:
+            held.ended = End.RELEASED
+            self._ended(held)
+        return len(unstarted)
 
     def _ended(self, held: Held) -> None:
         self._ends.append(held)

@@ -1,0 +1,142 @@
+"""A small HTTP server that says how a worker is: for probes, and for who looks.
+
+/live     200 as long as the process answers
+/ready    200 when it reserves jobs, else 503 and the reason
+/status   all it knows of itself, as JSON
+/metrics  the same for Prometheus, when prometheus-client is installed (the extra `metrics`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http import HTTPStatus
+from importlib.util import find_spec
+from typing import Any
+
+import orjson
+
+from pgqueue.errors import ConfigError
+
+log = logging.getLogger("pgqueue.health")
+
+Status = dict[str, Any]
+
+# Seconds that a client has to ask, and requests that are answered at a time.
+_PATIENCE = 5.0
+_MOST = 50
+
+_METRICS = {
+    "running": ("gauge", "Handlers that run."),
+    "free": ("gauge", "Slots that are free."),
+    "buffered": ("gauge", "Jobs reserved and not started."),
+    "concurrency": ("gauge", "Handlers that may run at a time."),
+    "succeeded": ("counter", "Jobs that succeeded."),
+    "failed": ("counter", "Tries that failed."),
+    "memory": ("gauge", "Resident memory in bytes."),
+    "uptime": ("gauge", "Seconds since the start."),
+    "outage": ("gauge", "Seconds since the database cannot be used."),
+    "ready": ("gauge", "1 when it reserves jobs."),
+}
+
+
+class Health:
+    """Serves what `status` returns: a mapping with at least `ready` and `reason`."""
+
+    def __init__(self, status: Callable[[], Status]) -> None:
+        self._status = status
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which is another one for port 0. Raises ConfigError when it is taken."""
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=8192)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"the health endpoint cannot listen on {host}:{port} ({error.strerror or error})"
+                if isinstance(error, OSError)
+                else f"{port} is no port",
+                hint="give another --health-port or --health-host",
+            ) from error
+        found = int(self._server.sockets[0].getsockname()[1])
+        log.info("health at http://%s:%d/status", f"[{host}]" if ":" in host else host, found)
+        return found
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                if self._open > _MOST:
+                    code, kind, body = HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", b"too many requests at a time\n"
+                else:
+                    code, kind, body = await self._asked(reader)
+                writer.write(
+                    f"HTTP/1.1 {code.value} {code.phrase}\r\nContent-Type: {kind}; charset=utf-8\r\n"
+                    f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n".encode()
+                    + body
+                )
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            # A client that left, says nothing, or speaks no HTTP.
+            pass
+        finally:
+            self._open -= 1
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _asked(self, reader: asyncio.StreamReader) -> tuple[HTTPStatus, str, bytes]:
+        head = await reader.readuntil(b"\r\n\r\n")
+        method, path, _ = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ", 2)
+        if method not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"only GET\n"
+        code, kind, body = self._answer(path.split("?")[0])
+        return code, kind, b"" if method == "HEAD" else body
+
+    def _answer(self, path: str) -> tuple[HTTPStatus, str, bytes]:
+        if path == "/live":
+            return HTTPStatus.OK, "text/plain", b"live\n"
+        status = self._status()
+        if path == "/ready":
+            code = HTTPStatus.OK if status["ready"] else HTTPStatus.SERVICE_UNAVAILABLE
+            return code, "text/plain", f"{status['reason'] or 'ready'}\n".encode()
+        if path == "/status":
+            return HTTPStatus.OK, "application/json", orjson.dumps(status, default=str, option=orjson.OPT_INDENT_2)
+        if path == "/metrics" and find_spec("prometheus_client") is not None:
+            return HTTPStatus.OK, "text/plain; version=0.0.4", as_metrics(status)
+        return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready and /status\n"
+
+
+def as_metrics(status: Status) -> bytes:
+    """Write a status, that of a supervisor with all of its workers, in the text format of Prometheus."""
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415
+
+    workers = status.get("workers", [status])
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            return _families(workers)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    return bytes(generate_latest(registry))
+
+
+def _families(workers: list[Status]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    for name, (kind, help_text) in _METRICS.items():
+        family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+            f"pgqueue_worker_{name}", help_text, labels=["worker"]
+        )
+        for each in workers:
+            family.add_metric([str(each.get("worker", ""))], float(each.get(name) or 0))
+        yield family

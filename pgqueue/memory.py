@@ -1,0 +1,39 @@
+"""How much memory a process holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+
+from pgqueue.errors import ConfigError
+
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def resident(pid: int | None = None) -> int:
+    """Return the resident memory of a process in bytes, by default of this one; 0 when it is not known."""
+    pid = os.getpid() if pid is None else pid
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return _by_ps(pid)
+
+
+def parse(text: str) -> int:
+    """Read "500M", "1.5 GB" or a number of bytes. Raises ConfigError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 2**20:
+        raise ConfigError(f"{text!r} is no amount of memory for a worker", hint="give it as 500M or 2G")
+    return size
+
+
+def _by_ps(pid: int) -> int:
+    # Where there is no /proc.
+    try:
+        done = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return int(done.stdout) * 1024
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,88 @@
+"""One worker process: a Worker with its signals, its health endpoint, and the leash of its supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from pgqueue.config import WorkerConfig
+from pgqueue.health import Health
+from pgqueue.leash import Leash
+from pgqueue.tasks import App
+from pgqueue.worker import Worker
+
+log = logging.getLogger("pgqueue.worker")
+
+# Seconds that the interpreter may take to end once the worker has.
+_PATIENCE = 5.0
+
+
+def run_worker(
+    app: App, dsn: str, config: WorkerConfig, *, health: tuple[str, int] | None = None, leash: Leash | None = None
+) -> int:
+    """Work until told to stop; returns the exit code. `health` is where to serve it: host and port."""
+    code = asyncio.run(_run(app, dsn, config, health, leash))
+    _end_soon(code)
+    if code:
+        # Threads that still run a handler would keep the process; their jobs are settled.
+        end_now(code)
+    return code
+
+
+def end_now(code: int) -> None:
+    """End this process, whatever still runs in it."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+async def _run(app: App, dsn: str, config: WorkerConfig, health: tuple[str, int] | None, leash: Leash | None) -> int:
+    worker = Worker(app, dsn, config)
+    worker.handle_signals()
+    serving = Health(worker.status)
+    reporting: asyncio.Task[None] | None = None
+    try:
+        if leash is not None:
+            worker.use_board(leash.open_board())
+            leash.obey(worker.retire)
+            reporting = asyncio.create_task(_report(worker, leash), name="pgqueue-reports")
+        if health is not None:
+            await serving.start(*health)
+        await worker.run()
+        if leash is not None:
+            leash.report(worker.status())
+        return worker.exit_code
+    finally:
+        serving.close()
+        if reporting is not None:
+            reporting.cancel()
+        # A thread of asyncio.to_thread() that hangs would hang the loop's end.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
+async def _report(worker: Worker, leash: Leash) -> None:
+    reports = asyncio.create_task(leash.report_forever(worker.status))
+    try:
+        await worker.started.wait()
+        # At once: the supervisor waits for it.
+        leash.report(worker.status())
+        await reports
+    finally:
+        reports.cancel()
+
+
+def _end_soon(code: int) -> None:
+    """End this process in some seconds, should a thread or a child process of a handler's keep it."""
+
+    def end() -> None:
+        log.warning("a thread or a process that a handler has started keeps this process: it is not waited for")
+        end_now(code)
+
+    guard = threading.Timer(_PATIENCE, end)
+    guard.daemon = True
+    guard.start()

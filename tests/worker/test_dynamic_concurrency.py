@@ -1,0 +1,164 @@
+"""How many handlers run at a time, fixed and as a range."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import psycopg
+import pytest
+
+from pgqueue import App
+from pgqueue.concurrency import Concurrency, Look, parse
+from pgqueue.config import WorkerConfig
+from pgqueue.errors import ConfigError
+from tests.calls import enqueue_many, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import working
+
+CALM = {"lag": 0.0, "cpu": 0.1}
+
+
+def test_it_grows_by_half_while_jobs_wait_and_all_slots_are_taken() -> None:
+    wanted = Concurrency(4, 64, now=0.0)
+    numbers = [wanted.follow(Look(True, wanted.number, **CALM), now) for now in range(8)]
+    assert numbers == [6, 9, 13, 19, 28, 42, 63, 64]
+    assert wanted.follow(Look(False, 64, **CALM), 9) == 64
+    assert wanted.follow(Look(True, 40, **CALM), 10) == 64
+
+
+@pytest.mark.parametrize("look", [Look(True, 64, 0.5, 0.1), Look(True, 64, 0.0, 0.97)])
+def test_it_shrinks_by_a_quarter_while_its_handlers_starve(look: Look) -> None:
+    wanted = Concurrency(4, 64, now=0.0)
+    wanted.number = 64
+    numbers = [wanted.follow(look, now) for now in range(20)]
+    assert numbers[:3] == [48, 36, 27]
+    assert numbers[-1] == 4
+
+
+def test_it_stays_where_it_is_between_the_marks() -> None:
+    wanted = Concurrency(4, 64, now=0.0)
+    assert wanted.follow(Look(True, 4, 0.0, 0.85), 1.0) == 4
+    assert wanted.follow(Look(True, 4, 0.05, 0.1), 2.0) == 4
+
+
+def test_it_shrinks_to_what_is_in_use_when_it_is_idle_for_some_seconds() -> None:
+    wanted = Concurrency(4, 64, now=0.0)
+    wanted.number = 64
+    numbers = [wanted.follow(Look(False, 3, **CALM), float(now)) for now in range(1, 40)]
+    assert numbers[:3] == [64, 64, 64]
+    assert sorted(set(numbers), reverse=True) == [64, 32, 16, 8, 4]
+
+
+@pytest.mark.parametrize(("text", "meaning"), [("20", (None, 20)), ("4:64", (4, 64))])
+def test_it_is_said_as_a_number_or_a_range(text: str, meaning: tuple[int | None, int]) -> None:
+    assert parse(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "x", "4:", "4-64", "1:2:3"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="concurrency"):
+        parse(text)
+
+
+def test_a_range_has_its_smaller_number_first() -> None:
+    with pytest.raises(ConfigError, match="min-concurrency is 9"):
+        WorkerConfig(min_concurrency=9, concurrency=3)
+
+
+@pytest.mark.covers("A12", "A9")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_worker_with_a_range_grows_under_load_and_shrinks_afterwards(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = threading.Event()
+
+    if kind == "async":
+
+        @app.task(name="waits")
+        async def waits(i: int) -> None:
+            while not go.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    else:
+
+        @app.task(name="waits")
+        def waits_in_a_thread(i: int) -> None:
+            go.wait()
+
+    enqueue_many(conn, 40, "waits")
+    async with working(app, database.dsn, min_concurrency=2, concurrency=16) as worker:
+        try:
+            await wait_until_async(lambda: worker.status()["running"] == 16, 30)
+        finally:
+            go.set()
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 40, 30)
+        await wait_until_async(lambda: worker.status()["concurrency"] == 2, 60)
+
+
+@pytest.mark.covers("L10")
+async def test_no_more_handlers_than_the_number_run_at_a_time_when_it_shrinks(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    running: set[object] = set()
+    most = 0
+
+    @app.task
+    async def job(i: int) -> None:
+        nonlocal most
+        me = object()
+        running.add(me)
+        most = max(most, len(running))
+        await asyncio.sleep(0.01)
+        running.discard(me)
+
+    async with working(app, database.dsn, concurrency=16) as worker:
+        enqueue_many(conn, 200, "job")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 200, 30)
+        assert most == 16
+        worker._runner.concurrency = 3
+        # Each of those above serves one job more at most.
+        enqueue_many(conn, 100, "job")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 300, 30)
+        most = 0
+        enqueue_many(conn, 100, "job")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 400, 30)
+        assert most == 3
+
+
+@pytest.mark.covers("A9")
+async def test_a_worker_at_concurrency_1000_keeps_1000_handlers_in_flight(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    running = 0
+    spent = 0.0
+    seen_at = 0.0
+    first = last = 0.0
+
+    def count(change: int) -> None:
+        nonlocal running, spent, seen_at, first, last
+        now = time.monotonic()
+        first = first or now
+        spent += running * (now - seen_at) if seen_at else 0.0
+        running, seen_at, last = running + change, now, now
+
+    @app.task
+    async def sleeps(i: int) -> None:
+        count(1)
+        await asyncio.sleep(1)
+        count(-1)
+
+    rounds = 4
+    enqueue_many(conn, 1000 * rounds, "sleeps")
+    async with working(app, database.dsn, concurrency=1000):
+        await wait_until_async(lambda: running == 1000, 30)
+        await wait_until_async(
+            lambda: value(conn, "select count(*) from pgqueue.history") == 1000 * rounds, 10 * rounds
+        )
+    # On average over the whole run, its beginning and its end among it.
+    assert spent / (last - first) > 700

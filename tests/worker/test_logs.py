@@ -1,0 +1,127 @@
+"""Log lines, as JSON and for a console."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+
+from pgqueue.logs import JsonLines, _Plain
+from tests.calls import enqueue, state
+from tests.facts import wait_until
+from tests.worker.conftest import Start
+from tests.workers import write_module
+
+TASKS = """
+    import logging
+    from pgqueue import App
+
+    app = App()
+
+    @app.task
+    async def says():
+        logging.getLogger("mine").warning("from the %s", "loop", extra={"customer": 17})
+
+    @app.task
+    def says_in_a_thread():
+        logging.getLogger("mine").warning("from a thread")
+
+    @app.task
+    def binary():
+        log = logging.getLogger("mine")
+        log.warning("%s", bytes(range(256)))
+        log.warning("\\udcff\\x00\\x1b[31m")
+        log.warning(b"\\xff\\xfe")
+        log.warning("%d", "no number")
+        log.warning("last", extra={"blob": b"\\xff", "big": 2**80, "odd": "\\udcff"})
+
+    @app.task(max_attempts=1)
+    async def fails():
+        raise RuntimeError("no\\nway")
+"""
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+def record(message: object, *args: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("a.logger", logging.WARNING, __file__, 1, message, args, None)
+    vars(made).update(extra)
+    return made
+
+
+def as_json(made: logging.LogRecord) -> Any:
+    text = JsonLines("w").format(made)
+    assert "\n" not in text
+    return orjson.loads(text)
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_handlers_lines_reach_the_log_whatever_is_in_them(
+    style: str, conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    write_module(tmp_path, TASKS)
+    worker = start_worker("-r", "jobs", "--name", "w", "--log-format", style).started()
+    job_id = enqueue(conn, "binary")
+    wait_until(lambda: state(conn, job_id) == "succeeded")
+    wait_until(lambda: "last" in worker.log())
+    assert "Logging error" not in worker.log()
+    assert "\x1b" not in worker.log()
+    assert "\x00" not in worker.log()
+    assert "its arguments cannot be shown: TypeError" in worker.log()
+
+
+def test_each_line_of_json_names_its_job(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
+    write_module(tmp_path, TASKS)
+    worker = start_worker("-r", "jobs", "--name", "w", "--log-format", "json").started()
+    jobs = {task: enqueue(conn, task) for task in ("says", "says_in_a_thread", "fails")}
+    wait_until(lambda: all(state(conn, job_id) in ("succeeded", "dead") for job_id in jobs.values()))
+    wait_until(lambda: "is dead" in worker.log())
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    lines = [orjson.loads(line) for line in worker.log().splitlines()]
+    assert all({"time", "level", "logger", "message", "worker"} <= set(line) for line in lines)
+    assert {line["worker"] for line in lines} == {"w"}
+    by_task = {line["task"]: line for line in lines if "task" in line}
+    for task, job_id in jobs.items():
+        line = by_task[task]
+        assert (line["job_id"], line["queue"], line["attempt"]) == (job_id, "default", 1)
+    assert (by_task["says"]["message"], by_task["says"]["customer"]) == ("from the loop", 17)
+    assert by_task["fails"]["level"] == "error"
+    assert "RuntimeError: no way" in by_task["fails"]["message"]
+
+
+def test_an_error_is_a_field_of_its_line() -> None:
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        made = logging.LogRecord("x", logging.ERROR, __file__, 1, "it broke", (), sys.exc_info())
+    found = as_json(made)
+    assert found["message"] == "it broke"
+    assert "ValueError: a\nb" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("message", "args"),
+    [
+        ("%s", (b"\xff\x00",)),
+        ("%s %s", ("one",)),
+        ("%d", ("x",)),
+        (b"\xff", ()),
+        ("\udcff", ()),
+        ("%r", (Unshowable(),)),
+        (Unshowable(), ()),
+    ],
+)
+def test_nothing_that_is_logged_breaks_the_log(message: object, args: tuple[object, ...]) -> None:
+    made = record(message, *args, blob=b"\xff", odd={1: Unshowable()}, big=2**90)
+    assert as_json(made)["level"] == "warning"
+    _Plain("%(levelname)s %(message)s").format(made).encode()

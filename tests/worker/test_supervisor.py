@@ -1,0 +1,305 @@
+"""A supervisor and its worker processes: watched, replaced, stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.calls import enqueue, enqueue_many, state, value
+from tests.facts import wait_until
+from tests.worker.conftest import Start
+from tests.workers import WorkerProcess, write_module
+
+# Handlers say in a file what they did and in which process: "<what> <job> <pid>".
+TASKS = """
+    import asyncio, os, pathlib, subprocess, sys, time
+    from pgqueue import App, Job
+
+    app = App()
+    here = pathlib.Path(__file__).parent
+    hoard = []
+
+    def say(what, job):
+        with (here / "ran").open("a") as file:
+            file.write(f"{what} {job.id} {os.getpid()}\\n")
+
+    @app.task
+    async def quick(i: int, job: Job):
+        await asyncio.sleep(0.005)
+        say("ran", job)
+
+    @app.task
+    async def long(job: Job):
+        say("began", job)
+        while not (here / "go").exists():
+            await asyncio.sleep(0.01)
+        say("ended", job)
+
+    @app.task
+    async def grow(mib: int, job: Job):
+        hoard.append(bytearray(os.urandom(1) * (mib << 20)))
+        say("grew", job)
+
+    @app.task
+    async def block(job: Job):
+        say("blocks", job)
+        time.sleep(600)
+
+    @app.task
+    def spawn(job: Job):
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        (here / "spawned").write_text(str(child.pid))
+"""
+
+
+@pytest.fixture(autouse=True)
+def tasks(tmp_path: Path) -> None:
+    write_module(tmp_path, TASKS)
+    (tmp_path / "ran").touch()
+
+
+def said(directory: Path, what: str) -> Counter[int]:
+    lines = [line.split() for line in (directory / "ran").read_text().splitlines()]
+    return Counter(int(job_id) for said_what, job_id, _ in lines if said_what == what)
+
+
+def pids(supervisor: WorkerProcess) -> dict[str, int]:
+    """Of the workers that are ready, by name, the newest of each."""
+    return {name: int(pid) for name, pid in re.findall(r"worker (\S+) \(pid (\d+)\) is ready", supervisor.log())}
+
+
+def ready(supervisor: WorkerProcess, number: int) -> dict[str, int]:
+    """Wait until so many processes have ever been ready."""
+    wait_until(lambda: supervisor.log().count(" is ready") >= number, timeout=60)
+    return pids(supervisor)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def succeeded(conn: psycopg.Connection) -> int:
+    return int(value(conn, "select count(*) from pgqueue.history where state = 'succeeded'"))
+
+
+@pytest.mark.covers("G14", "L13", "A9")
+def test_a_killed_process_is_replaced_and_its_jobs_come_back_at_once(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    # With a lease so long that nothing comes back by itself.
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "-c", "5", "--lease", "600", "--name", "s")
+    workers = ready(supervisor, 2)
+    assert set(workers) == {"s:1", "s:2"}
+    jobs = enqueue_many(conn, 600, "quick")
+    wait_until(
+        lambda: (
+            value(conn, "select count(*) from pgqueue.history where reserved_by = 's:1'") > 30
+            and value(conn, "select count(*) from pgqueue.jobs where reserved_by = 's:1' and state = 'executing'") > 0
+        ),
+        timeout=30,
+    )
+    os.kill(workers["s:1"], signal.SIGKILL)
+    wait_until(lambda: succeeded(conn) == 600, timeout=60)
+    assert set(said(tmp_path, "ran")) == set(jobs)
+    ready(supervisor, 3)
+    assert "died of SIGKILL" in supervisor.log()
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    assert value(conn, "select count(*) from pgqueue.workers") == 0
+
+
+@pytest.mark.covers("G14")
+def test_no_two_processes_ever_share_a_name(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--max-jobs", "1", "--name", "s")
+    ready(supervisor, 2)
+    job_id = enqueue(conn, "long")
+    other = enqueue(conn, "quick", {"i": 1})
+    wait_until(lambda: said(tmp_path, "began")[job_id] and state(conn, other) == "succeeded", timeout=20)
+    # The first that had run a job is being replaced; one of the two still runs the long one.
+    ready(supervisor, 3)
+    enqueue_many(conn, 5, "quick")
+    wait_until(lambda: succeeded(conn) == 6, timeout=30)
+    (tmp_path / "go").touch()
+    wait_until(lambda: succeeded(conn) == 7, timeout=30)
+    assert said(tmp_path, "began") == Counter([job_id])
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+    alive: set[str] = set()
+    for name, what in re.findall(r"worker (\S+) \(pid \d+\) (starts|has ended)", supervisor.log()):
+        if what == "starts":
+            assert name not in alive
+            alive.add(name)
+        else:
+            alive.remove(name)
+
+
+@pytest.mark.covers("G14")
+def test_a_process_over_its_memory_is_replaced_after_its_running_jobs(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--max-memory", "200M", "--name", "s")
+    [first] = ready(supervisor, 1).values()
+    long = enqueue(conn, "long")
+    wait_until(lambda: said(tmp_path, "began")[long] == 1)
+    enqueue(conn, "grow", {"mib": 220})
+    # The replacement works, and the old one still runs its job.
+    workers = ready(supervisor, 2)
+    wait_until(lambda: re.search(r"is replaced: it holds \d+ MiB", supervisor.log()))
+    assert set(workers) == {"s:1", "s:2"}
+    assert is_running(first)
+    job_id = enqueue(conn, "quick", {"i": 1})
+    wait_until(lambda: state(conn, job_id) == "succeeded")
+    assert value(conn, "select reserved_by from pgqueue.history where id = %s", job_id) == "s:2"
+    (tmp_path / "go").touch()
+    wait_until(lambda: not is_running(first), timeout=20)
+    assert state(conn, long) == "succeeded"
+    assert said(tmp_path, "began")[long] == 1
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("G14")
+def test_a_rolling_restart_under_load_loses_no_job_and_runs_none_twice(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "-c", "4", "--name", "s")
+    before = set(ready(supervisor, 2).values())
+    jobs = enqueue_many(conn, 3000, "quick")
+    wait_until(lambda: succeeded(conn) > 100, timeout=20)
+    supervisor.send(signal.SIGHUP)
+    wait_until(lambda: "the rolling restart is done" in supervisor.log(), timeout=60)
+    assert not any(is_running(pid) for pid in before)
+    wait_until(lambda: succeeded(conn) == 3000, timeout=60)
+    assert said(tmp_path, "ran") == Counter(jobs)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("G14")
+def test_those_who_die_young_are_replaced_after_growing_pauses(start_worker: Start, tmp_path: Path) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--name", "s")
+    for number in range(1, 4):
+        ready(supervisor, number)
+        os.kill(newest(supervisor), signal.SIGKILL)
+        wait_until(lambda n=number: supervisor.log().count("died of SIGKILL") == n)
+    wait_until(lambda: "3 workers in a row died young: the next one starts in 1 s" in supervisor.log())
+    assert "2 workers in a row died young: the next one starts in 0.5 s" in supervisor.log()
+    assert "1 workers in a row" not in supervisor.log()
+    ready(supervisor, 4)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+def newest(supervisor: WorkerProcess) -> int:
+    return int(re.findall(r"\(pid (\d+)\) is ready", supervisor.log())[-1])
+
+
+@pytest.mark.covers("G14")
+def test_a_module_that_cannot_be_imported_is_one_line_and_exit_code_2(start_worker: Start, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
+    supervisor = start_worker("-r", "broken", "--processes", "3", "--log-level", "warning")
+    assert supervisor.wait() == 2
+    [line] = supervisor.log().splitlines()
+    assert line.startswith("pgqueue: module 'broken' cannot be imported")
+
+
+def test_a_module_that_breaks_before_a_rolling_restart_ends_that_and_nothing_else(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--name", "s")
+    workers = ready(supervisor, 2)
+    (tmp_path / "jobs.py").write_text("1 / 0\n")
+    supervisor.send(signal.SIGHUP)
+    wait_until(lambda: "goes on: its replacement did not start" in supervisor.log(), timeout=20)
+    assert all(is_running(pid) for pid in workers.values())
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("L15")
+def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--name", "s")
+    workers = ready(supervisor, 2)
+    job_id = enqueue(conn, "long")
+    wait_until(lambda: said(tmp_path, "began")[job_id] == 1)
+    supervisor.send(signal.SIGINT)
+    wait_until(lambda: "are told to stop" in supervisor.log())
+    assert supervisor.is_alive()
+    supervisor.send(signal.SIGINT)
+    assert supervisor.wait(10) == 128 + signal.SIGINT
+    assert not any(is_running(pid) for pid in workers.values())
+    assert state(conn, job_id) == "executing"
+
+
+def test_a_process_that_had_to_be_killed_shows_in_the_exit_code(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--shutdown-timeout", "0.5", "--name", "s")
+    ready(supervisor, 1)
+    job_id = enqueue(conn, "block")
+    wait_until(lambda: said(tmp_path, "blocks")[job_id] == 1)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait(40) == 1
+    assert "did not end and is killed" in supervisor.log()
+
+
+def test_all_end_with_their_supervisor(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--name", "s")
+    workers = ready(supervisor, 2)
+    job_id = enqueue(conn, "block")
+    wait_until(lambda: said(tmp_path, "blocks")[job_id] == 1)
+    supervisor.send(signal.SIGKILL)
+    wait_until(lambda: not any(is_running(pid) for pid in workers.values()))
+
+
+def test_with_until_empty_all_processes_end_by_themselves(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    jobs = enqueue_many(conn, 200, "quick")
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--until-empty")
+    assert supervisor.wait(60) == 0
+    assert said(tmp_path, "ran") == Counter(jobs)
+
+
+@pytest.mark.parametrize("options", [(), ("--processes", "1")])
+def test_a_process_that_a_handler_has_left_behind_keeps_nobody(
+    options: tuple[str, ...], conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    worker = start_worker("-r", "jobs", *options).started()
+    job_id = enqueue(conn, "spawn")
+    wait_until(lambda: state(conn, job_id) == "succeeded")
+    pid = int((tmp_path / "spawned").read_text())
+    try:
+        worker.send(signal.SIGTERM)
+        assert worker.wait(10) == 0
+        assert is_running(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--max-memory", "lots"), "no amount of memory"),
+        (("--concurrency", "many"), "concurrency is 'many'"),
+        (("--concurrency", "9:3"), "min-concurrency is 9"),
+        (("--log-format", "xml"), "there is no log format 'xml'"),
+        (("--health-host", "no.such.host.invalid", "--health-port", "0"), "the health endpoint cannot listen"),
+        (("--processes", "0"), "--processes"),
+    ],
+)
+def test_a_bad_setting_is_said_at_once_with_exit_code_2(
+    options: tuple[str, ...], says: str, start_worker: Start
+) -> None:
+    worker = start_worker("-r", "jobs", *options, "--log-level", "warning")
+    assert worker.wait() == 2
+    assert says in worker.log()
