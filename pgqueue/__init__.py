@@ -21,6 +21,7 @@ from pgqueue.errors import (
     DuplicateJob,
     DuplicateTask,
     InvalidArgument,
+    InvalidPayload,
     LockedTooLong,
     MigrationError,
     NotBuiltYet,
@@ -28,7 +29,9 @@ from pgqueue.errors import (
     SchemaError,
     WrongIsolation,
 )
+from pgqueue.hooks import Dead, Event
 from pgqueue.job import BatchResult, Enqueued, Job
+from pgqueue.middleware import Codec, Enqueuing
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App, Schedule, Task, TaskOptions
 
@@ -36,12 +39,17 @@ __all__ = [
     "App",
     "BatchResult",
     "Cancel",
+    "Codec",
     "ConfigError",
+    "Dead",
     "Discard",
     "DuplicateJob",
     "DuplicateTask",
     "Enqueued",
+    "Enqueuing",
+    "Event",
     "InvalidArgument",
+    "InvalidPayload",
     "Job",
     "LockedTooLong",
     "MigrationError",

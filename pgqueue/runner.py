@@ -15,8 +15,11 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+import orjson
+
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
+from pgqueue.middleware import Around
 from pgqueue.queries import Row, Unreadable
 from pgqueue.signals import Cancel, Discard, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
@@ -116,6 +119,9 @@ class Runner:
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         self._pace = _Pace()
+        # Set by the worker when its App asks for them.
+        self.around: Around | None = None
+        self.tell: Callable[[str, Held], None] | None = None
 
     @property
     def unstarted(self) -> int:
@@ -195,10 +201,14 @@ class Runner:
 
     async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
         try:
+            if self.tell is not None:
+                self.tell("started", held)
             arguments = _readable(held)
+            if task.reads:
+                arguments = _read(held, task)
             if task.payloads_parameter is not None:
                 # One without a key, or one that an operator has come alone, is a call of its own.
-                payloads = {held.row[5] or "": [arguments]} if held.payloads is None else held.payloads
+                payloads = {held.row[5] or "": [arguments]} if held.payloads is None else arguments
                 arguments = {task.payloads_parameter: payloads}
             elif held.payloads is not None:
                 raise InvalidArgument(
@@ -207,7 +217,12 @@ class Runner:
                 )
             if task.job_parameter is not None:
                 arguments = {**arguments, task.job_parameter: Job(*held.row[:13])}
-            if task.is_async:
+            if self.around is not None:
+                job = Job(*held.row[:13])
+                await self.around.run(
+                    job, partial(task.function, **arguments), task.is_async, self._in_thread, partial(_runs, held)
+                )
+            elif task.is_async:
                 await self._on_loop(held, task.function(**arguments))
             else:
                 result = await self._in_thread(partial(task.function, **arguments))
@@ -232,7 +247,7 @@ class Runner:
             self._end(held, End.SUCCEEDED)
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
-        held.error = describe(error)
+        held.error = self._describe(error)
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)
@@ -247,6 +262,19 @@ class Runner:
                 held.error["policy_error"] = f"the task's rule for retries: {why['class']}: {why['message']}"
                 log.error("%s: %s; its retry policy decides", held, held.error["policy_error"])
         self._end(held, End.FAILED)
+
+    def _describe(self, error: BaseException) -> dict[str, object]:
+        formatter = self._app.error_formatter
+        if formatter is None:
+            return describe(error)
+        try:
+            formatted = orjson.loads(orjson.dumps(formatter(error)))
+            if not isinstance(formatted, dict):
+                raise TypeError(f"it returned {type(formatted).__name__}, expected a dict")
+        except Exception as broken:
+            log.exception("the error formatter failed")
+            return {**describe(error), "formatter_error": f"{type(broken).__name__}: {_clean(str(broken))}"}
+        return {name: _clean(value) if isinstance(value, str) else value for name, value in formatted.items()}
 
     def _signalled(self, held: Held, signal: Signal) -> None:
         held.signalled = True
@@ -384,6 +412,24 @@ def _readable(held: Held) -> dict[str, Any]:
             )
     arguments: dict[str, Any] = held.row[2] if held.payloads is None else held.payloads
     return arguments
+
+
+def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    """Decode and convert what a job or call holds. Its row and payloads are decoded from here on."""
+    heads = [held, *held.mates]
+    for each in heads:
+        each.row = (*each.row[:2], task.decode(each.row[2]), *each.row[3:])
+    if held.payloads is None:
+        arguments: dict[str, Any] = held.row[2]
+        return arguments if task.typed is None else task.typed.load(arguments)
+    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
+    if task.typed is None:
+        return held.payloads
+    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}
+
+
+def _runs(held: Held, runner: asyncio.Task[None] | None) -> None:
+    held.runner = runner
 
 
 def _forget_cancellations() -> None:

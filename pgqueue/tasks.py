@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -10,12 +9,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
-import psycopg
-
-from pgqueue.enqueue import enqueue, enqueue_many, enqueue_outcome
-from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
+from pgqueue import queries
+from pgqueue.drivers import AsyncConnection, SyncConnection
+from pgqueue.enqueue import Target, one, one_outcome, send
+from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument, InvalidPayload
+from pgqueue.hooks import Hooks
 from pgqueue.job import Enqueued, Job
+from pgqueue.middleware import Codec, EnqueueMiddleware, definition
 from pgqueue.queries import check_schedule_options
+from pgqueue.typed import TypedArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,6 +25,10 @@ R = TypeVar("R")
 # Called with the exception and the retries so far. Returns the delay, in seconds or as a timedelta; the name of a
 # policy; False: dead at once; None: as the task's policy says.
 RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
+
+
+# Options that the worker goes by and the database is not told of.
+_IN_PYTHON = ("retry", "discard_on", "validate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class TaskOptions:
     expires_in        how long after its run_at a job may still start
     accumulate        all due payloads of a key go to one call, by score: `def handle(payloads: dict[str, list])`
     batch_size        how many keys one call of an accumulating task gets; default 1
+    validate          check and convert arguments by the function's annotations, with pydantic (the extra `pydantic`):
+                      when enqueued through the task, and when read. What does not fit fails the job: InvalidPayload
     retention_*       how long history keeps jobs that ended so; zero keeps no row
     """
 
@@ -70,6 +78,7 @@ class TaskOptions:
     batch_size: int | None = None
     retry: RetryRule | None = None
     discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+    validate: bool = False
 
     def __post_init__(self) -> None:
         if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
@@ -88,27 +97,31 @@ class TaskOptions:
 
     def as_mapping(self) -> dict[str, object]:
         """Return the options that are set and that the database is told of."""
-        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in ("retry", "discard_on"))
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _IN_PYTHON)
         return {name: value for name, value in values if value is not None}
 
 
-class Task(Generic[P, R]):
+class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
 
     `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays.
     """
 
-    def __init__(self, name: str, function: Callable[P, R], options: TaskOptions) -> None:
+    def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
         self.name = name
+        self.hooks = hooks or Hooks()
         self.function = function
         self.options = options
-        self.is_async = inspect.iscoroutinefunction(_definition(function))
+        self.is_async = inspect.iscoroutinefunction(definition(function))
         self.job_parameter = _job_parameter(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         parameters = inspect.signature(function).parameters.values()
         self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
         self.payloads_parameter = _payloads_parameter(name, self._signature) if options.accumulate else None
+        self.typed = (
+            TypedArguments(name, function, self._signature, self.payloads_parameter) if options.validate else None
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -117,11 +130,11 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     @overload
-    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
     @overload
-    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> int | Awaitable[int]:
         """Enqueue a call of this task with these arguments and return the job's id, as `pgqueue.enqueue` does.
 
@@ -132,14 +145,14 @@ class Task(Generic[P, R]):
         return self.using().enqueue(connection, *args, **kwargs)
 
     @overload
-    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
-        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
     ) -> list[int] | Awaitable[list[int]]:
@@ -153,8 +166,47 @@ class Task(Generic[P, R]):
         """
         return TaskCall(self, options)
 
+    @property
+    def reads(self) -> bool:
+        """Whether what a job holds is decoded or converted before the function gets it."""
+        return self.typed is not None or self.hooks.codec is not None
+
+    def middleware(self) -> Sequence[EnqueueMiddleware]:
+        """Return what its App has put around enqueue."""
+        return self.hooks.around_enqueue()
+
+    def codec(self) -> Codec | None:
+        """Return its App's codec."""
+        return self.hooks.codec
+
+    def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
+        return dict(args) if self.typed is None else self.typed.dump(args)
+
+    def decode(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Read what a job holds with the App's codec. Raises InvalidPayload."""
+        codec = self.hooks.codec
+        if codec is None:
+            return args
+        try:
+            return codec.decode(args)
+        except Exception as error:
+            raise InvalidPayload(
+                f"the codec cannot read the payload of task {self.name}: {type(error).__name__}: {error}",
+                hint="enqueue it through the task, with the codec and the keys of this worker",
+            ) from error
+
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Name positional arguments as the function does. Raises InvalidArgument when they do not fit it."""
+        """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
+
+        Those of a task with validate=True are returned as JSON has them.
+        """
+        if self.payloads_parameter is not None and self.typed is not None and len(args) == 1 and not kwargs:
+            return self.typed.dump(args[0])
+        named = self._named(args, kwargs)
+        return named if self.typed is None else self.typed.dump(named)
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.payloads_parameter is not None:
             return _payload(self.name, args, kwargs)
         try:
@@ -187,49 +239,49 @@ class TaskCall:
     options: Mapping[str, Any]
 
     @overload
-    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
     @overload
-    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
-        return enqueue(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
 
     @overload
-    def enqueue_outcome(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> Enqueued: ...
+    def enqueue_outcome(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> Enqueued: ...
     @overload
+    def enqueue_outcome(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[Enqueued]: ...
     def enqueue_outcome(
-        self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
-    ) -> Awaitable[Enqueued]: ...
-    def enqueue_outcome(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
-        return enqueue_outcome(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
     def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call with these arguments as a job for `pgqueue.enqueue_batch`.
 
         enqueue_batch(connection, [send_email.using(dedupe=to).job(to) for to in people])
         """
-        return {"task": self.task.name, "args": self.task.bind(*args, **kwargs), **self.options}
+        codec = self.task.codec()
+        bound = self.task.bind(*args, **kwargs)
+        return {"task": self.task.name, "args": bound if codec is None else codec.encode(bound), **self.options}
 
     @overload
-    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
-        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
         bound = [self.task.bind(**each) for each in args]
-        return enqueue_many(connection, self.task, bound, **self.options)
+        return send(connection, self.task, bound, self.options, queries.enqueue_many)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +296,8 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class App:
-    """The tasks of an application, and their schedules. A worker is started with one.
+class App(Hooks):
+    """The tasks of an application, their schedules, and what stands around them. A worker is started with one.
 
     app = App()
 
@@ -277,7 +329,7 @@ class App:
         declared = TaskOptions(**options)
 
         def declare(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared)
+            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared, self)
             if not 1 <= len(task.name.encode()) <= 128:
                 raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
             if task.name in self.tasks:
@@ -322,7 +374,12 @@ class App:
         return declare
 
     def include(self, other: App) -> None:
-        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name."""
+        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.
+
+        What it declared around execution, and its hooks, come with it, inside of our own. Its codec and what it put
+        around enqueue stay with its own tasks.
+        """
+        self.include_hooks(other)
         for schedule in other.schedules.values():
             if self.schedules.setdefault(schedule.name, schedule) is not schedule:
                 raise DuplicateTask(f"two schedules are declared as {schedule.name!r}", hint="rename one of them")
@@ -341,14 +398,6 @@ def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) ->
 
 def _where(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def _definition(function: Any) -> Callable[..., Any]:
-    # Where a handler's `async` and its annotations are written: behind partials, and in an object's __call__.
-    while isinstance(function, functools.partial):
-        function = function.func
-    definition: Callable[..., Any] = function if inspect.isroutine(function) else function.__call__
-    return definition
 
 
 def _payloads_parameter(task: str, signature: inspect.Signature) -> str:
@@ -372,12 +421,12 @@ def _payload(task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
 
 
 def _job_parameter(function: Callable[..., Any]) -> str | None:
-    definition = _definition(function)
+    written = definition(function)
     try:
-        hints = typing.get_type_hints(definition)
+        hints = typing.get_type_hints(written)
     except Exception:
         # Annotations that name what cannot be imported here: compare them as they are written.
-        hints = getattr(definition, "__annotations__", {})
+        hints = getattr(written, "__annotations__", {})
     for name, hint in hints.items():
         if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):
             return name
