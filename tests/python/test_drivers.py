@@ -211,7 +211,7 @@ async def asyncpg_out_of_a_pool(database: Database) -> AsyncIterator[Way]:
 
 @contextmanager
 def django_on(database: Database) -> Iterator[Any]:
-    pytest.importorskip("django")
+    django = pytest.importorskip("django")
     from django import db  # noqa: PLC0415
     from django.conf import settings  # noqa: PLC0415
     from django.db import transaction  # noqa: F401, PLC0415
@@ -222,6 +222,7 @@ def django_on(database: Database) -> Iterator[Any]:
     mine = {"ENGINE": "django.db.backends.postgresql", **found}
     if not settings.configured:
         settings.configure(DATABASES={"default": mine, "other": {"ENGINE": "django.db.backends.sqlite3"}}, USE_TZ=True)
+        django.setup()
     db.connections.settings["default"].update(mine)
     yield db
     db.connections["default"].close()
