@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
@@ -20,7 +20,7 @@ log = logging.getLogger("pgqueue.worker")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-ErrorFormatter: TypeAlias = Callable[[BaseException], dict[str, Any]]
+ErrorFormatter: TypeAlias = Callable[[BaseException], Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Hooks:
     """What an App declares besides tasks: middleware, hooks, a codec, an error formatter.
 
     codec              writes and reads the arguments of this App's tasks in another form; see `pgqueue.Codec`
-    error_formatter    makes of an exception what the job's errors hold: a dict that JSON can hold, with class and
-                       message; should it raise, the usual one does
+    error_formatter    makes of a handler's exception what the job's errors hold: a mapping with class, message and, if
+                       you like, traceback, all texts; should it raise, the error is kept as usual
     """
 
     codec: Codec | None = None

@@ -103,11 +103,11 @@ class Around:
         handler: Callable[[], Any],
         handler_is_async: bool,
         in_thread: Callable[[Callable[[], object]], Awaitable[object]],
-        running: Callable[[asyncio.Task[None] | None], None],
+        running: Callable[[asyncio.Task[Any] | None], None],
     ) -> object:
-        """Run a handler inside of everything. `running` is told which asyncio task a cancellation is for; None: no one.
+        """Run a handler inside of everything, in a context of its own: what it sets there, the next job does not see.
 
-        Like this coroutine itself it never leaves a thread behind: while one runs, nothing here is cancelled.
+        `running` is told which asyncio task is to be cancelled when the job is; None: no one, while a thread runs.
         """
 
         async def innermost() -> object:
@@ -123,11 +123,24 @@ class Around:
             # A plain function around an async one: left alone, it would succeed without having run.
             return await result if inspect.isawaitable(result) else result
 
-        running(asyncio.current_task())
+        contained = _contained(_chained(self._on_loop, job, innermost))
+        task = asyncio.create_task(contained, name="pgqueue-middleware", context=contextvars.copy_context())
+        running(task)
         try:
-            return await _chained(self._on_loop, job, innermost)()
+            result, error = await task
         finally:
             running(None)
+        if error is not None:
+            raise error
+        return result
+
+
+async def _contained(call: Callable[[], Awaitable[object]]) -> tuple[object, BaseException | None]:
+    # Out of a task of its own SystemExit would end the event loop.
+    try:
+        return await call(), None
+    except BaseException as error:
+        return None, error
 
 
 def _chained(middleware: Sequence[Middleware], job: Job, call: Callable[[], Any]) -> Callable[[], Any]:
@@ -139,22 +152,19 @@ def _chained(middleware: Sequence[Middleware], job: Job, call: Callable[[], Any]
 def _awaiting(
     handler: Callable[[], Awaitable[object]],
     loop: asyncio.AbstractEventLoop,
-    running: Callable[[asyncio.Task[None] | None], None],
+    running: Callable[[asyncio.Task[Any] | None], None],
 ) -> object:
     """Run an async handler on the loop, and block this thread until it ends."""
 
-    async def contained() -> tuple[object, BaseException | None]:
-        # Out of a task of its own SystemExit would end the event loop.
+    async def call() -> object:
         running(asyncio.current_task())
         try:
-            return await handler(), None
-        except BaseException as error:
-            return None, error
+            return await handler()
         finally:
             running(None)
 
     try:
-        result, error = asyncio.run_coroutine_threadsafe(contained(), loop).result()
+        result, error = asyncio.run_coroutine_threadsafe(_contained(call), loop).result()
     except concurrent.futures.CancelledError as cancelled:
         raise asyncio.CancelledError from cancelled
     if error is not None:

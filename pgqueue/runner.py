@@ -15,8 +15,6 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-import orjson
-
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
 from pgqueue.middleware import Around
@@ -59,7 +57,7 @@ class Held:
 
     row: Row
     deadline: float
-    runner: asyncio.Task[None] | None = None
+    runner: asyncio.Task[Any] | None = None
     interrupt: End | None = None
     reason: str = ""
     ended: End | None = None
@@ -216,11 +214,14 @@ class Runner:
                     hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
                 )
             if task.job_parameter is not None:
-                arguments = {**arguments, task.job_parameter: Job(*held.row[:13])}
+                arguments = {**arguments, task.job_parameter: job_of(held)}
             if self.around is not None:
-                job = Job(*held.row[:13])
                 await self.around.run(
-                    job, partial(task.function, **arguments), task.is_async, self._in_thread, partial(_runs, held)
+                    job_of(held),
+                    partial(task.function, **arguments),
+                    task.is_async,
+                    self._in_thread,
+                    partial(_runs, held),
                 )
             elif task.is_async:
                 await self._on_loop(held, task.function(**arguments))
@@ -268,13 +269,13 @@ class Runner:
         if formatter is None:
             return describe(error)
         try:
-            formatted = orjson.loads(orjson.dumps(formatter(error)))
-            if not isinstance(formatted, dict):
-                raise TypeError(f"it returned {type(formatted).__name__}, expected a dict")
-        except Exception as broken:
-            log.exception("the error formatter failed")
-            return {**describe(error), "formatter_error": f"{type(broken).__name__}: {_clean(str(broken))}"}
-        return {name: _clean(value) if isinstance(value, str) else value for name, value in formatted.items()}
+            formatted = formatter(error)
+            return {
+                name: _clean(str(formatted[name])) for name in ("class", "message", "traceback") if name in formatted
+            }
+        except Exception:
+            log.exception("the error formatter failed; the error is kept as usual")
+            return describe(error)
 
     def _signalled(self, held: Held, signal: Signal) -> None:
         held.signalled = True
@@ -414,6 +415,11 @@ def _readable(held: Held) -> dict[str, Any]:
     return arguments
 
 
+def job_of(held: Held) -> Job:
+    """Return the job as handlers and middleware see it."""
+    return Job(*held.row[:13])
+
+
 def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     """Decode and convert what a job or call holds. Its row and payloads are decoded from here on."""
     heads = [held, *held.mates]
@@ -428,7 +434,7 @@ def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}
 
 
-def _runs(held: Held, runner: asyncio.Task[None] | None) -> None:
+def _runs(held: Held, runner: asyncio.Task[Any] | None) -> None:
     held.runner = runner
 
 

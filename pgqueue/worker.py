@@ -20,12 +20,11 @@ from pgqueue import __version__, bundled, queries, telemetry
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.errors import LockedTooLong, PgQueueError, SchemaError
 from pgqueue.hooks import Dead, Event
-from pgqueue.job import Job
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import listen_forever
 from pgqueue.middleware import Around
-from pgqueue.runner import End, Held, Runner, Verdict, gathered
+from pgqueue.runner import End, Held, Runner, Verdict, gathered, job_of
 from pgqueue.tasks import App
 
 log = logging.getLogger("pgqueue.worker")
@@ -637,7 +636,7 @@ def _dead(held: Held) -> Dead:
         # Of a call: the first payload of the key dies, the others go on; discarded, all of them die.
         every = ((held.head or held).payloads or {}).get(held.row[5], payloads)
         payloads = every[:1] if held.verdict.retry else list(every)
-    return Dead(Job(*held.row[:13]), dict(held.error or {}), payloads)
+    return Dead(job_of(held), dict(held.error or {}), payloads)
 
 
 def _release_of(version: str) -> tuple[int, ...]:
