@@ -110,7 +110,9 @@ def hooks_and_middleware_keep_their_types() -> None:
     def died(dead: Dead) -> None:
         assert_type(dead.job, Job)
 
-    assert_type(died, Callable[[Dead], None])
+    def called(hook: Callable[[Dead], None]) -> None: ...
+
+    called(died)
     app.on_event(5)  # type: ignore[type-var]
     App(codec=object())  # type: ignore[arg-type]
 
