@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
@@ -81,6 +82,11 @@ def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
         )
     result: T | Awaitable[T] = door(connection, call)
     return result
+
+
+def is_async(connection: Any) -> bool:
+    """Tell whether what is run on this connection is awaited."""
+    return isinstance(connection, psycopg.AsyncConnection) or iscoroutinefunction(_door_of(type(connection)))
 
 
 def _door_of(kind: type) -> Callable[[Any, Call[Any]], Any] | None:

@@ -7,8 +7,9 @@ from typing import Any, Protocol, overload
 
 from pgqueue import drivers, queries, telemetry
 from pgqueue.drivers import AsyncConnection, SyncConnection
+from pgqueue.errors import ConfigError
 from pgqueue.job import BatchResult, Enqueued
-from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue
+from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue, is_async
 from pgqueue.queries import Call, T
 
 
@@ -25,9 +26,11 @@ class Target:
     name: str
 
     def middleware(self) -> Sequence[EnqueueMiddleware]:
+        """Return what stands around its enqueue, outermost first."""
         return ()
 
     def codec(self) -> Codec | None:
+        """Return what writes its arguments, or None."""
         return None
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,6 +172,13 @@ def send(
     traces = telemetry.is_on()
     if not middleware and codec is None and not traces:
         return drivers.run(connection, statement(task.name, args, options))
+    if not drivers.is_async(connection):
+        for each in middleware:
+            if is_async(each):
+                raise ConfigError(
+                    f"{each!r} is async, and stands around an enqueue on a connection that is not",
+                    hint="write it as a plain function that returns call_next(jobs): it serves both",
+                )
     jobs = Enqueuing(task.name, [dict(each) for each in args], dict(options))
     headers = jobs.options.pop("headers", None)
     if headers is not None:

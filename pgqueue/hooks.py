@@ -28,7 +28,8 @@ class Event:
     """Something happened in a worker.
 
     kind      "reserved" (so many `jobs`, with none named), "started", "succeeded", "failed" (it will be retried),
-              "dead", "cancelled", "released", "snoozed", "lost" (its lease)
+              "dead", "cancelled" (by its handler), "released" (given back; it ends as cancelled if that was asked for),
+              "snoozed", "lost" (its lease)
     worker    name of the worker
     error     of "failed", "dead" and "cancelled"; of "lost", why, as its message
     """
@@ -93,9 +94,9 @@ class Hooks:
         """Have a function called around each enqueue of this App's tasks, the first declared outermost.
 
         It gets an `Enqueuing`, whose args, headers and options it may change, and `call_next`, and returns what that
-        returns: an awaitable on an async connection. It is called when a task is enqueued by its methods or given
-        to `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome`; not for a name alone, not for `enqueue_batch`, and
-        not for what SQL and schedules enqueue.
+        returns: an awaitable on an async connection, the only kind for which it may be async itself. It is called when
+        a task is enqueued by its methods or given to `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome`; not for a
+        name alone, not for `enqueue_batch`, and not for what SQL and schedules enqueue.
 
             @app.enqueue_middleware
             def tenant(jobs, call_next):

@@ -539,12 +539,12 @@ class Worker:
         for held in batch:
             self._leases.remove(held)
         self.completed += len(batch) - len(lost)
+        gone = set(lost)
         if self._runner.tell is not None:
             for held in batch:
-                if held.pair[0] not in lost:
+                if held.pair[0] not in gone:
                     self._tell("succeeded", held)
         if lost:
-            gone = set(lost)
             for held in batch:
                 if held.pair[0] in gone:
                     log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)

@@ -250,6 +250,8 @@ async def test_middleware_around_enqueue_serves_async_connections(database: Data
     job_id = await send.enqueue(connection, "x")
     assert job(conn, job_id).headers == {"a": 1, "b": 2}
     await connection.close()
+    with pytest.raises(ConfigError, match="it serves both"):
+        send.enqueue(conn, "x")
 
 
 # Hooks
