@@ -408,6 +408,25 @@ def test_django_gets_the_errors_of_the_queue_and_may_go_on(database: Database, c
             pgqueue.enqueue(db.connections["other"], "t")
 
 
+# SQLAlchemy's bridge between the two kinds
+
+
+async def test_in_run_sync_a_session_enqueues_at_once(database: Database, conn: psycopg.Connection) -> None:
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    async with async_engine(database, "asyncpg") as made, asyncio_of.AsyncSession(made) as session:
+        job_id = await session.run_sync(lambda sync: send.using(delay="1 h").enqueue(sync, "a"))
+        assert jobs(conn) == []
+        await session.commit()
+        assert job(conn, job_id).args == {"to": "a"}
+        async with session.begin():
+            with suppress(Change):
+                async with session.begin_nested():
+                    await send.enqueue(session, "never")
+                    raise Change
+            await send.enqueue(session, "b")
+    assert [args for _, args in jobs(conn)] == [{"to": "a"}, {"to": "b"}]
+
+
 # What is no connection
 
 

@@ -21,7 +21,7 @@ from pgqueue import App, ConfigError, Dead, Discard, Enqueuing, Event, InvalidAr
 from tests.calls import enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, is_asleep, working
+from tests.workers import WorkerProcess, done, is_asleep, working, write_module
 
 ROOT = Path(__file__).parents[2]
 who: ContextVar[str] = ContextVar("who", default="nobody")
@@ -463,6 +463,35 @@ async def test_the_encrypting_example_keeps_arguments_from_the_database(
         {"k": [{"card": "1"}, {"card": "2"}]},
     ]
     assert job(conn, wrong).errors[0]["class"] == "pgqueue.errors.InvalidPayload"
+
+
+def test_the_encrypting_example_runs_in_a_worker_process(
+    database: Database, conn: psycopg.Connection, tmp_path: Path
+) -> None:
+    fernet = pytest.importorskip("cryptography.fernet")
+    key = fernet.Fernet.generate_key().decode()
+    token = fernet.Fernet(key).encrypt(b'{"card": "4111", "amount": 5}').decode()
+    job_id = enqueue(conn, "charge", {"encrypted": token})
+    write_module(
+        tmp_path,
+        """
+        from pgqueue import App
+
+        app = App()
+        app.on_start(lambda: print("loaded"))
+        app.on_stop(lambda: print("over"))
+        """,
+        "hooks",
+    )
+    options = ("-r", "examples.encrypted.tasks", "-r", "hooks", "--until-empty")
+    worker = WorkerProcess(tmp_path, database.dsn, *options, environment={"PAYLOAD_KEYS": key})
+    try:
+        assert worker.wait(60) == 0, worker.log()
+    finally:
+        worker.kill()
+    assert job(conn, job_id).state == "succeeded"
+    log = worker.log()
+    assert log.index("loaded") < log.index("('4111', 5)") < log.index("over")
 
 
 def test_a_codec_that_cannot_write_enqueues_nothing(conn: psycopg.Connection) -> None:
