@@ -202,7 +202,7 @@ class Runner:
             if self.tell is not None:
                 self.tell("started", held)
             arguments = _readable(held)
-            if task.reads:
+            if task.typed is not None or task.hooks.codec is not None:
                 arguments = _read(held, task)
             if task.payloads_parameter is not None:
                 # One without a key, or one that an operator has come alone, is a call of its own.

@@ -166,11 +166,6 @@ class Task(Target, Generic[P, R]):
         """
         return TaskCall(self, options)
 
-    @property
-    def reads(self) -> bool:
-        """Whether what a job holds is decoded or converted before the function gets it."""
-        return self.typed is not None or self.hooks.codec is not None
-
     def middleware(self) -> Sequence[EnqueueMiddleware]:
         """Return what its App has put around enqueue."""
         return self.hooks.around_enqueue()
