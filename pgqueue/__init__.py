@@ -22,6 +22,7 @@ from pgqueue.errors import (
     DuplicateJob,
     DuplicateTask,
     InvalidArgument,
+    InvalidPayload,
     LeaseLost,
     LockedTooLong,
     MigrationError,
@@ -32,7 +33,9 @@ from pgqueue.errors import (
     WaitedTooLong,
     WrongIsolation,
 )
+from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job, current_job
+from pgqueue.middleware import Codec, Enqueuing
 from pgqueue.outcome import Outcome, wait
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Snooze
 from pgqueue.tasks import App, Schedule, Task, TaskOptions
@@ -41,13 +44,18 @@ __all__ = [
     "App",
     "BatchResult",
     "Cancel",
+    "Codec",
     "ConfigError",
+    "Dead",
     "Discard",
     "DuplicateJob",
     "DuplicateTask",
     "Enqueued",
+    "Enqueuing",
+    "Event",
     "Interrupted",
     "InvalidArgument",
+    "InvalidPayload",
     "Job",
     "LeaseLost",
     "LockedTooLong",

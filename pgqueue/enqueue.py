@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
-import psycopg
-
-from pgqueue import queries
+from pgqueue import drivers, queries, telemetry
+from pgqueue.drivers import AsyncConnection, SyncConnection
 from pgqueue.enqueued import BatchResult, Enqueued
+from pgqueue.errors import ConfigError
+from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue, is_async
 from pgqueue.queries import Call, T
 
 
@@ -19,46 +20,67 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Target:
+    """A task as producers see it, with what its App has put around enqueue. Base of `Task`."""
+
+    name: str
+
+    def middleware(self) -> Sequence[EnqueueMiddleware]:
+        """Return what stands around its enqueue, outermost first."""
+        return ()
+
+    def codec(self) -> Codec | None:
+        """Return what writes its arguments, or None."""
+        return None
+
+    def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Check arguments and write them as JSON has them."""
+        return dict(args)
+
+
 @overload
 def enqueue(
-    connection: psycopg.Connection[Any], task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
 ) -> int: ...
 @overload
 def enqueue(
-    connection: psycopg.AsyncConnection[Any], task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
 ) -> Awaitable[int]: ...
 def enqueue(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> int | Awaitable[int]:
     """Enqueue one job and return its id; on an async connection, an awaitable of it.
 
-    It runs in the connection's current transaction and commits nothing itself. `task` is a name or a task, `args`
-    a mapping that JSON can hold. Options, all optional: queue, priority (-100 to 100, higher first), run_at (an
-    aware datetime) or delay (a timedelta, or an interval as text), expires_in, timeout, max_attempts, headers,
-    tags, retention, retry_policy, retry_delay, retry_queue; key (jobs of one key run one at a time, in order), score,
+    It runs in the connection's current transaction and commits nothing itself. The connection is one of psycopg or
+    asyncpg (also out of a pool), a Connection or Session of SQLAlchemy (also an async or scoped one), or Django's
+    `django.db.connection`, each as the caller has it in hand. `task` is a name or a task, `args` a mapping that JSON
+    can hold; given a task, its types, its App's codec and its enqueue middleware see them. Options, all optional:
+    queue, priority (-100 to 100, higher first), run_at (an aware datetime) or delay (a timedelta, or an interval as
+    text), expires_in, timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_queue;
+    key (jobs of one key run one at a time, in order), score,
     limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see `enqueue_outcome`. Raises
     InvalidArgument, NotBuiltYet, DuplicateJob, LockedTooLong (a transaction holds the dedupe key), SchemaError (the
-    queue is not installed).
+    queue is not installed), TypeError for no connection; other errors come as the driver raises them.
 
         with psycopg.connect(dsn) as connection:
             enqueue(connection, "send_email", {"to": "a@b.c"}, delay=timedelta(hours=2))
     """
-    return _run(connection, queries.enqueue(_name(task), args or {}, options))
+    return _send(connection, task, [args or {}], options, one)
 
 
 @overload
 def enqueue_many(
-    connection: psycopg.Connection[Any], task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
+    connection: SyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
 ) -> list[int]: ...
 @overload
 def enqueue_many(
-    connection: psycopg.AsyncConnection[Any], task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
+    connection: AsyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
 ) -> Awaitable[list[int]]: ...
 def enqueue_many(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Iterable[Mapping[str, Any]],
     **options: Any,
@@ -69,19 +91,19 @@ def enqueue_many(
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")
     """
-    return _run(connection, queries.enqueue_many(_name(task), args, options))
+    return _send(connection, task, args, options, queries.enqueue_many)
 
 
 @overload
 def enqueue_outcome(
-    connection: psycopg.Connection[Any], task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
 ) -> Enqueued: ...
 @overload
 def enqueue_outcome(
-    connection: psycopg.AsyncConnection[Any], task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
 ) -> Awaitable[Enqueued]: ...
 def enqueue_outcome(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+    connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Mapping[str, Any] | None = None,
     **options: Any,
@@ -97,17 +119,15 @@ def enqueue_outcome(
         done = enqueue_outcome(connection, "report", {"month": 11}, dedupe="report:11", on_conflict="replace")
         done.job_id, done.outcome    # 17, "replaced"
     """
-    return _run(connection, queries.enqueue_outcome(_name(task), args or {}, options))
+    return _send(connection, task, [args or {}], options, one_outcome)
 
 
 @overload
-def enqueue_batch(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str, Any]]) -> list[BatchResult]: ...
+def enqueue_batch(connection: SyncConnection, jobs: Iterable[Mapping[str, Any]]) -> list[BatchResult]: ...
 @overload
+def enqueue_batch(connection: AsyncConnection, jobs: Iterable[Mapping[str, Any]]) -> Awaitable[list[BatchResult]]: ...
 def enqueue_batch(
-    connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
-) -> Awaitable[list[BatchResult]]: ...
-def enqueue_batch(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
+    connection: SyncConnection | AsyncConnection, jobs: Iterable[Mapping[str, Any]]
 ) -> list[BatchResult] | Awaitable[list[BatchResult]]:
     """Enqueue jobs that each have options of their own, in one statement, and say of each what became of it.
 
@@ -118,24 +138,90 @@ def enqueue_batch(
         results = enqueue_batch(connection, [{"task": "a", "delay": "1 h"}, {"task": "b", "args": {"x": 1}}])
         failed = [result.error for result in results if result.error]
     """
-    return _run(connection, queries.enqueue_batch(_named(job) for job in jobs))
+    if not telemetry.is_on():
+        return drivers.run(connection, queries.enqueue_batch(_named(job) for job in jobs))
+    given = [_named(job) for job in jobs]
+
+    def traced(batch: Enqueuing) -> list[BatchResult] | Awaitable[list[BatchResult]]:
+        context = batch.options.get("headers") or {}
+        with_context = ({**job, "headers": {**(job.get("headers") or {}), **context}} for job in given)
+        return drivers.run(connection, queries.enqueue_batch(with_context if context else given))
+
+    result: list[BatchResult] | Awaitable[list[BatchResult]]
+    result = telemetry.around_enqueue(Enqueuing("batch", [{} for _ in given], {}), traced)
+    return result
+
+
+def encoded(task: Target, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Write arguments as a job of this task holds them, by its types and its App's codec."""
+    codec = task.codec()
+    dumped = task.dump(args)
+    return dumped if codec is None else codec.encode(dumped)
+
+
+def send(
+    connection: Any,
+    task: Target,
+    args: Iterable[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    statement: Callable[[str, Iterable[Mapping[str, Any]], Mapping[str, object]], Call[T]],
+) -> T | Awaitable[T]:
+    """Enqueue jobs of a task whose arguments are dumped already, through its App's middleware and codec."""
+    middleware = task.middleware()
+    codec = task.codec()
+    traces = telemetry.is_on()
+    if not middleware and codec is None and not traces:
+        return drivers.run(connection, statement(task.name, args, options))
+    if not drivers.is_async(connection):
+        for each in middleware:
+            if is_async(each):
+                raise ConfigError(
+                    f"{each!r} is async, and stands around an enqueue on a connection that is not",
+                    hint="write it as a plain function that returns call_next(jobs): it serves both",
+                )
+    jobs = Enqueuing(task.name, [dict(each) for each in args], dict(options))
+    headers = jobs.options.pop("headers", None)
+    if headers is not None:
+        jobs.options["headers"] = dict(headers)
+
+    def last(jobs: Enqueuing) -> T | Awaitable[T]:
+        written = jobs.args if codec is None else [codec.encode(each) for each in jobs.args]
+        return drivers.run(connection, statement(task.name, written, jobs.options))
+
+    return around_enqueue([*middleware, telemetry.around_enqueue] if traces else middleware, jobs, last)
+
+
+def one(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[int]:
+    """The statement for a single job, for `send`."""
+    [single] = args
+    return queries.enqueue(task, single, options)
+
+
+def one_outcome(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[Enqueued]:
+    """The statement for a single job that says what became of it, for `send`."""
+    [single] = args
+    return queries.enqueue_outcome(task, single, options)
+
+
+def _send(
+    connection: Any,
+    task: str | Named,
+    args: Iterable[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    statement: Callable[[str, Iterable[Mapping[str, Any]], Mapping[str, object]], Call[T]],
+) -> T | Awaitable[T]:
+    if isinstance(task, Target):
+        return send(connection, task, [task.dump(each) for each in args], options, statement)
+    name = task if isinstance(task, str) else task.name
+    if telemetry.is_on():
+        plain = Target()
+        plain.name = name
+        return send(connection, plain, args, options, statement)
+    return drivers.run(connection, statement(name, args, options))
 
 
 def _named(job: Mapping[str, Any]) -> Mapping[str, Any]:
     task = job.get("task")
+    if isinstance(task, Target):
+        return {**job, "task": task.name, "args": encoded(task, job.get("args") or {})}
     return job if task is None or isinstance(task, str) or not hasattr(task, "name") else {**job, "task": task.name}
-
-
-def _name(task: str | Named) -> str:
-    return task if isinstance(task, str) else task.name
-
-
-def _run(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], call: Call[T]) -> T | Awaitable[T]:
-    if isinstance(connection, psycopg.Connection):
-        return queries.perform(connection, call)
-    if isinstance(connection, psycopg.AsyncConnection):
-        return queries.perform_async(connection, call)
-    raise TypeError(
-        f"enqueue needs a psycopg Connection or AsyncConnection, not {type(connection).__qualname__};"
-        " from another driver, run: select pgqueue.enqueue(...)"
-    )

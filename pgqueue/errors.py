@@ -7,6 +7,7 @@ PgQueueError
 ├── SchemaError             the database does not hold the schema that this version needs
 │   └── MigrationError      a migration could not be carried out; nothing was changed
 ├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
+│   └── InvalidPayload      what a job holds is not what its task takes: its types or its codec cannot read it
 ├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
 ├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
 ├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
@@ -56,6 +57,10 @@ class MigrationError(SchemaError):
 
 class InvalidArgument(PgQueueError):
     """The queue refused a value (SQLSTATE 22023)."""
+
+
+class InvalidPayload(InvalidArgument):
+    """What a job holds is not what its task takes. It fails the job, as its retry policy and `discard_on` say."""
 
 
 class NotBuiltYet(PgQueueError):

@@ -64,13 +64,39 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
         raise translated(error) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the server says with an error, whatever the driver."""
+
+    sqlstate: str | None
+    message: str
+    detail: str | None
+    hint: str | None
+    constraint: str | None
+
+
 def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
     """Return the error of ours that a SQLSTATE stands for, or the error itself."""
-    message = error.diag.message_primary or str(error)
-    if error.diag.message_detail:
-        message = f"{message}: {error.diag.message_detail.rstrip('.')}"
-    hint = error.diag.message_hint
-    match error.sqlstate:
+    diag = error.diag
+    found = Diagnosis(
+        error.sqlstate,
+        diag.message_primary or str(error),
+        diag.message_detail,
+        diag.message_hint,
+        diag.constraint_name,
+    )
+    ours = meaning(found)
+    if ours is None and isinstance(error, psycopg.DataError):
+        # What psycopg itself cannot send, such as a text with a NUL.
+        return InvalidArgument(found.message)
+    return ours or error
+
+
+def meaning(found: Diagnosis) -> PgQueueError | None:
+    """Return the error of ours that a SQLSTATE stands for, or None."""
+    message = f"{found.message}: {found.detail.rstrip('.')}" if found.detail else found.message
+    hint = found.hint
+    match found.sqlstate:
         # Too long for jsonb; a value that cannot become the option's type, such as delay=5.
         case "54000" | "42846":
             return InvalidArgument(message, hint=hint)
@@ -85,14 +111,13 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
                 "another transaction holds the job", hint="try again when it has ended; nothing was changed"
             )
         # Ours; PostgreSQL's own names a constraint.
-        case "23505" if error.diag.constraint_name is None:
+        case "23505" if found.constraint is None:
             return DuplicateJob(message, hint=hint)
         case "3F000" | "42883" | "42P01":
             return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
-    if isinstance(error, psycopg.DataError):
-        # The class 22 of SQLSTATEs, and what psycopg itself cannot send, such as a text with a NUL.
-        return InvalidArgument(message, hint=hint)
-    return error
+        case str(state) if state.startswith("22"):
+            return InvalidArgument(message, hint=hint)
+    return None
 
 
 def to_json(value: object, what: str) -> str:
@@ -184,7 +209,7 @@ def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult
     return Call(
         b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
         ([_batch_job(number, job) for number, job in enumerate(jobs)],),
-        lambda rows: [BatchResult(*row) for row in rows],
+        lambda rows: [BatchResult(job_id, outcome, _loaded(error)) for job_id, outcome, error in rows],
     )
 
 
@@ -714,6 +739,11 @@ def _maybe_first(rows: list[Row]) -> Any:
 
 def _nothing(rows: list[Row]) -> None:
     return None
+
+
+def _loaded(value: Any) -> Any:
+    # Some drivers, and Django, leave jsonb as it is written.
+    return from_json(value) if isinstance(value, str) else value
 
 
 def _pairs(held: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

@@ -22,6 +22,7 @@ from pgqueue.board import Board
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
+from pgqueue.middleware import Around
 from pgqueue.queries import Row, Unreadable, to_result
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
@@ -74,7 +75,7 @@ class Held:
     taken: float = field(default_factory=time.monotonic)
     started: float | None = None
     job: Job | None = None
-    runner: asyncio.Task[None] | None = None
+    runner: asyncio.Task[Any] | None = None
     timer: asyncio.TimerHandle | None = None
     interrupt: End | None = None
     kind: str = ""
@@ -178,6 +179,9 @@ class Runner:
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
         self._pace = _Pace()
+        # Set by the worker when its App asks for them.
+        self.around: Around | None = None
+        self.tell: Callable[[str, Held], None] | None = None
 
     @property
     def running(self) -> int:
@@ -364,20 +368,32 @@ class Runner:
 
     async def _run_handler(self, held: Held, task: Task[Any, Any]) -> None:
         try:
+            if self.tell is not None:
+                self.tell("started", held)
             arguments = _readable(held)
+            if task.typed is not None or task.hooks.codec is not None:
+                arguments = _read(held, task)
             if task.payloads_parameter is not None:
                 # One without a key, or one that an operator has come alone, is a call of its own.
-                payloads = {held.row[5] or "": [arguments]} if held.payloads is None else held.payloads
+                payloads = {held.row[5] or "": [arguments]} if held.payloads is None else arguments
                 arguments = {task.payloads_parameter: payloads}
             elif held.payloads is not None:
                 raise InvalidArgument(
                     f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
                     hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
                 )
-            set_current(partial(self._job_of, held))
+            set_current(partial(self.job_of, held))
             if task.job_parameter is not None:
-                arguments = {**arguments, task.job_parameter: self._job_of(held)}
-            if task.is_async:
+                arguments = {**arguments, task.job_parameter: self.job_of(held)}
+            if self.around is not None:
+                result = await self.around.run(
+                    self.job_of(held),
+                    partial(task.function, **arguments),
+                    task.is_async,
+                    self._in_thread,
+                    partial(_runs, held),
+                )
+            elif task.is_async:
                 result = await self._on_loop(held, task.function(**arguments))
             else:
                 context = contextvars.copy_context()
@@ -406,7 +422,8 @@ class Runner:
         else:
             self._end(held, End.SETTLED if _is_completed(held) else End.SUCCEEDED)
 
-    def _job_of(self, held: Held) -> Job:
+    def job_of(self, held: Held) -> Job:
+        """Return the job as handlers and middleware see it."""
         with _making_job:
             if held.job is None:
                 ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
@@ -419,7 +436,7 @@ class Runner:
         return held.job
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
-        held.error = describe(error)
+        held.error = self._describe(error)
         if _is_completed(held):
             log.warning(
                 "%s was completed by its own transaction, and its handler failed after that: %s: %s",
@@ -443,6 +460,19 @@ class Runner:
                 held.error["policy_error"] = f"the task's rule for retries: {why['class']}: {why['message']}"
                 log.error("%s: %s; its retry policy decides", held, held.error["policy_error"])
         self._end(held, End.FAILED)
+
+    def _describe(self, error: BaseException) -> dict[str, object]:
+        formatter = self._app.error_formatter
+        if formatter is None:
+            return describe(error)
+        try:
+            formatted = formatter(error)
+            return {
+                name: _clean(str(formatted[name])) for name in ("class", "message", "traceback") if name in formatted
+            }
+        except Exception:
+            log.exception("the error formatter failed; the error is kept as usual")
+            return describe(error)
 
     def _signalled(self, held: Held, signal: Signal) -> None:
         if _is_completed(held):
@@ -606,6 +636,24 @@ def _readable(held: Held) -> dict[str, Any]:
             )
     arguments: dict[str, Any] = held.row[2] if held.payloads is None else held.payloads
     return arguments
+
+
+def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    """Decode and convert what a job or call holds. Its row and payloads are decoded from here on."""
+    heads = [held, *held.mates]
+    for each in heads:
+        each.row = (*each.row[:2], task.decode(each.row[2]), *each.row[3:])
+    if held.payloads is None:
+        arguments: dict[str, Any] = held.row[2]
+        return arguments if task.typed is None else task.typed.load(arguments)
+    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
+    if task.typed is None:
+        return held.payloads
+    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}
+
+
+def _runs(held: Held, runner: asyncio.Task[Any] | None) -> None:
+    held.runner = runner
 
 
 def _forget_cancellations() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import typing
@@ -11,13 +10,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
-import psycopg
-
-from pgqueue.enqueue import enqueue, enqueue_many, enqueue_outcome
+from pgqueue import queries
+from pgqueue.drivers import AsyncConnection, SyncConnection
+from pgqueue.enqueue import Target, one, one_outcome, send
 from pgqueue.enqueued import Enqueued
-from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
+from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument, InvalidPayload
+from pgqueue.hooks import Hooks
 from pgqueue.job import Job
+from pgqueue.middleware import Codec, EnqueueMiddleware, definition
 from pgqueue.queries import check_schedule_options
+from pgqueue.typed import TypedArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,8 +29,8 @@ R = TypeVar("R")
 RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
 
 
-# Options that the database need not know.
-_IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown")
+# Options that the worker goes by and the database is not told of.
+_IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown", "validate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class TaskOptions:
                       as the worker's own
     on_shutdown       what becomes of a job that does not end by then: "fail" (a try that counts; the default) or
                       "release" (it runs again at once, uncounted)
+    validate          check and convert arguments by the function's annotations, with pydantic (the extra `pydantic`):
+                      when enqueued through the task, and when read. What does not fit fails the job: InvalidPayload
     retention_*       how long history keeps jobs that ended so; zero keeps no row
     """
 
@@ -89,6 +93,7 @@ class TaskOptions:
     on_shutdown: Literal["fail", "release"] = "fail"
     retry: RetryRule | None = None
     discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+    validate: bool = False
 
     def __post_init__(self) -> None:
         if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
@@ -115,7 +120,7 @@ class TaskOptions:
         return {name: value for name, value in values if value is not None}
 
 
-class Task(Generic[P, R]):
+class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
 
     `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays. The
@@ -123,23 +128,27 @@ class Task(Generic[P, R]):
     with a `__call__`.
     """
 
-    def __init__(self, name: str, function: Callable[P, R], options: TaskOptions) -> None:
+    def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
         self.name = name
+        self.hooks = hooks or Hooks()
         self.function = function
         self.options = options
-        definition = _definition(function)
-        if inspect.isgeneratorfunction(definition) or inspect.isasyncgenfunction(definition):
+        written = definition(function)
+        if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
                 f"task {name} is a generator: calling it runs nothing of it",
                 hint="let it return instead of yield",
             )
-        self.is_async = inspect.iscoroutinefunction(definition)
+        self.is_async = inspect.iscoroutinefunction(written)
         self.job_parameter = _job_parameter(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         parameters = inspect.signature(function).parameters.values()
         self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
         self.payloads_parameter = _payloads_parameter(name, self._signature) if options.accumulate else None
+        self.typed = (
+            TypedArguments(name, function, self._signature, self.payloads_parameter) if options.validate else None
+        )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -148,11 +157,11 @@ class Task(Generic[P, R]):
         return f"<Task {self.name}>"
 
     @overload
-    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
     @overload
-    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> int | Awaitable[int]:
         """Enqueue a call of this task with these arguments and return the job's id, as `pgqueue.enqueue` does.
 
@@ -163,14 +172,14 @@ class Task(Generic[P, R]):
         return self.using().enqueue(connection, *args, **kwargs)
 
     @overload
-    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
-        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
     ) -> list[int] | Awaitable[list[int]]:
@@ -184,8 +193,42 @@ class Task(Generic[P, R]):
         """
         return TaskCall(self, options)
 
+    def middleware(self) -> Sequence[EnqueueMiddleware]:
+        """Return what its App has put around enqueue."""
+        return self.hooks.around_enqueue()
+
+    def codec(self) -> Codec | None:
+        """Return its App's codec."""
+        return self.hooks.codec
+
+    def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
+        return dict(args) if self.typed is None else self.typed.dump(args)
+
+    def decode(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Read what a job holds with the App's codec. Raises InvalidPayload."""
+        codec = self.hooks.codec
+        if codec is None:
+            return args
+        try:
+            return codec.decode(args)
+        except Exception as error:
+            raise InvalidPayload(
+                f"the codec cannot read the payload of task {self.name}: {type(error).__name__}: {error}",
+                hint="enqueue it through the task, with the codec and the keys of this worker",
+            ) from error
+
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Name positional arguments as the function does. Raises InvalidArgument when they do not fit it."""
+        """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
+
+        Those of a task with validate=True are returned as JSON has them.
+        """
+        if self.payloads_parameter is not None and self.typed is not None and len(args) == 1 and not kwargs:
+            return self.typed.dump(args[0])
+        named = self._named(args, kwargs)
+        return named if self.typed is None else self.typed.dump(named)
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.payloads_parameter is not None:
             return _payload(self.name, args, kwargs)
         try:
@@ -218,49 +261,49 @@ class TaskCall:
     options: Mapping[str, Any]
 
     @overload
-    def enqueue(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
     @overload
-    def enqueue(self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
-        return enqueue(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
 
     @overload
-    def enqueue_outcome(self, connection: psycopg.Connection[Any], /, *args: Any, **kwargs: Any) -> Enqueued: ...
+    def enqueue_outcome(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> Enqueued: ...
     @overload
+    def enqueue_outcome(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[Enqueued]: ...
     def enqueue_outcome(
-        self, connection: psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
-    ) -> Awaitable[Enqueued]: ...
-    def enqueue_outcome(
-        self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
-        return enqueue_outcome(connection, self.task, self.task.bind(*args, **kwargs), **self.options)
+        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
     def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call with these arguments as a job for `pgqueue.enqueue_batch`.
 
         enqueue_batch(connection, [send_email.using(dedupe=to).job(to) for to in people])
         """
-        return {"task": self.task.name, "args": self.task.bind(*args, **kwargs), **self.options}
+        codec = self.task.codec()
+        bound = self.task.bind(*args, **kwargs)
+        return {"task": self.task.name, "args": bound if codec is None else codec.encode(bound), **self.options}
 
     @overload
-    def enqueue_many(self, connection: psycopg.Connection[Any], /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: psycopg.AsyncConnection[Any], /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
-        connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any],
+        connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
         bound = [self.task.bind(**each) for each in args]
-        return enqueue_many(connection, self.task, bound, **self.options)
+        return send(connection, self.task, bound, self.options, queries.enqueue_many)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +318,8 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class App:
-    """The tasks of an application, and their schedules. A worker is started with one.
+class App(Hooks):
+    """The tasks of an application, their schedules, and what stands around them. A worker is started with one.
 
     app = App()
 
@@ -313,7 +356,7 @@ class App:
         declared = TaskOptions(**options)
 
         def declare(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared)
+            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared, self)
             if not 1 <= len(task.name.encode()) <= 128:
                 raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
             if task.name in self.tasks:
@@ -358,7 +401,12 @@ class App:
         return declare
 
     def include(self, other: App) -> None:
-        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name."""
+        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.
+
+        What it declared around execution, and its hooks, come with it, inside of our own. Its codec and what it put
+        around enqueue stay with its own tasks.
+        """
+        self.include_hooks(other)
         for schedule in other.schedules.values():
             if self.schedules.setdefault(schedule.name, schedule) is not schedule:
                 raise DuplicateTask(f"two schedules are declared as {schedule.name!r}", hint="rename one of them")
@@ -377,14 +425,6 @@ def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) ->
 
 def _where(function: Callable[..., Any]) -> str:
     return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
-def _definition(function: Any) -> Callable[..., Any]:
-    # Where a handler's `async` and its annotations are written: behind partials, and in an object's __call__.
-    while isinstance(function, functools.partial):
-        function = function.func
-    definition: Callable[..., Any] = function if inspect.isroutine(function) else function.__call__
-    return definition
 
 
 def _payloads_parameter(task: str, signature: inspect.Signature) -> str:
@@ -408,12 +448,12 @@ def _payload(task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
 
 
 def _job_parameter(function: Callable[..., Any]) -> str | None:
-    definition = _definition(function)
+    written = definition(function)
     try:
-        hints = typing.get_type_hints(definition)
+        hints = typing.get_type_hints(written)
     except Exception:
         # Annotations that name what cannot be imported here: compare them as they are written.
-        hints = getattr(definition, "__annotations__", {})
+        hints = getattr(written, "__annotations__", {})
     for name, hint in hints.items():
         if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):
             return name

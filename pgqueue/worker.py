@@ -12,19 +12,21 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from pgqueue import __version__, bundled, concurrency, memory, queries, stacks
+from pgqueue import __version__, bundled, concurrency, memory, queries, stacks, telemetry
 from pgqueue.board import Board
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.errors import InvalidArgument, LockedTooLong, PgQueueError, SchemaError
+from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job, Surroundings
 from pgqueue.leases import Leases
 from pgqueue.link import LONGEST_PAUSE, Link, Outage, one_line
 from pgqueue.listener import Listener
+from pgqueue.middleware import Around
 from pgqueue.runner import End, Held, Runner, Verdict, gathered
 from pgqueue.tasks import App
 from pgqueue.watchdog import Watchdog
@@ -45,6 +47,9 @@ _BATCH = 1000
 
 # No new jobs while this many ends wait to be stored: the database is behind.
 _BACKLOG = 5000
+
+# Seconds that the hooks for the worker's end have.
+_STOP_HOOKS = 5.0
 
 # Looks after the row that says "asleep": pauses between them that grow from first to longest, and for how long, in
 # seconds. A job enqueued before the row stood, in a transaction that commits after a look, is found by the next one;
@@ -113,6 +118,8 @@ class Worker:
         self._woke = False
         self._channel = ""
         self._warned: dict[str, float] = {}
+        self._is_hooked = False
+        self._hook_calls: set[asyncio.Task[None]] = set()
         self.completed = 0
         self.failed = 0
         self.exit_code = 0
@@ -197,6 +204,19 @@ class Worker:
 
         `exit_code` is then what a process should exit with: 0, 1, or 75 when a supervisor is to replace it.
         """
+        try:
+            return await self._run()
+        except Exception as error:
+            await self._app.call("error", error, "worker")
+            raise
+        finally:
+            if self._is_hooked:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_STOP_HOOKS):
+                        await asyncio.gather(*self._hook_calls)
+                        await self._app.call("stop")
+
+    async def _run(self) -> bool:
         loops: list[asyncio.Task[None]] = []
         self._loop = asyncio.get_running_loop()
         self._watchdog.start()
@@ -260,6 +280,7 @@ class Worker:
             await self._finishing.perform(
                 queries.schedule(each.name, each.expression, each.task, each.args, each.options), patient=False
             )
+        await self._call_start_hooks()
         # The first claim tells now, and not later, what the database refuses of these settings.
         await self._claim(1, patient=False)
         if config.listen and config.listen_dsn is not None:
@@ -290,6 +311,22 @@ class Worker:
         if silent > max(3 * self.config.poll_interval, 60.0):
             return f"no reserve was answered for {silent:.0f} s"
         return ""
+
+    async def _call_start_hooks(self) -> None:
+        self._is_hooked = True
+        await self._app.call("start")
+        # Only now: a hook may have set a tracer provider.
+        middleware = self._app.around_execution()
+        if telemetry.is_on():
+            middleware.insert(0, telemetry.around_execution)
+        if middleware:
+            self._runner.around = Around(middleware)
+        if self._app.has("event"):
+            self._runner.tell = self._tell
+
+    def _tell(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
+        row = held.row
+        self._app.tell(Event(kind, self.config.name, 1, row[0], row[1], row[4], row[7], error))
 
     def _weighted_queues(self) -> list[str]:
         queues, weights = self.config.queues or (), self.config.weights
@@ -526,8 +563,9 @@ class Worker:
                 try:
                     await loop()
                     return
-                except Exception:
+                except Exception as error:
                     log.exception("the %s loop of worker %s crashed; it starts again", name, self.config.name)
+                    await self._app.call("error", error, f"{name} loop")
                     await asyncio.sleep(random.uniform(0.5, 1.5))
 
         return asyncio.create_task(keep_running(), name=f"pgqueue-{name}")
@@ -583,6 +621,8 @@ class Worker:
         self._jobs_wait = calls >= room
         if rows:
             log.debug("reserved %d jobs in %d calls", len(rows), calls)
+            if self._runner.tell is not None:
+                self._app.tell(Event("reserved", config.name, len(rows)))
         if self._quiet:
             # It became so while the reserve was under way.
             self._give_back_unstarted()
@@ -709,6 +749,8 @@ class Worker:
 
     def _lost(self, held: Held, why: str) -> None:
         log.warning("%s is lost: %s", held, why)
+        if self._runner.tell is not None:
+            self._tell("lost", held, {"message": why})
         # Somebody else may run it now. Whatever its handler still does, the fence decides what is stored.
         self._runner.stop(held, End.RELEASED, why)
 
@@ -772,8 +814,12 @@ class Worker:
         for held in batch:
             self._leases.remove(held)
         self.completed += len(batch) - len(lost)
+        gone = set(lost)
+        if self._runner.tell is not None:
+            for held in batch:
+                if held.pair[0] not in gone:
+                    self._tell("succeeded", held)
         if lost:
-            gone = set(lost)
             for held in batch:
                 if held.pair[0] in gone:
                     log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
@@ -804,6 +850,10 @@ class Worker:
         if state is None:
             log.warning("%s failed, but its lease was lost: nothing was stored", held)
         else:
+            if self._runner.tell is not None:
+                self._tell(state, held, held.error)
+            if state == "dead" and self._app.has("dead"):
+                self._call_later(self._app.call("dead", _dead(self._runner.job_of(held), held)))
             level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
             log.log(
                 level, "%s is %s on worker %s: %s: %s", held, state, self.config.name, error.get("class"), _short(error)
@@ -823,6 +873,8 @@ class Worker:
             return
         self._leases.remove(held)
         if snoozed:
+            if self._runner.tell is not None:
+                self._tell("snoozed", held)
             log.info("%s is snoozed for %s on worker %s", held, held.snooze, self.config.name)
         else:
             log.warning("%s was snoozed, but its lease was lost: nothing was stored", held)
@@ -831,8 +883,16 @@ class Worker:
         await self._finishing.perform(queries.release([held.pair for held in batch], delay))
         for held in batch:
             self._leases.remove(held)
+            if self._runner.tell is not None:
+                self._tell("released", held)
             if held.row[1] not in self._app.tasks:
                 self._warn_unknown(held)
+
+    def _call_later(self, hooks: Coroutine[Any, Any, None]) -> None:
+        # Beside the ends of other jobs, which do not wait for it.
+        call = asyncio.create_task(hooks, name="pgqueue-hooks")
+        self._hook_calls.add(call)
+        call.add_done_callback(self._hook_calls.discard)
 
     def _warn_unknown(self, held: Held) -> None:
         now = time.monotonic()
@@ -843,6 +903,15 @@ class Worker:
     def _try_later(self, held: Held) -> None:
         log.warning("%s is locked by another transaction; its end is stored when that is over", held)
         asyncio.get_running_loop().call_later(1.0, self._ended, held)
+
+
+def _dead(job: Job, held: Held) -> Dead:
+    payloads = [held.row[2]]
+    if held.payloads is not None or held.head is not None:
+        # Of a call: the first payload of the key dies, the others go on; discarded, all of them die.
+        every = ((held.head or held).payloads or {}).get(held.row[5], payloads)
+        payloads = every[:1] if held.verdict.retry else list(every)
+    return Dead(job, dict(held.error or {}), payloads)
 
 
 def _release_of(version: str) -> tuple[int, ...]:

@@ -67,7 +67,9 @@ def test_python_block_enqueues_in_the_callers_transaction(database: Database, co
         ("send_email", "default", False),
         ("confirm", "default", False),
         ("confirm", "later", True),
+        ("send_email", "default", False),
         ("recount", "default", False),
+        ("pack", "default", False),
     ]
 
 

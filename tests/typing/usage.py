@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 from typing import Any, assert_type
 
 import psycopg
+import sqlalchemy.ext.asyncio
+import sqlalchemy.orm
 from psycopg.rows import DictRow
 
 import pgqueue
-from pgqueue import App, BatchResult, Enqueued, Job, Task
+from pgqueue import App, BatchResult, Dead, Enqueued, Enqueuing, Job, Task
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 
@@ -80,6 +82,39 @@ async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncC
     assert_type(await pgqueue.enqueue_many(on, send, [{"to": "a"}]), list[int])
     wrong: int = pgqueue.enqueue(on, send, {"to": "a"})  # type: ignore[assignment]
     del wrong
+
+
+def what_else_is_at_hand_is_typed_as_well(
+    connection: sqlalchemy.Connection,
+    session: sqlalchemy.orm.Session,
+    on: sqlalchemy.ext.asyncio.AsyncConnection,
+    async_session: sqlalchemy.ext.asyncio.AsyncSession,
+) -> None:
+    assert_type(pgqueue.enqueue(connection, "add"), int)
+    assert_type(add.enqueue(session, 1), int)
+    assert_type(pgqueue.enqueue_many(on, "add", [{}]), Awaitable[list[int]])
+    assert_type(add.using(dedupe="d").enqueue_outcome(async_session, 1), Awaitable[Enqueued])
+
+
+def hooks_and_middleware_keep_their_types() -> None:
+    @app.middleware
+    async def around(job: Job, call_next: Callable[[], Awaitable[Any]]) -> Any:
+        return await call_next()
+
+    @app.enqueue_middleware
+    def enqueued(jobs: Enqueuing, call_next: Callable[[Enqueuing], Any]) -> Any:
+        assert_type(jobs.headers, dict[str, Any])
+        return call_next(jobs)
+
+    @app.on_dead
+    def died(dead: Dead) -> None:
+        assert_type(dead.job, Job)
+
+    def called(hook: Callable[[Dead], None]) -> None: ...
+
+    called(died)
+    app.on_event(5)  # type: ignore[type-var]
+    App(codec=object())  # type: ignore[arg-type]
 
 
 def wrong_things_are_errors(sync: Sync) -> None:

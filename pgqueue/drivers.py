@@ -1,0 +1,261 @@
+"""The door from whatever connection a producer holds to the statements of `queries`: psycopg, SQLAlchemy, asyncpg,
+Django, psycopg2.
+
+What an object is, the names in its type's MRO say: nobody pays for the import of a driver that is not theirs, and none
+is imported here. A statement runs in the caller's transaction, through the caller's own objects, so that SQLAlchemy
+and Django know that a transaction is open. It is written once, with psycopg's placeholders; asyncpg's are made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+import psycopg
+
+from pgqueue import queries
+from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.queries import Call, Diagnosis
+
+if TYPE_CHECKING:
+    import sqlalchemy.ext.asyncio
+    import sqlalchemy.orm
+
+T = TypeVar("T")
+
+
+class DjangoConnection(Protocol):
+    """`django.db.connection`, or one of `django.db.connections`, on PostgreSQL."""
+
+    vendor: Any
+    in_atomic_block: Any
+
+
+class Psycopg2Connection(Protocol):
+    """A connection of psycopg2."""
+
+    def get_dsn_parameters(self) -> Any: ...
+
+
+class AsyncpgConnection(Protocol):
+    """A connection of asyncpg, also as a pool hands it out."""
+
+    def is_in_transaction(self) -> bool: ...
+
+
+# What a job is enqueued through at once, and what gives an awaitable.
+SyncConnection: TypeAlias = (
+    "psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]"
+    " | DjangoConnection | Psycopg2Connection"
+)
+AsyncConnection: TypeAlias = (
+    "psycopg.AsyncConnection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | sqlalchemy.ext.asyncio.AsyncSession"
+    " | sqlalchemy.ext.asyncio.async_scoped_session[Any] | AsyncpgConnection"
+)
+
+_ACCEPTED = (
+    "a connection of psycopg or asyncpg, a Connection or Session of SQLAlchemy (also an async or scoped one), or"
+    " django.db.connection"
+)
+
+
+def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
+    """Run `call` in the connection's current transaction; on an async connection, return an awaitable.
+
+    Raises the errors of `pgqueue.errors` whatever the driver, TypeError for what is no connection, and the driver's
+    own error for what has nothing to do with the queue.
+    """
+    if isinstance(connection, psycopg.Connection):
+        return queries.perform(connection, call)
+    if isinstance(connection, psycopg.AsyncConnection):
+        return queries.perform_async(connection, call)
+    kind = type(connection)
+    door = _door_of(kind)
+    if door is None:
+        raise TypeError(
+            f"enqueue needs {_ACCEPTED}, not {kind.__module__}.{kind.__qualname__}; take a connection out of a pool or"
+            " engine first, and from another driver run: select pgqueue.enqueue(...)"
+        )
+    result: T | Awaitable[T] = door(connection, call)
+    return result
+
+
+def is_async(connection: Any) -> bool:
+    """Tell whether what is run on this connection is awaited."""
+    return isinstance(connection, psycopg.AsyncConnection) or iscoroutinefunction(_door_of(type(connection)))
+
+
+def _door_of(kind: type) -> Callable[[Any, Call[Any]], Any] | None:
+    if kind not in _known:
+        names = ((each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__)
+        _known[kind] = next((_DOORS[name] for name in names if name in _DOORS), None)
+    return _known[kind]
+
+
+def _by_cursor(connection: Any, call: Call[T]) -> T:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(call.text.decode(), call.params)
+            return call.read(cursor.fetchall())
+    except Exception as error:
+        ours = _translated(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _by_django(connection: Any, call: Call[T]) -> T:
+    if connection.vendor != "postgresql":
+        raise _not_postgres(connection.vendor)
+    return _by_cursor(connection, call)
+
+
+def _by_sqlalchemy(connection: Any, call: Call[T]) -> T:
+    text, params = _of_dialect(connection.dialect, call)
+    try:
+        return call.read([tuple(row) for row in connection.exec_driver_sql(text, params)])
+    except Exception as error:
+        ours = _translated(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _by_session(session: Any, call: Call[T]) -> T:
+    return _by_sqlalchemy(session.connection(), call)
+
+
+async def _by_async_sqlalchemy(connection: Any, call: Call[T]) -> T:
+    text, params = _of_dialect(connection.dialect, call)
+    try:
+        return call.read([tuple(row) for row in await connection.exec_driver_sql(text, params)])
+    except Exception as error:
+        ours = _translated(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+async def _by_async_session(session: Any, call: Call[T]) -> T:
+    return await _by_async_sqlalchemy(await session.connection(), call)
+
+
+async def _by_asyncpg(connection: Any, call: Call[T]) -> T:
+    text = _numbered(call)
+    try:
+        return call.read([tuple(row) for row in await connection.fetch(text, *call.params)])
+    except Exception as error:
+        ours = _translated(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+_DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
+    ("sqlalchemy", "Connection"): _by_sqlalchemy,
+    ("sqlalchemy", "Session"): _by_session,
+    ("sqlalchemy", "scoped_session"): _by_session,
+    ("sqlalchemy", "AsyncConnection"): _by_async_sqlalchemy,
+    ("sqlalchemy", "AsyncSession"): _by_async_session,
+    ("sqlalchemy", "async_scoped_session"): _by_async_session,
+    ("asyncpg", "Connection"): _by_asyncpg,
+    ("asyncpg", "PoolConnectionProxy"): _by_asyncpg,
+    ("django", "ConnectionProxy"): _by_django,
+    ("django", "BaseDatabaseWrapper"): _by_django,
+    ("psycopg2", "connection"): _by_cursor,
+}
+
+# By type, as they are met.
+_known: dict[type, Callable[[Any, Call[Any]], Any] | None] = {}
+
+
+def _of_dialect(dialect: Any, call: Call[Any]) -> tuple[str, tuple[object, ...]]:
+    if dialect.name != "postgresql":
+        raise _not_postgres(dialect.name)
+    # That of asyncpg; psycopg and psycopg2 have "pyformat".
+    return (_numbered(call) if dialect.paramstyle == "numeric_dollar" else call.text.decode()), call.params
+
+
+def _not_postgres(found: str) -> InvalidArgument:
+    return InvalidArgument(f"this is a connection to {found}", hint="enqueue through one to the queue's PostgreSQL")
+
+
+def _numbered(call: Call[Any]) -> str:
+    """Write `$n` for `%s`, each first cast to what its Python value is sent as.
+
+    asyncpg asks the server for the type of each parameter and takes nothing else for it, or what a codec of the user's
+    makes of it: a text for an interval would be refused, one for jsonb be encoded again.
+    """
+    first, *rest = call.text.decode().split("%s")
+    types = (_sent_as(value) for value in call.params)
+    numbered = zip(types, rest, strict=True)
+    return first + "".join(f"${number}::{kind}{part}" for number, (kind, part) in enumerate(numbered, 1))
+
+
+def _sent_as(value: object) -> str:
+    if isinstance(value, list):
+        return f"{_sent_as(value[0]) if value else 'text'}[]"
+    for kind, name in _SENT_AS:
+        if isinstance(value, kind):
+            return name
+    raise InvalidArgument(
+        f"{type(value).__qualname__} is nothing that an option can be",
+        hint="give text, a number, a time or an interval",
+    )
+
+
+# In this order: a bool is an int, and a datetime a date.
+_SENT_AS: Sequence[tuple[type, str]] = (
+    (str, "text"),
+    (bool, "boolean"),
+    (int, "bigint"),
+    (float, "float8"),
+    (Decimal, "numeric"),
+    (timedelta, "interval"),
+    (datetime, "timestamptz"),
+    (date, "date"),
+    (UUID, "uuid"),
+)
+
+
+def _translated(error: Exception) -> PgQueueError | None:
+    """Return the error of ours that a driver's error stands for, or None: it is the caller's."""
+    for origin in _origins(error):
+        found = _diagnosis(origin)
+        if found is not None:
+            return queries.meaning(found)
+    if any(kind.__name__ == "DataError" for kind in type(error).__mro__) or isinstance(error, ValueError):
+        # The driver cannot send it: a number out of range, a text with a NUL.
+        return InvalidArgument(str(error), hint="give a value that the option can have")
+    return None
+
+
+def _origins(error: BaseException) -> Iterator[BaseException]:
+    # SQLAlchemy has the driver's error in `orig`, Django in `__cause__`, SQLAlchemy's asyncpg in one after the other.
+    found: BaseException | None = error
+    for _ in range(5):
+        if found is None:
+            return
+        yield found
+        original = getattr(found, "orig", None)
+        found = original if isinstance(original, BaseException) else found.__cause__
+
+
+def _diagnosis(error: Any) -> Diagnosis | None:
+    sqlstate = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    diag = getattr(error, "diag", None)
+    if sqlstate is None:
+        return None
+    if diag is not None:
+        return Diagnosis(
+            sqlstate, diag.message_primary or "", diag.message_detail, diag.message_hint, diag.constraint_name
+        )
+    if not hasattr(error, "constraint_name"):
+        # SQLAlchemy's own around asyncpg's, which comes next.
+        return None
+    message = str(error.args[0]) if error.args else ""
+    return Diagnosis(sqlstate, message, error.detail, error.hint, error.constraint_name)

@@ -1,0 +1,456 @@
+"""Enqueueing through what users have in hand, each in the caller's own transaction.
+
+psycopg, psycopg2, SQLAlchemy, asyncpg, Django.
+
+A way is a function that opens one, and says how its user commits and rolls back.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from functools import partial
+from inspect import isawaitable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+import pgqueue
+from pgqueue import App, DuplicateJob, InvalidArgument, NotBuiltYet, SchemaError
+from tests.calls import job, value
+from tests.databases import Database
+
+app = App()
+
+
+@app.task(name="mail.send")
+def send(to: str, copies: int = 1) -> None: ...
+
+
+class Change(Exception):
+    """Of mind."""
+
+
+class Way:
+    """An object that enqueue takes, and the ends of its transaction, all of which may be awaitable.
+
+    `begin` is None where the next statement begins by itself.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        commit: Callable[[], Any],
+        rollback: Callable[[], Any],
+        begin: Callable[[], Any] | None = None,
+    ) -> None:
+        self.given = given
+        self._commit = commit
+        self._rollback = rollback
+        self._begin = begin
+
+    async def commit(self) -> None:
+        await done(self._commit())
+
+    async def rollback(self) -> None:
+        await done(self._rollback())
+
+    async def begin(self) -> None:
+        if self._begin is not None:
+            await done(self._begin())
+
+
+async def done(result: Any) -> Any:
+    return await result if isawaitable(result) else result
+
+
+Open = Callable[[Database], AsyncIterator[Way]]
+WAYS: dict[str, Open] = {}
+
+
+def way(function: Callable[..., Any]) -> Callable[..., Any]:
+    opened = asynccontextmanager(function)
+    WAYS[function.__name__] = opened
+    return opened
+
+
+@way
+async def psycopg_sync(database: Database) -> AsyncIterator[Way]:
+    connection = database.connect(autocommit=False)
+    yield Way(connection, connection.commit, connection.rollback)
+
+
+@way
+async def psycopg_async(database: Database) -> AsyncIterator[Way]:
+    connection = await database.connect_async(autocommit=False)
+    yield Way(connection, connection.commit, connection.rollback)
+    await connection.close()
+
+
+@way
+async def psycopg2_connection(database: Database) -> AsyncIterator[Way]:
+    psycopg2 = pytest.importorskip("psycopg2")
+    connection = psycopg2.connect(database.dsn)
+    yield Way(connection, connection.commit, connection.rollback)
+    connection.close()
+
+
+@contextmanager
+def engine(database: Database, driver: str) -> Iterator[Any]:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    module = pytest.importorskip(driver)
+    made = sqlalchemy.create_engine(f"postgresql+{driver}://", creator=lambda: module.connect(database.dsn))
+    yield made
+    made.dispose()
+
+
+@way
+async def sqlalchemy_connection(database: Database) -> AsyncIterator[Way]:
+    with engine(database, "psycopg") as made, made.connect() as connection:
+        yield Way(connection, connection.commit, connection.rollback)
+
+
+@way
+async def sqlalchemy_connection_on_psycopg2(database: Database) -> AsyncIterator[Way]:
+    with engine(database, "psycopg2") as made, made.connect() as connection:
+        yield Way(connection, connection.commit, connection.rollback)
+
+
+@way
+async def sqlalchemy_session(database: Database) -> AsyncIterator[Way]:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    with engine(database, "psycopg") as made, orm.Session(made) as session:
+        yield Way(session, session.commit, session.rollback)
+
+
+@way
+async def sqlalchemy_scoped_session(database: Database) -> AsyncIterator[Way]:
+    orm = pytest.importorskip("sqlalchemy.orm")
+    with engine(database, "psycopg") as made:
+        session = orm.scoped_session(orm.sessionmaker(made))
+        yield Way(session, session.commit, session.rollback)
+        session.remove()
+
+
+@asynccontextmanager
+async def async_engine(database: Database, driver: str) -> AsyncIterator[Any]:
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    module = pytest.importorskip(driver)
+
+    async def connect() -> Any:
+        opened = module.AsyncConnection.connect if driver == "psycopg" else module.connect
+        return await opened(database.dsn)
+
+    made = asyncio_of.create_async_engine(f"postgresql+{driver}://", async_creator=connect)
+    yield made
+    await made.dispose()
+
+
+@way
+async def sqlalchemy_async_connection(database: Database) -> AsyncIterator[Way]:
+    async with async_engine(database, "psycopg") as made, made.connect() as connection:
+        yield Way(connection, connection.commit, connection.rollback)
+
+
+@way
+async def sqlalchemy_async_connection_on_asyncpg(database: Database) -> AsyncIterator[Way]:
+    async with async_engine(database, "asyncpg") as made, made.connect() as connection:
+        yield Way(connection, connection.commit, connection.rollback)
+
+
+@way
+async def sqlalchemy_async_session(database: Database) -> AsyncIterator[Way]:
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    async with async_engine(database, "asyncpg") as made, asyncio_of.AsyncSession(made) as session:
+        yield Way(session, session.commit, session.rollback)
+
+
+@way
+async def sqlalchemy_async_scoped_session(database: Database) -> AsyncIterator[Way]:
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    async with async_engine(database, "psycopg") as made:
+        factory = asyncio_of.async_sessionmaker(made)
+        session = asyncio_of.async_scoped_session(factory, scopefunc=lambda: 1)
+        yield Way(session, session.commit, session.rollback)
+        await session.remove()
+
+
+@way
+async def asyncpg_connection(database: Database) -> AsyncIterator[Way]:
+    asyncpg = pytest.importorskip("asyncpg")
+    connection = await asyncpg.connect(database.dsn)
+    await connection.execute("begin")
+    yield Way(connection, *(partial(connection.execute, word) for word in ("commit", "rollback", "begin")))
+    await connection.close()
+
+
+@way
+async def asyncpg_out_of_a_pool(database: Database) -> AsyncIterator[Way]:
+    asyncpg = pytest.importorskip("asyncpg")
+
+    async def own_codecs(connection: Any) -> None:
+        # As many do; enqueue must not depend on it.
+        await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+
+    async with (
+        asyncpg.create_pool(database.dsn, min_size=1, max_size=1, init=own_codecs) as pool,
+        pool.acquire() as connection,
+    ):
+        await connection.execute("begin")
+        yield Way(connection, *(partial(connection.execute, word) for word in ("commit", "rollback", "begin")))
+
+
+@contextmanager
+def django_on(database: Database) -> Iterator[Any]:
+    django = pytest.importorskip("django")
+    from django import db  # noqa: PLC0415
+    from django.conf import settings  # noqa: PLC0415
+    from django.db import transaction  # noqa: F401, PLC0415
+
+    parts = conninfo_to_dict(database.dsn)
+    named = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+    found = {key: str(parts[part]) for key, part in named.items() if parts.get(part) is not None}
+    mine = {"ENGINE": "django.db.backends.postgresql", **found}
+    if not settings.configured:
+        settings.configure(DATABASES={"default": mine, "other": {"ENGINE": "django.db.backends.sqlite3"}}, USE_TZ=True)
+        django.setup()
+    db.connections.settings["default"].update(mine)
+    yield db
+    db.connections["default"].close()
+    del db.connections["default"]
+
+
+@pytest.fixture(params=sorted(WAYS))
+async def hand(request: pytest.FixtureRequest, database: Database) -> AsyncIterator[Way]:
+    async with WAYS[request.param](database) as opened:
+        yield opened
+
+
+def jobs(conn: psycopg.Connection) -> list[tuple[str, dict[str, Any]]]:
+    return [(row[0], row[1]) for row in conn.execute("select task, args from pgqueue.jobs order by id")]
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+# In the caller's transaction
+
+
+@pytest.mark.covers("G1", "G2")
+async def test_jobs_are_committed_with_the_callers_transaction(hand: Way, conn: psycopg.Connection) -> None:
+    first = await done(pgqueue.enqueue(hand.given, "t", {"n": 1, "percent": "100 %s"}))
+    second, third = await done(pgqueue.enqueue_many(hand.given, send, [{"to": "a"}, {"to": "b"}], queue="mail"))
+    fourth = await done(pgqueue.enqueue_outcome(hand.given, "t", {"n": 4}, dedupe="d"))
+    fifth, refused = await done(
+        pgqueue.enqueue_batch(hand.given, [{"task": "t", "args": {"n": 5}, "delay": timedelta(hours=1)}, {"task": ""}])
+    )
+    sixth = await done(send.using(priority=3).enqueue(hand.given, "c"))
+    assert jobs(conn) == []
+    await hand.commit()
+    assert jobs(conn) == [
+        ("t", {"n": 1, "percent": "100 %s"}),
+        ("mail.send", {"to": "a"}),
+        ("mail.send", {"to": "b"}),
+        ("t", {"n": 4}),
+        ("t", {"n": 5}),
+        ("mail.send", {"to": "c"}),
+    ]
+    assert first < second < third < fourth.job_id < fifth.job_id < sixth
+    assert (fourth.outcome, fifth.outcome, refused.outcome, refused.job_id) == ("inserted", "inserted", "error", None)
+    assert refused.error["sqlstate"] == "22023"
+    assert job(conn, second).queue == "mail"
+
+
+async def test_jobs_are_rolled_back_with_the_callers_transaction(hand: Way, conn: psycopg.Connection) -> None:
+    await done(pgqueue.enqueue(hand.given, "t"))
+    await done(pgqueue.enqueue_many(hand.given, "t", [{}, {}]))
+    assert await done(pgqueue.enqueue_many(hand.given, "t", [])) == []
+    await done(pgqueue.enqueue_batch(hand.given, [{"task": "t"}]))
+    await hand.rollback()
+    assert jobs(conn) == []
+
+
+# Options
+
+
+async def test_options_of_every_type_arrive(hand: Way, conn: psycopg.Connection) -> None:
+    at = datetime(2040, 1, 1, 12, tzinfo=UTC)
+    job_id = await done(
+        pgqueue.enqueue(
+            hand.given,
+            "t",
+            {"when": at},
+            queue="q",
+            priority=-7,
+            run_at=at,
+            expires_in="1 day",
+            max_attempts=3,
+            headers={"trace": ["ü", None]},
+            tags=("a", 'b"c,{}'),
+            retention=timedelta(days=30),
+            retry_delay=timedelta(minutes=5),
+            key=str(UUID(int=1)),
+            score=Decimal("1.5"),
+        )
+    )
+    many = await done(pgqueue.enqueue_many(hand.given, "t", [{}], delay="2 hours", tags=[], key=Colour.RED, score=2))
+    await hand.commit()
+    found = job(conn, job_id)
+    assert (found.queue, found.priority, found.max_attempts) == ("q", -7, 3)
+    assert (found.run_at, found.expires_at) == (at, at + timedelta(days=1))
+    assert (found.headers, found.tags) == ({"trace": ["ü", None]}, ["a", 'b"c,{}'])
+    assert value(conn, "select retention from pgqueue.jobs where id = %s", job_id) == timedelta(days=30)
+    assert found.key == "00000000-0000-0000-0000-000000000001"
+    other = job(conn, many[0])
+    assert (other.key, other.run_at - other.created_at) == ("red", timedelta(hours=2))
+
+
+# Errors
+
+
+async def test_what_the_queue_refuses_is_the_same_error_everywhere(hand: Way) -> None:
+    for options, error, names in REFUSED:
+        with pytest.raises(error) as caught:
+            await done(pgqueue.enqueue(hand.given, "t", **options))
+        assert names in str(caught.value)
+        await hand.rollback()
+        await hand.begin()
+    await done(pgqueue.enqueue(hand.given, "t", dedupe="d"))
+    with pytest.raises(DuplicateJob) as duplicate:
+        await done(pgqueue.enqueue(hand.given, "t", dedupe="d", on_conflict="raise"))
+    assert duplicate.value.hint
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"queue": ""}, InvalidArgument, "queue"),
+    ({"priority": 1000}, InvalidArgument, "priority"),
+    ({"delay": "soon"}, InvalidArgument, "soon"),
+    ({"delay": 5}, InvalidArgument, "interval"),
+    ({"depends_on": [1]}, NotBuiltYet, "depends_on"),
+    ({"max_attempts": 2**70}, InvalidArgument, ""),
+    ({"queue": "a\0b"}, InvalidArgument, ""),
+]
+
+
+async def test_a_database_without_the_queue_says_how_to_install_it(hand: Way, conn: psycopg.Connection) -> None:
+    conn.execute("alter schema pgqueue rename to elsewhere")
+    try:
+        with pytest.raises(SchemaError, match="pgqueue migrate"):
+            await done(pgqueue.enqueue(hand.given, "t"))
+    finally:
+        await hand.rollback()
+        conn.execute("alter schema elsewhere rename to pgqueue")
+
+
+async def test_an_error_that_is_not_the_queues_stays_the_drivers(hand: Way, conn: psycopg.Connection) -> None:
+    conn.execute(
+        "create function public.refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'not today' using errcode = 'P0001'; end $$"
+    )
+    conn.execute("create trigger refuse before insert on pgqueue.jobs for each row execute function public.refuse()")
+    with pytest.raises(Exception, match="not today") as caught:
+        await done(pgqueue.enqueue(hand.given, "t"))
+    assert not isinstance(caught.value, pgqueue.PgQueueError)
+    assert type(caught.value).__module__.partition(".")[0] == type(hand.given).__module__.partition(".")[0]
+
+
+# Django, in a thread without an event loop
+
+
+@pytest.mark.covers("G1")
+def test_django_commits_and_rolls_back_with_atomic(database: Database, conn: psycopg.Connection) -> None:
+    with django_on(database) as db:
+        with db.transaction.atomic():
+            first = pgqueue.enqueue(db.connection, "t", {"percent": "100 %s"})
+            pgqueue.enqueue_many(db.connections["default"], "t", [{"n": 2}, {"n": 3}])
+            _, refused = pgqueue.enqueue_batch(db.connection, [{"task": "t", "args": {"n": 4}}, {"task": ""}])
+            assert jobs(conn) == []
+        assert [args for _, args in jobs(conn)] == [{"percent": "100 %s"}, {"n": 2}, {"n": 3}, {"n": 4}]
+        assert refused.error is not None
+        assert refused.error["sqlstate"] == "22023"
+        with suppress(Change), db.transaction.atomic():
+            send.enqueue(db.connection, "never")
+            raise Change
+        with db.transaction.atomic():
+            with suppress(Change), db.transaction.atomic():
+                send.enqueue(db.connection, "never")
+                raise Change
+            send.using(delay=timedelta(hours=1), tags=["x"], headers={"a": 1}).enqueue(db.connection, "second")
+        assert [args for _, args in jobs(conn)][4:] == [{"to": "second"}]
+        # Without atomic, as the user's other statements: at once.
+        pgqueue.enqueue(db.connection, "t", dedupe="d")
+        assert len(jobs(conn)) == 6
+        assert job(conn, first).task == "t"
+
+
+def test_django_gets_the_errors_of_the_queue_and_may_go_on(database: Database, conn: psycopg.Connection) -> None:
+    with django_on(database) as db:
+        with db.transaction.atomic():
+            with pytest.raises(InvalidArgument), db.transaction.atomic():
+                pgqueue.enqueue(db.connection, "t", queue="")
+            with pytest.raises(InvalidArgument), db.transaction.atomic():
+                pgqueue.enqueue(db.connection, "t", queue="a\0b")
+            pgqueue.enqueue(db.connection, "t", dedupe="d")
+            with pytest.raises(DuplicateJob), db.transaction.atomic():
+                pgqueue.enqueue(db.connection, "t", dedupe="d", on_conflict="raise")
+        assert len(jobs(conn)) == 1
+        with pytest.raises(InvalidArgument, match="connection to sqlite"):
+            pgqueue.enqueue(db.connections["other"], "t")
+
+
+# SQLAlchemy's bridge between the two kinds
+
+
+async def test_in_run_sync_a_session_enqueues_at_once(database: Database, conn: psycopg.Connection) -> None:
+    asyncio_of = pytest.importorskip("sqlalchemy.ext.asyncio")
+    async with async_engine(database, "asyncpg") as made, asyncio_of.AsyncSession(made) as session:
+        job_id = await session.run_sync(lambda sync: send.using(delay="1 h").enqueue(sync, "a"))
+        assert jobs(conn) == []
+        await session.commit()
+        assert job(conn, job_id).args == {"to": "a"}
+        async with session.begin():
+            with suppress(Change):
+                async with session.begin_nested():
+                    await send.enqueue(session, "never")
+                    raise Change
+            await send.enqueue(session, "b")
+    assert [args for _, args in jobs(conn)] == [{"to": "a"}, {"to": "b"}]
+
+
+# What is no connection
+
+
+def test_engines_and_pools_are_refused_with_what_is_accepted(database: Database) -> None:
+    with (
+        engine(database, "psycopg") as made,
+        pytest.raises(TypeError, match="take a connection out of a pool or engine"),
+    ):
+        pgqueue.enqueue(made, "t")
+
+
+def test_another_database_of_sqlalchemy_is_refused() -> None:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    with (
+        sqlalchemy.create_engine("sqlite://").connect() as connection,
+        pytest.raises(InvalidArgument, match="connection to sqlite"),
+    ):
+        pgqueue.enqueue(connection, "t")
+
+
+def test_no_driver_is_imported_for_who_does_not_use_it() -> None:
+    code = (
+        "import sys, pgqueue, pgqueue.worker; print([name for name in"
+        " ('sqlalchemy', 'asyncpg', 'django', 'psycopg2', 'pydantic', 'opentelemetry') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.strip() == "[]"
