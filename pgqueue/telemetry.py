@@ -103,20 +103,21 @@ def _attributes(task: str, queue: Any, kind: str, name: str) -> dict[str, Any]:
 
 
 def _inject(jobs: Enqueuing) -> None:
-    from opentelemetry import propagate  # noqa: PLC0415
+    from opentelemetry.propagate import inject  # noqa: PLC0415
 
     carrier: dict[str, str] = {}
-    propagate.inject(carrier)
+    inject(carrier)
     if carrier:
         jobs.options["headers"] = {**(jobs.options.get("headers") or {}), **carrier}
 
 
 def _extract(headers: Any) -> Any:
-    from opentelemetry import context, propagate  # noqa: PLC0415
+    from opentelemetry.context import Context  # noqa: PLC0415
+    from opentelemetry.propagate import extract  # noqa: PLC0415
 
     # Not inside of what this worker may have open itself.
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)} if headers else {}
-    return propagate.extract(carrier, context=context.Context())
+    return extract(carrier, context=Context())
 
 
 def _end(span: Any, trace: Any, result: object, error: BaseException | None) -> None:
