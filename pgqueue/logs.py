@@ -66,7 +66,7 @@ def set_up(level: str, style: str, worker: str | None = None) -> None:
     else:
         handler = logging.StreamHandler()
         handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=number, handlers=[handler], force=True)
+    logging.basicConfig(level=number, handlers=[handler])
 
 
 class JsonLines(logging.Formatter):

@@ -74,6 +74,7 @@ class _Child:
     status: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0
     asked_to_end: bool = False
+    has_run: bool = False
     unread: bytes = b""
 
     def __str__(self) -> str:
@@ -239,7 +240,8 @@ class Supervisor:
             child = await self._start(place)
             if child is not None:
                 await self._until_ready(child)
-                if child.ready.is_set() or self._stopping.is_set():
+                if child.ready.is_set() or child.has_run or self._stopping.is_set():
+                    # A job may kill it before it says that it is ready.
                     return None
                 if child.code == 0:
                     # Stopped, or out of jobs, before it could say that it was ready.
@@ -378,10 +380,11 @@ class Supervisor:
                 log.error("%s %s", child, child.how_it_ended())
             try:
                 held = board.read(child.board)
+                child.has_run = bool(held)
             finally:
                 for fd in (child.orders, child.reports, child.board):
                     os.close(fd)
-            if planned or not child.ready.is_set():
+            if planned or not (child.ready.is_set() or held):
                 self._children.pop(child.number)
                 child.gone.set()
                 return

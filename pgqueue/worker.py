@@ -181,7 +181,7 @@ class Worker:
             "worker": self.config.name,
             "pid": os.getpid(),
             "ready": not reason,
-            "reason": reason,
+            "reason": reason[:300],
             "started": self.started.is_set(),
             "quiet": self._quiet,
             "stopping": self._stopping.is_set(),
