@@ -409,8 +409,7 @@ class Supervisor:
         dsn = worker_dsn(self._dsn, f"pgqueue {child.name}")
         link = Link(dsn, Outage(dsn), prepare=False)
         try:
-            given_back = await link.perform(queries.release_unheld(child.name, []))
-            await link.perform(queries.bye(child.name))
+            given_back = await link.perform(queries.crashed(child.name, held))
         except Exception as error:
             log.error("the jobs of %s come back when their leases lapse: %s", child, error)
             return

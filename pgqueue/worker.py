@@ -152,6 +152,7 @@ class Worker:
         if not self._retiring:
             self.be_quiet()
             self._retiring = True
+            self._around.stopping.raise_it("the worker is replaced")
             self._room_came.set()
 
     def handle_signals(self) -> None:

@@ -52,6 +52,16 @@ TASKS = """
         time.sleep(600)
 
     @app.task
+    async def kill(job: Job):
+        say("kills", job)
+        os.kill(os.getpid(), 9)
+
+    @app.task(timeout="0.5 s", max_attempts=1)
+    def hang(job: Job):
+        say("hangs", job)
+        time.sleep(600)
+
+    @app.task
     def spawn(job: Job):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         (here / "spawned").write_text(str(child.pid))
@@ -201,6 +211,51 @@ def test_those_who_die_young_are_replaced_after_growing_pauses(start_worker: Sta
 
 def newest(supervisor: WorkerProcess) -> int:
     return int(re.findall(r"\(pid (\d+)\) is ready", supervisor.log())[-1])
+
+
+@pytest.mark.covers("G14")
+def test_a_job_that_kills_its_process_is_dead_after_three_crashes(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    # Under a lease so long that only the supervisor can tell of them.
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--lease", "600", "--name", "s")
+    ready(supervisor, 1)
+    job_id = enqueue(conn, "kill")
+    wait_until(lambda: state(conn, job_id) == "dead", timeout=60)
+    assert said(tmp_path, "kills")[job_id] == 3
+    assert f"it ran [{job_id}]" in supervisor.log()
+    other = enqueue(conn, "quick", {"i": 1})
+    wait_until(lambda: state(conn, other) == "succeeded", timeout=30)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("G14")
+def test_a_supervisor_outlives_a_job_that_kills_its_very_first_process(
+    conn: psycopg.Connection, start_worker: Start
+) -> None:
+    job_id = enqueue(conn, "kill")
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--lease", "600", "--name", "s")
+    wait_until(lambda: state(conn, job_id) == "dead", timeout=60)
+    other = enqueue(conn, "quick", {"i": 1})
+    wait_until(lambda: state(conn, other) == "succeeded", timeout=30)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("G14")
+def test_a_process_in_which_a_thread_outlasts_its_timeout_is_replaced_at_once(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "1", "--shutdown-timeout", "1", "--name", "s")
+    [first] = ready(supervisor, 1).values()
+    job_id = enqueue(conn, "hang")
+    wait_until(lambda: state(conn, job_id) == "dead", timeout=40)
+    ready(supervisor, 2)
+    wait_until(lambda: not is_running(first))
+    assert "died young" not in supervisor.log()
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
 
 
 @pytest.mark.covers("G14")
