@@ -52,7 +52,8 @@ begin
         into v_stands
         from pgqueue.dedupe_keys d
         where d.task = p_job.task and d.dedupe = p_job.dedupe
-        order by d.job_id desc
+        -- + 0: for the plain column the planner might walk the index of job ids, through all keys.
+        order by d.job_id + 0 desc
         limit 1;
         if not found then
             continue;
