@@ -392,7 +392,7 @@ def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psyco
 
 @pytest.mark.parametrize(
     "option",
-    [{"timeout": "1 s"}, {"depends_on": [1]}],
+    [{"depends_on": [1]}],
     ids=str,
 )
 def test_an_option_of_a_later_release_is_never_ignored(option: dict[str, Any], conn: psycopg.Connection) -> None:
@@ -414,7 +414,7 @@ async def test_errors_are_the_same_on_an_async_connection(
     refused: list[tuple[type[Exception], Callable[[], Awaitable[object]]]] = [
         (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", priority=101)),
         (InvalidArgument, lambda: send.enqueue(async_conn)),
-        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", timeout="1 s")),
+        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", depends_on=[1])),
         (TypeError, lambda: pgqueue.enqueue(async_conn, "t", dealy="x")),
     ]
     for error, attempt in refused:

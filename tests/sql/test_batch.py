@@ -100,7 +100,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"task": "t", "dedupe_for": "1 h"}, "22023", "dedupe"),
     ({"task": "t", "dedupe": "d", "on_conflict": "ignore"}, "22023", "on_conflict"),
     ({"task": "t", "tags": "x"}, "22023", "tags"),
-    ({"task": "t", "timeout": "1 s"}, "0A000", "timeout"),
+    ({"task": "t", "timeout": "0 s"}, "22023", "timeout"),
     ({"task": "t", "depends_on": [1]}, "0A000", "depends_on"),
     ({"task": "sums"}, "22023", "key"),
 ]
