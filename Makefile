@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
-TESTS ?= -n 2
+TESTS ?= -n 3 --dist worksteal
 BENCH ?=
 
 bin := $(VENV)/bin

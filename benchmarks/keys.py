@@ -1,8 +1,8 @@
 """What do keys and limits cost? Claims from hot keys, drains over many and few keys, a hot key and a full limit ahead.
 
 All are ratios within one run, save the longest call and the time until plain jobs behind a hot key start. A caller that
-gets nothing in over 20 ms calls again at once: a worker is woken for that. PGQUEUE_BENCH_SCALE=0.1 measures with a tenth of the
-jobs.
+gets nothing in over 20 ms calls again at once: a worker is woken for that. PGQUEUE_BENCH_SCALE=0.1 measures with a
+tenth of the jobs.
 """
 
 from __future__ import annotations

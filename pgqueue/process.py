@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,11 +59,20 @@ async def _run(app: App, dsn: str, config: WorkerConfig, health: tuple[str, int]
             leash.report(worker.status())
         return worker.exit_code
     finally:
+        _stay_deaf()
         serving.close()
         if reporting is not None:
             reporting.cancel()
         # A thread of asyncio.to_thread() that hangs would hang the loop's end.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+
+def _stay_deaf() -> None:
+    # The loop's end gives TERM its default back: one that comes then would kill a process that has ended well.
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if loop.remove_signal_handler(number):
+            signal.signal(number, signal.SIG_IGN)
 
 
 async def _report(worker: Worker, leash: Leash) -> None:
