@@ -10,6 +10,7 @@ With `-n` the server is started by the controlling process and shared by all.
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -25,6 +26,10 @@ from tests.server import Server, start_server
 _SERVER = pytest.StashKey[Server]()
 _CLONER = pytest.StashKey[Cloner]()
 _RUN_ID = pytest.StashKey[str]()
+
+
+# Under nohup every child would ignore HUP, and tests send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 class XdistNode(Protocol):
