@@ -270,7 +270,7 @@ begin
         exit when used >= p_limit and v_spare = '{}' and v_open = '{}';
         -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
         v_rounds := v_rounds + 1;
-        if v_rounds > 2 and clock_timestamp() > v_started + interval '40 ms' then
+        if v_rounds > 2 and clock_timestamp() > v_started + interval '20 ms' then
             if used = 0 and pgqueue._may_notify() then
                 -- There may be something behind what it parked: the worker is to come again at once.
                 perform pg_notify(pgqueue._channel(p_worker), 'wake');
