@@ -137,6 +137,7 @@ class Supervisor:
         self._all_well = True
         self._replaced = 0
 
+        self._starting: set[int] = set()
     async def run(self, health: tuple[str, int] | None = None) -> int:
         """Work until stopped, or, with `until_empty`, until all workers have ended; returns the exit code.
 
@@ -291,7 +292,10 @@ class Supervisor:
 
     async def _start(self, place: _Place | None) -> _Child | None:
         """Start a worker, at this place; None when that was not possible."""
-        number = next(n for n in range(1, len(self._children) + 2) if n not in self._children)
+        taken = self._children.keys() | self._starting
+        number = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        # At once: several may start at a time.
+        self._starting.add(number)
         name = f"{self._config.name}:{number}"
         inherited: list[int] = []
         ours: list[int] = []
@@ -327,8 +331,10 @@ class Supervisor:
         self._watch(child)
         log.info("%s starts", child)
         if self._stopping.is_set():
+            self._starting.discard(number)
             # The signal came while it was made.
             child.asked_to_end = True
+        # Nothing is awaited in between: the number is never free.
             child.send(signal.SIGTERM)
         return child
 

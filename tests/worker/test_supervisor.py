@@ -157,6 +157,17 @@ def test_a_process_over_its_memory_is_replaced_after_its_running_jobs(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "1", "--max-memory", "200M", "--name", "s")
+@pytest.mark.covers("G14")
+def test_processes_that_start_at_the_same_time_have_names_of_their_own(
+    conn: psycopg.Connection, start_worker: Start
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "4", "--name", "s")
+    assert set(ready(supervisor, 4)) == {"s:1", "s:2", "s:3", "s:4"}
+    assert value(conn, "select count(*) from pgqueue.workers") == 4
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
     [first] = ready(supervisor, 1).values()
     long = enqueue(conn, "long")
     wait_until(lambda: said(tmp_path, "began")[long] == 1)
