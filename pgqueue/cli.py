@@ -165,6 +165,9 @@ def worker(
     max_jobs: Annotated[
         int | None, typer.Option(help="Replace a process that has run so many, after its running jobs.", min=1)
     ] = None,
+    replace_timeout: Annotated[
+        float, typer.Option(help="Seconds that the running jobs of a process which is replaced have.", min=0)
+    ] = 3600.0,
     lease: Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")] = 30.0,
     poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running jobs get after TERM or INT.")] = 30.0,
@@ -243,6 +246,7 @@ def worker(
             processes or 1,
             max_memory=memory_limit,
             max_jobs=max_jobs,
+            replace_timeout=replace_timeout,
             environment={**os.environ, **({"PGQUEUE_DSN": found} if found else {})},
         )
         raise typer.Exit(asyncio.run(supervisor.run(health)))

@@ -52,6 +52,8 @@ def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
 
 
 async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T]) -> T:
@@ -62,6 +64,8 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +90,18 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         diag.constraint_name,
     )
     ours = meaning(found)
-    if ours is None and isinstance(error, psycopg.DataError):
-        # What psycopg itself cannot send, such as a text with a NUL.
+    if ours is None and (
+        isinstance(error, psycopg.DataError)
+        or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
+    ):
+        # What psycopg itself cannot send, such as a text with a NUL, or an object that it does not know. It never can:
+        # a worker that took it for trouble with its connection would try for ever.
         return InvalidArgument(found.message)
     return ours or error
+
+
+def _unwritable(error: UnicodeEncodeError) -> InvalidArgument:
+    return InvalidArgument(f"a text cannot be sent: {error}", hint="give text without lone surrogates")
 
 
 def meaning(found: Diagnosis) -> PgQueueError | None:

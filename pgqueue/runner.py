@@ -63,8 +63,8 @@ class Held:
     """A job that this worker has reserved and not yet finished.
 
     `deadline` is the monotonic time until which the lease holds for certain, counted from before the request that
-    last extended it; `started` that at which its handler began. `interrupt` says why the handler is to stop; None
-    while it may go on.
+    last extended it; `started` that at which its handler began, `seconds` how long it ran. `interrupt` says why the
+    handler is to stop; None while it may go on.
 
     Of a call of an accumulating task there is one for each key: the first has the payloads of all and runs them, the
     others are its `mates` and share its end.
@@ -87,6 +87,7 @@ class Held:
     snooze: timedelta | str = ""
     verdict: Verdict = Verdict()
     signalled: bool = False
+    seconds: float | None = None
     payloads: dict[str, list[Any]] | None = None
     mates: list[Held] = field(default_factory=list)
     head: Held | None = None
@@ -330,6 +331,14 @@ class Runner:
                         if held.timeout is not None:
                             held.timer = asyncio.get_running_loop().call_later(held.timeout, self._timed_out, held)
                         await self._run_job(held, task)
+                except Exception as error:
+                    if self._closed:
+                        raise
+                    # Around the handler and not in it. A job that did not end here would be held for ever.
+                    log.exception("%s could not be run and is given back", held)
+                    held.error = self._describe(error)
+                    held.delay = 10.0
+                    self._end(held, End.RELEASED)
                 finally:
                     if held.timer is not None:
                         held.timer.cancel()
@@ -413,7 +422,7 @@ class Runner:
                 # The handler's own: it awaited something that was cancelled.
                 await self._failed(held, task, error)
             else:
-                self._interrupted(held)
+                await self._interrupted(held, task)
         except Signal as signal:
             self._signalled(held, signal)
         except BaseException as error:
@@ -446,6 +455,11 @@ class Runner:
             )
             self._end(held, End.SETTLED)
             return
+        await self._judge(held, task, error)
+        self._end(held, End.FAILED)
+
+    async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        """Ask the code what is to be done after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)
@@ -457,9 +471,9 @@ class Runner:
                 if self._closed:
                     raise
                 why = describe(broken)
-                held.error["policy_error"] = f"the task's rule for retries: {why['class']}: {why['message']}"
-                log.error("%s: %s; its retry policy decides", held, held.error["policy_error"])
-        self._end(held, End.FAILED)
+                broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
+                held.error = {**(held.error or {}), "policy_error": broken_rule}
+                log.error("%s: %s; its retry policy decides", held, broken_rule)
 
     def _describe(self, error: BaseException) -> dict[str, object]:
         formatter = self._app.error_formatter
@@ -521,10 +535,12 @@ class Runner:
             subject.reset(token)
             del self.in_threads[ident]
 
-    def _interrupted(self, held: Held) -> None:
+    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> None:
         assert held.interrupt is not None
         if held.interrupt is End.FAILED:
             held.error = {"class": held.kind, "message": held.reason}
+            if held.kind == "Timeout":
+                await self._judge(held, task, TimeoutError(held.reason))
         self._end(held, held.interrupt)
 
     def _end(self, held: Held, end: End) -> None:
@@ -532,11 +548,13 @@ class Runner:
             # Abandoned.
             return
         held.ended = end
+        if held.started is not None:
+            held.seconds = time.monotonic() - held.started
         self._on_end(held)
         for mate in held.mates:
             mate.ended = end
             mate.error, mate.delay, mate.snooze = held.error, held.delay, held.snooze
-            mate.verdict, mate.signalled = held.verdict, held.signalled
+            mate.verdict, mate.signalled, mate.seconds = held.verdict, held.signalled, held.seconds
             self._on_end(mate)
 
 

@@ -327,7 +327,12 @@ class Worker:
 
     def _tell(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         row = held.row
-        self._app.tell(Event(kind, self.config.name, 1, row[0], row[1], row[4], row[7], error))
+        self._app.tell(Event(kind, self.config.name, 1, row[0], row[1], row[4], row[7], error, held.seconds))
+
+    def _tell_lost(self, held: Held, why: str) -> None:
+        # Once of each: the leases may have noticed it first.
+        if self._runner.tell is not None and held.kind != "Lost":
+            self._tell("lost", held, {"message": why})
 
     def _weighted_queues(self) -> list[str]:
         queues, weights = self.config.queues or (), self.config.weights
@@ -753,13 +758,13 @@ class Worker:
         if self._runner.tell is not None:
             self._tell("lost", held, {"message": why})
         # Somebody else may run it now. Whatever its handler still does, the fence decides what is stored.
-        self._runner.stop(held, End.RELEASED, why)
+        self._runner.stop(held, End.RELEASED, why, "Lost")
 
     def _cancelled(self, held: Held) -> None:
         if held.interrupt is None:
             log.info("%s: cancel was asked for", held)
         # Given back, it ends as cancelled.
-        self._runner.stop(held, End.RELEASED, "cancel was asked for")
+        self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
 
     async def _finish_forever(self) -> None:
         while True:
@@ -782,6 +787,8 @@ class Worker:
             if held.ended is End.SETTLED:
                 self._leases.remove(held)
                 self.completed += 1
+                if self._runner.tell is not None:
+                    self._tell("succeeded", held)
         succeeded = [held for held in batch if held.ended is End.SUCCEEDED]
         if succeeded:
             await self._complete(succeeded)
@@ -824,6 +831,7 @@ class Worker:
             for held in batch:
                 if held.pair[0] in gone:
                     log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
+                    self._tell_lost(held, "its reservation was over when its handler ended")
 
     async def _fail(self, held: Held) -> None:
         error = held.error or {}
@@ -850,6 +858,7 @@ class Worker:
         self.failed += 1
         if state is None:
             log.warning("%s failed, but its lease was lost: nothing was stored", held)
+            self._tell_lost(held, "its reservation was over when its handler failed")
         else:
             if self._runner.tell is not None:
                 self._tell(state, held, held.error)
@@ -879,12 +888,18 @@ class Worker:
             log.info("%s is snoozed for %s on worker %s", held, held.snooze, self.config.name)
         else:
             log.warning("%s was snoozed, but its lease was lost: nothing was stored", held)
+            self._tell_lost(held, "its reservation was over when it was snoozed")
 
     async def _give_back(self, batch: list[Held], delay: float) -> None:
-        await self._finishing.perform(queries.release([held.pair for held in batch], delay))
+        lost = await self._finishing.perform(queries.release([held.pair for held in batch], delay))
+        gone = set(lost)
         for held in batch:
             self._leases.remove(held)
-            if self._runner.tell is not None:
+            if held.pair[0] in gone:
+                self._tell_lost(held, "its reservation was over when it was given back")
+            elif self._runner.tell is not None and held.kind == "Cancel":
+                self._tell("cancelled", held, {"class": held.kind, "message": held.reason})
+            elif self._runner.tell is not None:
                 self._tell("released", held)
             if held.row[1] not in self._app.tasks:
                 self._warn_unknown(held)

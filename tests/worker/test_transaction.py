@@ -20,7 +20,7 @@ from pgqueue import App, InvalidArgument, Job, LeaseLost
 from tests.calls import column, enqueue, job, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, working
+from tests.workers import NEVER, done, working
 
 SCHEMA = Path(__file__).parents[2] / "examples" / "handover" / "schema.sql"
 
@@ -133,8 +133,11 @@ async def test_a_lost_lease_rolls_everything_back_and_says_so(
             raise
 
     app.task(name="t")(asynchronous if kind == "async" else synchronous)
-    enqueue(conn)
-    async with working(app, database.dsn):
+    # Leases are extended when a worker has started and then never: an extension that finds the lease lost before the
+    # handler does would cancel it, and it would see that instead.
+    async with working(app, database.dsn, lease=NEVER) as worker:
+        await worker.started.wait()
+        enqueue(conn)
         await wait_until_async(lambda: raised)
     assert written() == []
     assert "rolled back" in str(raised[0])
