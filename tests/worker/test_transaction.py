@@ -321,6 +321,43 @@ async def test_an_open_transaction_and_an_unknown_connection_are_refused(
     engine.dispose()
 
 
+async def test_a_connection_of_sqlalchemy_that_commits_by_itself_is_refused(
+    database: Database, conn: psycopg.Connection, written: Callable[[], list[int]]
+) -> None:
+    pytest.importorskip("greenlet")
+    sqlalchemy: Any = importlib.import_module("sqlalchemy.ext.asyncio")
+    app = App()
+    url = database.dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    async_engine = sqlalchemy.create_async_engine(url, isolation_level="AUTOCOMMIT")
+    raised: list[str] = []
+
+    @app.task
+    def t(job: Job) -> None:
+        with engine.connect() as connection, Session(engine) as session:
+            for given in (connection, session):
+                with pytest.raises(InvalidArgument) as error, job.transaction(given):
+                    given.execute(text("insert into written values (1)"))
+                raised.append(str(error.value))
+
+    @app.task
+    async def asynchronous(job: Job) -> None:
+        async with async_engine.connect() as connection, sqlalchemy.AsyncSession(async_engine) as session:
+            for given in (connection, session):
+                with pytest.raises(InvalidArgument) as error:
+                    async with job.transaction(given):
+                        await given.execute(text("insert into written values (1)"))
+                raised.append(str(error.value))
+
+    jobs = [enqueue(conn, task) for task in app.tasks]
+    async with working(app, database.dsn):
+        assert await done(conn, *jobs) == ["succeeded"] * 2
+    assert ["AUTOCOMMIT" in each for each in raised] == [True] * 4
+    assert written() == []
+    engine.dispose()
+    await async_engine.dispose()
+
+
 @pytest.mark.covers("D6")
 @pytest.mark.parametrize("task", ["release_order", "release_order_async"])
 async def test_a_job_is_handed_over_to_other_queues_in_one_transaction(
