@@ -206,7 +206,7 @@ begin
     for v_row in
         select n.*
         from (
-            select row_number() over (order by s.ctid) as n, s.*
+            select row_number() over (order by s.id) as n, s.*
             from pg_temp.pgqueue_staged s
         ) n
         where not pgqueue._is_plain(

@@ -72,6 +72,7 @@ returns text
 language sql
 immutable
 parallel safe
+set search_path = pg_catalog, pg_temp
 as $$
     select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 1.'
 $$;
