@@ -37,7 +37,7 @@ _ENQUEUE = """select pgqueue.enqueue('noop', '{"n": 1}');"""
 _WORK = """
 select coalesce(array_agg(id), '{}') as ids, coalesce(array_agg(reservation), '{}') as reservations
 from pgqueue.reserve('busy', 100) \\gset
-select count(*) from pgqueue.complete_many(:'ids'::bigint[], :'reservations'::bigint[]);
+select count(*) from pgqueue.complete_many(:ids::bigint[], :reservations::bigint[]);
 """
 
 _MANY_INSERTED = """
@@ -52,7 +52,7 @@ select count(*) from added
 """
 _MANY_ENQUEUED = "select count(*) from pgqueue.enqueue_many('noop', array_fill('{\"n\": 1}'::jsonb, array[%s]))"
 
-_ARGS = '{{"to": "someone@example.com", "subject": "A subject of a mail", "template": "welcome", "number": {n:07}}}'
+_ARGS = '{{"to": "someone@example.com", "subject": "A subject of a mail", "template": "welcome", "number": {n}}}'
 _NOW = "2026-01-01 12:00:00.123456+00"
 
 _INSERTS, _AWAKE, _ASLEEP = "INSERT, a worker busy", "enqueue, a worker busy", "enqueue, and another worker asleep"
