@@ -161,7 +161,7 @@ def enqueue_copy(
     connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
 ) -> Awaitable[dict[str, int]]: ...
 def enqueue_copy(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | object, jobs: Iterable[Mapping[str, Any]]
 ) -> dict[str, int] | Awaitable[dict[str, int]]:
     """Enqueue very many jobs, each with options of its own, by COPY, and return how many came to which outcome.
 
