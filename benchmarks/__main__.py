@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks import drain, enqueue_cost, keys, memory, reserve_flat, sampling, schedules, start_latency
+from benchmarks import drain, enqueue_cost, keys, memory, reserve_flat, sampling, schedules, start_latency, wal
 from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
@@ -17,6 +17,7 @@ _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "drain": drain.run,
     "memory": memory.run,
     "enqueue_cost": enqueue_cost.run,
+    "wal": wal.run,
     "sampling": sampling.run,
     "schedules": schedules.run,
     "keys": keys.run,

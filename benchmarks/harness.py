@@ -148,19 +148,24 @@ def fill(connection: Connection, jobs: int, *, delay: str | None = None, chunk: 
 
 def pgbench(dsn: str, script: str, *options: str) -> float:
     """Run `script` in pgbench and return its transactions per second."""
+    with pgbench_program(dsn, script, *options) as command:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^tps = ([\d.]+)", run.stdout, re.MULTILINE)
+    if run.returncode != 0 or found is None or "ERROR" in run.stderr:
+        raise RuntimeError(f"pgbench failed: {run.stderr.strip()[-2000:]}")
+    return float(found[1])
+
+
+@contextmanager
+def pgbench_program(dsn: str, script: str, *options: str) -> Iterator[list[str]]:
+    """Yield the command that runs `script` in pgbench; the script's file lives as long."""
     binary = str(embedded.binaries() / "pgbench") if embedded.available() else shutil.which("pgbench")
     if binary is None:
         raise FileNotFoundError("pgbench: install the extra `embedded`, or PostgreSQL's client programs")
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
         file.write(script)
         file.flush()
-        run = subprocess.run(
-            [binary, "--no-vacuum", f"--file={file.name}", *options, dsn], capture_output=True, text=True, check=False
-        )
-    found = re.search(r"^tps = ([\d.]+)", run.stdout, re.MULTILINE)
-    if run.returncode != 0 or found is None or "ERROR" in run.stderr:
-        raise RuntimeError(f"pgbench failed: {run.stderr.strip()[-2000:]}")
-    return float(found[1])
+        yield [binary, "--no-vacuum", f"--file={file.name}", *options, dsn]
 
 
 def median(values: Sequence[float]) -> float:

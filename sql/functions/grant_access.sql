@@ -124,6 +124,8 @@ as $$
             ('enqueue_many', '{producer,operator}'),
             ('enqueue_outcome', '{producer,operator}'),
             ('enqueue_batch', '{producer,operator}'),
+            ('stage', '{producer,operator}'),
+            ('enqueue_staged', '{producer,operator}'),
             ('reserve', '{worker,operator}'),
             ('complete', '{worker,operator}'),
             ('complete_many', '{worker,operator}'),
