@@ -4,10 +4,10 @@
 -- In this order, so that the next job of a key, or one parked under a limit, comes with the same call as the end of the
 -- job that it waited for: complete, fail, extend, reserve. Of what ends, rows are locked in the order of their ids:
 -- those that succeeded in one pass, before it, when there are any, those that failed with them.
--- No job spoils the others. One whose reservation is over is told as lost. Rows that somebody holds are waited for
--- 100 ms at most, in all: extend, or a call to cancel, is over by then. After that whatever is free ends (FOR UPDATE
--- SKIP LOCKED), and what is held is told as locked: nothing was changed of it, say it again later. That is below
--- deadlock_timeout, so a circle of waits is broken by this call giving way. Reserve never waits.
+-- No job spoils the others. One whose reservation is over is told as lost. A row that somebody holds is waited for
+-- 100 ms at most: extend, or a call to cancel, is over by then. After that whatever is free ends (FOR UPDATE SKIP
+-- LOCKED), and what is held is told as locked: nothing was changed of it, say it again later. That is below
+-- deadlock_timeout, so a circle of waits is broken by this call giving way. Reserve never waits for a row.
 
 create or replace function pgqueue.exchange(
     worker text,

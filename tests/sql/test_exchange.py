@@ -26,12 +26,12 @@ def exchange(conn: psycopg.Connection, max_jobs: int = 0, worker: str = "w", **p
     return table(conn, "exchange", worker, max_jobs, **parts)
 
 
-def completing(rows: list[Row]) -> dict[str, list[int]]:
+def completing(rows: list[Row]) -> dict[str, Any]:
     job_ids, reservations = pairs(rows)
     return {"completed": job_ids, "completed_reservations": reservations}
 
 
-def failing(rows: list[Row]) -> dict[str, list[int]]:
+def failing(rows: list[Row]) -> dict[str, Any]:
     job_ids, reservations = pairs(rows)
     return {"failed": job_ids, "failed_reservations": reservations}
 
@@ -157,7 +157,7 @@ def test_calls_of_an_accumulating_task_end_among_other_jobs(conn: psycopg.Connec
     enqueue_many(conn, 2)
     rows = reserve(conn, 10)
     leaders = [row for row in rows if row.leader == row.id]
-    a, b = ([row for row in rows if row.key == key][0] for key in ("a", "b"))
+    a, b = (next(row for row in rows if row.key == key) for key in ("a", "b"))
     plain = [row for row in rows if row.key is None]
     assert leaders
     told_of = told(exchange(conn, **completing([a, plain[0]]), **failing([plain[1], b]), retry=[True, False]))
