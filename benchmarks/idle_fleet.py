@@ -147,6 +147,9 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
         await connection.execute(f'listen "{channel}"'.encode())
         pulse_at = time.monotonic() + _PULSE
         call_at = 0.0
+        # The looks of a worker that lies down.
+        for _ in range(10):
+            await claimed()
         while True:
             now = time.monotonic()
             if now >= pulse_at:
@@ -158,10 +161,12 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
                 _, due_in, again_in, _ = await say(queries.idle(name, None, nap))
                 call_at = now + min(again_in, nap * random.uniform(0.9, 1.0))
                 due_at = float("inf") if due_in is None else now + due_in
-            if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()) or time.monotonic() >= due_at:
+            if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()):
+                # It may have been announced for later, or be somebody else's by now: idle tells.
                 await claimed()
-                # As a worker: it has slept, its row stands, so it says idle and needs no look.
                 call_at = 0.0
+            elif time.monotonic() >= due_at:
+                await claimed()
     finally:
         await connection.close()
 

@@ -113,7 +113,8 @@ begin
         if v_flaw is not null then
             if p_strict then
                 perform pgqueue._refuse(
-                    format('policy %s is not one of this task', v_job.asked_policy), v_flaw,
+                    format('policy %s is not one of this task', v_job.asked_policy),
+                    format('The task has no %s.', case v_job.asked_policy when 'list' then 'retry_delays' else 'retry_function' end),
                     'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
                 );
             end if;
@@ -273,11 +274,11 @@ set search_path = pg_catalog, pg_temp
 as $$
     select case
         when not isfinite(p_retry_in) or p_retry_in not between '0' and '10 years'
-            then format('retry_in is %s; it must be between zero and ten years.', p_retry_in)
+            then format('retry_in must be between zero and ten years: It is %s', p_retry_in)
         when p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function')
-            then format('policy %L is unknown.', p_policy)
-        when p_policy = 'list' and not p_has_delays then 'The task has no retry_delays.'
-        when p_policy = 'function' and not p_has_function then 'The task has no retry_function.'
+            then format('policy is unknown: It is %L', p_policy)
+        when p_policy = 'list' and not p_has_delays then 'policy list is not one of this task: The task has no retry_delays'
+        when p_policy = 'function' and not p_has_function then 'policy function is not one of this task: The task has no retry_function'
     end
 $$;
 

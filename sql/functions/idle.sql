@@ -5,9 +5,11 @@
 -- idle, *then* looks again at short pauses for about a second, and only then blocks: what was enqueued before the
 -- row stood is found by a look, what comes after is announced. Looks before the row find neither.
 -- It is the one thing that a sleeping worker says, so it does all that such a worker owes: a sign of life, and
--- housekeeping, if nobody kept house for a second (of a fleet that is rarely this one's turn). It looks as well whether
--- something is due, and says so with next_due: then reserve. It claims nothing itself, and asks for no limit: a reserve
--- after it may come back empty.
+-- housekeeping. Whoever kept house is told to call again in a second and does so again; the others, told to come back
+-- later, take over when nobody did for two. (Taking turns instead, each of 200 sessions plans every step for itself.)
+-- It looks as well whether something is due, and says so with next_due: then reserve. What is due for less than 250 ms
+-- was announced to others, and is about to be taken. It claims nothing itself, and asks for no limit: a reserve after it
+-- may come back empty.
 -- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
 -- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
 
@@ -28,6 +30,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_house_at timestamptz;
+    v_kept_house boolean := false;
     v_until timestamptz;
     v_next_due timestamptz;
     v_rank bigint;
@@ -44,8 +47,17 @@ begin
 
     -- First, for it may find work. maintain refuses an old snapshot.
     select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
-    if (v_house_at is null or v_house_at not between v_now - interval '0.8 s' and v_now) and not pgqueue._old_snapshot() then
-        perform from pgqueue.maintain('0.8 s');
+    if not pgqueue._old_snapshot() and (
+        v_house_at is null
+        or v_house_at not between v_now - interval '2 s' and v_now
+        or v_house_at < v_now - interval '0.8 s' and exists (
+            -- It called a moment ago: it kept house then, or was woken.
+            select
+            from pgqueue.sleepers s
+            where s.worker = idle.worker and s.until > v_now + idle."for" - interval '0.6 s'
+        )
+    ) then
+        select m.ran into v_kept_house from pgqueue.maintain('0.8 s') m;
         v_now := pgqueue._clock();
     end if;
 
@@ -83,11 +95,12 @@ begin
         );
     end if;
 
-    if exists (select from pgqueue._due_lanes(idle.queues, v_now, '{}')) then
-        v_next_due := v_now;
-        v_rank := 0;
+    select min(l.ready_at) + interval '250 ms' into v_next_due
+    from pgqueue._due_lanes(idle.queues, v_now, '{}') l;
+    if v_next_due is not null then
+        v_next_due := greatest(v_next_due, v_now);
     else
-        select min(first.ready_at) into v_next_due
+        select min(first.ready_at) + v_rank * interval '20 ms' into v_next_due
         from (
             select distinct a.queue, a.priority
             from pgqueue.lanes a
@@ -107,15 +120,20 @@ begin
         ) first;
 
         if exists (select from pgqueue.limits l where l.rate is not null) then
-            v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
+            v_next_due := least(
+                v_next_due, pgqueue._next_room(idle.queues, v_now) + v_rank * interval '20 ms'
+            );
         end if;
     end if;
 
     return query
     select
         pgqueue._channel(idle.worker),
-        v_next_due + v_rank * interval '20 ms',
-        pgqueue._call_again_in(v_now),
+        v_next_due,
+        case
+            when v_kept_house then (1 + 0.5 * random()) * interval '1 s'
+            else pgqueue._call_again_in(v_now)
+        end,
         v_registered;
 end
 $$;

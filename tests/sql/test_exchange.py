@@ -227,9 +227,9 @@ def test_of_a_batch_those_that_were_lost_are_told_and_the_others_fail(conn: psyc
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"retry_in": ["-1 s", None]}, "retry_in is -00:00:01"),
-        ({"retry_in": ["11 years", None]}, "retry_in is 11 years"),
-        ({"policies": ["polynomial", None]}, "policy 'polynomial' is unknown"),
+        ({"retry_in": ["-1 s", None]}, "retry_in must be between zero and ten years: It is -00:00:01"),
+        ({"retry_in": ["11 years", None]}, "ten years: It is 11 years"),
+        ({"policies": ["polynomial", None]}, "policy is unknown: It is 'polynomial'"),
         ({"policies": ["list", None]}, "no retry_delays"),
         ({"policies": ["function", None]}, "no retry_function"),
     ],

@@ -100,7 +100,7 @@ def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Conne
 
     alone = [call_again_in() for _ in range(40)]
     assert all(1 <= seconds <= 1.5 for seconds in alone)
-    # The first of them was in time for it, and kept house.
+    # The first of them found that nobody did.
     assert value(conn, "select count(*) from pgqueue.housekeeping") == 1
     for n in range(30):
         call(conn, "hello", f"w{n}")
@@ -116,8 +116,10 @@ def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Conne
 def test_idle_tells_of_what_is_due_already(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     enqueue(conn, queue="a")
-    [row] = table(conn, "idle", "w", ["a", "b"])
-    assert row.next_due == clock.now()
+    # It was announced, and whoever heard it is about to take it.
+    assert table(conn, "idle", "w", ["a", "b"])[0].next_due == clock.now() + timedelta(milliseconds=250)
+    clock.advance("1 s")
+    assert table(conn, "idle", "w", ["a", "b"])[0].next_due == clock.now()
     call(conn, "pause_queue", "a")
     assert table(conn, "idle", "w")[0].next_due is None
 
@@ -127,8 +129,33 @@ def test_idle_finds_what_its_housekeeping_brought_back(conn: psycopg.Connection,
     maintain(conn)
     enqueue(conn)
     reserve(conn, 1, "dead", lease="1 s")
-    clock.advance("2 s")
-    assert table(conn, "idle", "w")[0].next_due == clock.now()
+    clock.advance("3 s")
+    assert table(conn, "idle", "w")[0].next_due == clock.now() + timedelta(milliseconds=250)
+
+
+def test_who_kept_house_does_so_again_and_another_takes_over_when_it_is_gone(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    for n in range(5):
+        call(conn, "hello", f"w{n}")
+
+    def calls(worker: str) -> tuple[int, float]:
+        [row] = table(conn, "idle", worker)
+        return value(conn, "select count(*) from pgqueue.housekeeping"), row.call_again_in.total_seconds()
+
+    kept, again = calls("w0")
+    assert kept == 1
+    assert again <= 1.5
+    clock.advance("1.5 s")
+    kept, again = calls("w1")
+    assert kept == 1
+    assert again >= 3
+    assert calls("w0")[0] == 2
+    clock.advance("2.1 s")
+    kept, again = calls("w1")
+    assert kept == 3
+    assert again <= 1.5
 
 
 def test_idle_is_a_sign_of_life_and_says_who_is_forgotten(conn: psycopg.Connection, clock: Clock) -> None:
