@@ -7,8 +7,8 @@
 -- It is the one thing that a sleeping worker says, so it does all that such a worker owes: a sign of life, and
 -- housekeeping. Whoever kept house is told to call again in a second and does so again; the others, told to come back
 -- later, take over when nobody did for two. (Taking turns instead, each of 200 sessions plans every step for itself.)
--- It looks as well whether something is due, and says so with next_due: then reserve. What is due for less than 250 ms
--- was announced to others, and is about to be taken. It claims nothing itself, and asks for no limit: a reserve after it
+-- It looks as well whether something is due, and says so with next_due: then reserve. Where others sleep, what is due for
+-- less than 250 ms was announced to them, and is about to be taken. It claims nothing itself, and asks for no limit: a reserve after it
 -- may come back empty.
 -- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
 -- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
@@ -54,7 +54,7 @@ begin
             -- It called a moment ago: it kept house then, or was woken.
             select
             from pgqueue.sleepers s
-            where s.worker = idle.worker and s.until > v_now + idle."for" - interval '0.6 s'
+            where s.worker = idle.worker and s.until > v_now + idle."for" - interval '1 s'
         )
     ) then
         select m.ran into v_kept_house from pgqueue.maintain('0.8 s') m;
@@ -95,7 +95,7 @@ begin
         );
     end if;
 
-    select min(l.ready_at) + interval '250 ms' into v_next_due
+    select min(l.ready_at) + least(v_rank, 1) * interval '250 ms' into v_next_due
     from pgqueue._due_lanes(idle.queues, v_now, '{}') l;
     if v_next_due is not null then
         v_next_due := greatest(v_next_due, v_now);
