@@ -8,13 +8,25 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks import drain, enqueue_cost, keys, memory, reserve_flat, sampling, schedules, start_latency, wal
+from benchmarks import (
+    drain,
+    enqueue_cost,
+    idle_fleet,
+    keys,
+    memory,
+    reserve_flat,
+    sampling,
+    schedules,
+    start_latency,
+    wal,
+)
 from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "reserve_flat": reserve_flat.run,
     "start_latency": start_latency.run,
     "drain": drain.run,
+    "idle_fleet": idle_fleet.run,
     "memory": memory.run,
     "enqueue_cost": enqueue_cost.run,
     "wal": wal.run,

@@ -29,7 +29,7 @@ _OPTIONS = {
     "shared_buffers": "1GB",
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
-    "max_connections": "100",
+    "max_connections": "300",
 }
 
 _TEMPLATE = "pgqueue_bench_template"
@@ -39,15 +39,16 @@ Connection = psycopg.Connection[tuple[object, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A figure that must not be above a limit."""
+    """A figure that must not be above a limit; or, `at_least`, not below it."""
 
     what: str
     measured: float
     limit: float
+    at_least: bool = False
 
     @property
     def holds(self) -> bool:
-        return self.measured <= self.limit
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
 
 @dataclass(frozen=True, slots=True)

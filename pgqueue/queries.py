@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -20,6 +20,8 @@ import orjson
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 from pgqueue.enqueued import BatchResult, Enqueued
 from pgqueue.errors import (
@@ -39,19 +41,25 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One statement, ready to run. `binary` asks for rows in binary format, which are cheaper to read."""
+    """One statement, ready to run.
+
+    `raw` asks for rows in binary format with jsonb and times as they come, for `read_json` and `read_time` to read
+    when somebody wants them: of the rows of a claim most are never looked at.
+    """
 
     text: bytes
     params: tuple[object, ...]
     read: Callable[[list[Row]], T]
-    binary: bool = False
+    raw: bool = False
 
 
 def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
         with connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(call.text, call.params, binary=call.binary)
+            if call.raw:
+                _read_raw(cursor)
+            cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
@@ -63,12 +71,33 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
     """Run `call` in the connection's current transaction."""
     try:
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(call.text, call.params, binary=call.binary)
+            if call.raw:
+                _read_raw(cursor)
+            await cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
     except UnicodeEncodeError as error:
         raise _unwritable(error) from error
+
+
+def _read_raw(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
+    # Both are compiled, where psycopg is.
+    cursor.adapters.register_loader("jsonb", ByteaBinaryLoader)
+    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+
+
+def read_json(raw: bytes | None) -> Any:
+    """Read jsonb of a raw row: a byte that says 1, and the text. See `from_json`."""
+    return None if raw is None else from_json(raw[1:])
+
+
+def read_time(raw: int) -> datetime:
+    """Read a timestamptz of a raw row: microseconds since 2000."""
+    return _EPOCH + timedelta(microseconds=raw)
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,24 +393,74 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
 # Consuming
 
 
-def reserve(
-    worker: str,
+# What a worker reads of a job that it claimed: the fields of `Job`, save for timeout, then what else it needs.
+_CLAIMED = (
+    b"id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
+    b" created_at, lease_expires_at, leader, timeout, losses, crashes, store_result, outcome, note"
+)
+OUTCOME, NOTE = 18, 19
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a worker asks for: the arguments of `reserve`."""
+
+    worker: str
+    queues: Sequence[str] | None
+    weights: Sequence[int] | None
+    lease: float
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed try, with what `fail` takes."""
+
+    job_id: int
+    reservation: int
+    error: Mapping[str, object]
+    retry_in: timedelta | str | None = None
+    retry: bool = True
+    policy: str | None = None
+    cancel: bool = False
+
+
+def exchange(
+    claim: Claim,
     max_jobs: int,
-    queues: Sequence[str] | None,
-    weights: Sequence[int] | None,
-    lease: float,
-    strategy: str,
+    completed: Sequence[tuple[int, int]] = (),
+    results: Sequence[str | None] | None = None,
+    failed: Sequence[Failure] = (),
 ) -> Call[list[Row]]:
-    """Claim jobs; reads rows in the order of the fields of `Job`, then leader (of calls of accumulating tasks),
-    timeout, losses, crashes, store_result."""
-    return Call(
-        b"select id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
-        b" created_at, lease_expires_at, leader, timeout, losses, crashes, store_result"
-        b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)",
-        (worker, max_jobs, _array(queues), _array(weights), timedelta(seconds=lease), strategy),
-        _rows,
-        binary=True,
+    """End jobs and claim others; reads raw rows of the columns above, `OUTCOME` says what each of them is."""
+    params: tuple[object, ...] = (
+        claim.worker,
+        max_jobs,
+        _array(claim.queues),
+        _array(claim.weights),
+        timedelta(seconds=claim.lease),
+        claim.strategy,
+        *_pair_texts(completed),
+        None if results is None else list(results),
     )
+    text = (
+        b"select " + _CLAIMED + b" from pgqueue.exchange(%s::text, %s::integer, %s::text[], %s::integer[],"
+        b" %s::interval, %s::text, %s::bigint[], %s::bigint[], %s::text[]::jsonb[]"
+    )
+    if failed:
+        text += (
+            b", %s::bigint[], %s::bigint[], %s::text[]::jsonb[], %s::text[]::interval[], %s::boolean[], %s::text[],"
+            b" %s::boolean[]"
+        )
+        params += (
+            *_pair_texts([(each.job_id, each.reservation) for each in failed]),
+            [_error_text(each.error) for each in failed],
+            [None if each.retry_in is None else _interval_text(each.retry_in) for each in failed],
+            [each.retry for each in failed],
+            [each.policy for each in failed],
+            [each.cancel for each in failed],
+        )
+    return Call(text + b")", params, _rows, raw=True)
 
 
 def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]:
@@ -389,18 +468,6 @@ def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]
     text = None if result is None else to_result(result)
     params = (job_id, reservation, text)
     return Call(b"select pgqueue.complete(%s::bigint, %s::bigint, %s::text::jsonb)", params, _first)
-
-
-def complete_many(held: Sequence[tuple[int, int]], results: Sequence[str | None] | None = None) -> Call[list[int]]:
-    """Complete (id, reservation) pairs, with results as JSON text; reads the ids that were not held."""
-    ids, reservations = _pairs(held)
-    if results is None:
-        return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
-    return Call(
-        b"select pgqueue.complete_many(%s::bigint[], %s::bigint[], %s::text[]::jsonb[])",
-        (ids, reservations, list(results)),
-        _column,
-    )
 
 
 def to_result(value: object) -> str:
@@ -415,24 +482,26 @@ def to_result(value: object) -> str:
     return text
 
 
-def fail(
-    job_id: int,
-    reservation: int,
-    error: Mapping[str, object],
-    *,
-    retry_in: timedelta | str | None = None,
-    retry: bool = True,
-    policy: str | None = None,
-    cancel: bool = False,
-) -> Call[str | None]:
+def fail(failure: Failure) -> Call[str | None]:
     """Report a failed try; reads the new state, or None when the lease is lost."""
-    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
-    text = to_json(error, "error").replace("\\u0000", "\\ufffd")
     return Call(
         b"select pgqueue.fail(%s::bigint, %s::bigint, %s::jsonb, %s::interval, %s::boolean, %s::text, %s::boolean)",
-        (job_id, reservation, text, retry_in, retry, policy, cancel),
+        (
+            failure.job_id,
+            failure.reservation,
+            _error_text(failure.error),
+            failure.retry_in,
+            failure.retry,
+            failure.policy,
+            failure.cancel,
+        ),
         _first,
     )
+
+
+def _error_text(error: Mapping[str, object]) -> str:
+    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
+    return to_json(error, "error").replace("\\u0000", "\\ufffd")
 
 
 def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
@@ -529,11 +598,12 @@ def bye(worker: str) -> Call[None]:
     return Call(b"select pgqueue.bye(%s::text)", (worker,), _nothing)
 
 
-def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float]]:
-    """Write that the worker sleeps; reads its channel, seconds to the next due time, and to the next maintain."""
+def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float, bool]]:
+    """Write that the worker sleeps, and keep house; reads its channel, seconds to the next due time, and to the next
+    call, and whether the worker is registered."""
     return Call(
         b"select channel, extract(epoch from next_due - pgqueue._clock())::float8,"
-        b" extract(epoch from call_again_in)::float8"
+        b" extract(epoch from call_again_in)::float8, registered"
         b" from pgqueue.idle(%s::text, %s::text[], %s::interval)",
         (worker, _array(queues), timedelta(seconds=seconds)),
         _one,
@@ -857,6 +927,12 @@ def _loaded(value: Any) -> Any:
 
 def _pairs(held: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [id for id, _ in held], [reservation for _, reservation in held]
+
+
+def _pair_texts(held: Sequence[tuple[int, int]]) -> tuple[str, str]:
+    # Written by hand, as psycopg writes lists of a thousand numbers one by one.
+    ids = ",".join([str(pair[0]) for pair in held])
+    return f"{{{ids}}}", "{" + ",".join([str(pair[1]) for pair in held]) + "}"
 
 
 def _interval_text(value: object) -> str:

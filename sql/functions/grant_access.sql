@@ -130,6 +130,8 @@ as $$
             ('complete', '{worker,operator}'),
             ('complete_many', '{worker,operator}'),
             ('fail', '{worker,operator}'),
+            ('fail_many', '{worker,operator}'),
+            ('exchange', '{worker,operator}'),
             ('extend', '{worker,operator}'),
             ('release', '{worker,operator}'),
             ('release_unheld', '{worker,operator}'),

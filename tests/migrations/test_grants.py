@@ -22,6 +22,8 @@ WORKER = ANYONE | {
     "complete",
     "complete_many",
     "fail",
+    "fail_many",
+    "exchange",
     "extend",
     "release",
     "release_unheld",

@@ -498,7 +498,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     own = database.connect(autocommit=False)
     own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with pytest.raises(WrongIsolation, match="READ COMMITTED"):
-        queries.perform(own, queries.reserve("w", 1, None, None, 30, "weighted"))
+        queries.perform(own, queries.exchange(queries.Claim("w", None, None, 30, "weighted"), 1))
     own.rollback()
 
     conn = database.connect()
@@ -508,7 +508,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     holder.run("begin")
     holder.run("select 1 from pgqueue.jobs for update")
     with pytest.raises(LockedTooLong, match="nothing was changed"):
-        queries.perform(conn, queries.fail(held.id, held.reservation, {}))
+        queries.perform(conn, queries.fail(queries.Failure(held.id, held.reservation, {})))
 
 
 def test_an_error_that_is_not_the_queues_comes_as_it_is(database: Database) -> None:
