@@ -29,10 +29,9 @@ as $$
         case
             -- Read after the row was seen: a clock before it has stepped back.
             when h.at > pgqueue._clock() then '-infinity'::timestamptz
-            when not (
-                pg_catalog.pg_visible_in_snapshot(h.xid, pg_catalog.pg_current_snapshot())
-                or h.xid = pg_catalog.pg_current_xact_id_if_assigned()
-            ) then '-infinity'::timestamptz
+            when not pg_catalog.pg_visible_in_snapshot(h.xid, pg_catalog.pg_current_snapshot())
+                and h.xid is distinct from pg_catalog.pg_current_xact_id_if_assigned()
+            then '-infinity'::timestamptz
             when h.open_xids is null then h.head
             else least(
                 h.head,
@@ -112,6 +111,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_snapshot pg_snapshot;
+    v_running xid8[];
     v_patient_from xid8;
     v_waited_for xid8;
     v_horizon record;
@@ -128,6 +128,17 @@ declare
     v_floors timestamptz[];
 begin
     select pg_current_snapshot() into v_snapshot;
+    -- Snapshots list transactions of all databases. Those known to be of another concern nobody here.
+    v_running := array(
+        select x.xid
+        from pg_snapshot_xip(v_snapshot) x (xid)
+        where not exists (
+            select
+            from pg_stat_activity a
+            where a.backend_xid = x.xid::xid and a.datname <> current_database()
+        )
+        order by x.xid
+    );
     -- Who was running a second ago is not waited for.
     select h.xid into v_patient_from
     from pgqueue.horizons h
@@ -135,7 +146,7 @@ begin
     order by h.n desc
     limit 1;
     select x.xid into v_waited_for
-    from pg_snapshot_xip(v_snapshot) x (xid)
+    from unnest(v_running) x (xid)
     where v_patient_from is null or x.xid >= v_patient_from
     order by x.xid
     limit 1;
@@ -148,9 +159,7 @@ begin
         and (v_waited_for is null or h.xid <= v_waited_for)
         and h.at <= least(h.least_since, v_now)
     limit 1;
-    if not found then
-        return;
-    end if;
+    -- Without one no head moves; some may be wrong all the same, after a step back.
     select s.last_value into v_newest_id from pgqueue.jobs_id_seq s;
 
     for v_part in select * from unnest(p_queues, p_priorities, p_parts) p (queue, priority, resumed) loop
@@ -191,7 +200,7 @@ begin
             v_first := pgqueue._first_of(v_part.queue, v_part.priority, v_part.resumed, v_base, v_horizon.at);
             v_head := coalesce(v_first, v_horizon.at);
         end if;
-        continue when v_known and v_head = v_last.head and v_base = v_last.head;
+        continue when v_head = v_base and v_base = coalesce(v_last.head, '-infinity');
 
         v_idle_since := null;
         if not p_claimed then
@@ -213,7 +222,7 @@ begin
                 v_open_xids || array_agg(x.xid),
                 v_floors || array_agg(case when v_known then v_last.head else '-infinity' end)
             into v_open_xids, v_floors
-            from pg_snapshot_xip(v_snapshot) x (xid)
+            from unnest(v_running) x (xid)
             where x.xid < v_horizon.xid and (v_open_xids is null or x.xid <> all (v_open_xids));
         end if;
         insert into pgqueue.heads (
@@ -277,6 +286,8 @@ language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     v_queues text[];
@@ -355,7 +366,9 @@ language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 begin
     -- The newest of each lane stays, whatever its age; of lanes that were dropped, none.
