@@ -8,11 +8,22 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from benchmarks import drain, enqueue_cost, keys, memory, reserve_flat, sampling, schedules, start_latency
+from benchmarks import (
+    drain,
+    enqueue_cost,
+    held_snapshot,
+    keys,
+    memory,
+    reserve_flat,
+    sampling,
+    schedules,
+    start_latency,
+)
 from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "reserve_flat": reserve_flat.run,
+    "held_snapshot": held_snapshot.run,
     "start_latency": start_latency.run,
     "drain": drain.run,
     "memory": memory.run,

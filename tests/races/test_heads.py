@@ -6,7 +6,7 @@ the job come: it must be handed out. See sql/functions/_heads.sql for the rule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -193,6 +193,22 @@ def test_a_producer_newer_than_the_last_transaction_that_ended_loses_no_job(
     assert (passed > at) == (step == LATE)
     producer.commit()
     assert job_id in ids(reserve(conn, 10))
+
+
+def test_a_producer_whose_xid_is_the_newest_of_all_loses_no_job(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2020-01-01 12:00+00")
+    Traffic(conn, clock).pass_by()
+    # From here on the clock runs: to move it by hand is a transaction, which would end after the producer's xid.
+    clock.back_to_real()
+    producer = database.connect(autocommit=False)
+    job_id = enqueue(producer)
+    # No snapshot lists the producer as running: its xid is not below one that has ended. Its job is older than the
+    # horizon that this notes.
+    maintain(conn)
+    producer.commit()
+    assert ids(reserve(conn)) == [job_id]
 
 
 @pytest.mark.parametrize("taken_late", [False, True])
