@@ -1,9 +1,9 @@
 """Does the speed stay while some other session holds an old snapshot, or a long write transaction, open?
 
 One client drains a queue by reserve(500) and complete_many, as fast as it gets answers, and calls maintain once a
-second. Beside the speed stand the pages that a job takes, which no other load on the machine moves. Nothing: nobody else is there. Snapshot: an idle REPEATABLE READ transaction. Writer: a transaction that has
-enqueued a job and does not end. In the last two no dead entry of any index goes away. Compared are the last tenth of
-the jobs and the first.
+second. Nothing held: nobody else is there. Snapshot: an idle REPEATABLE READ transaction. Writer: a transaction that
+has enqueued a job and does not end. In the last two no dead entry of any index goes away. Compared are the last tenth
+of the jobs and the first. Beside the speed stand the pages that a job takes: no other load on the machine moves those.
 PGQUEUE_BENCH_HELD=1000000 drains as many jobs; leases are short, so that those of the first tenth lapse within a run.
 """
 
@@ -48,8 +48,8 @@ _HOLDERS: Mapping[str, Callable[[Connection], None]] = {
 
 
 def run(server: Server) -> Report:
-    rates = {}
-    pages = {}
+    rates: dict[str, list[float]] = {}
+    pages: dict[str, list[float]] = {}
     for name, hold in _HOLDERS.items():
         with server.database(f"held_{name}") as dsn:
             rates[name], pages[name] = _drain(dsn, hold)
@@ -78,8 +78,8 @@ def run(server: Server) -> Report:
 
 
 def _drain(dsn: str, hold: Callable[[Connection], None]) -> tuple[list[float], list[float]]:
-    rates = []
-    pages = []
+    rates: list[float] = []
+    pages: list[float] = []
     with (
         psycopg.connect(dsn, autocommit=True, prepare_threshold=0) as connection,
         psycopg.connect(dsn, autocommit=True) as keeper,
