@@ -153,11 +153,12 @@ begin
     -- After a step back a horizon of before it is above those that came later, or above the clock.
     select h.at, h.xid into v_horizon
     from (
-        select x.at, x.xid, min(x.at) over (order by x.n desc) as least_since from pgqueue.horizons x
+        select x.n, x.at, x.xid, min(x.at) over (order by x.n desc) as least_since from pgqueue.horizons x
     ) h
     where pg_visible_in_snapshot(h.xid, v_snapshot)
         and (v_waited_for is null or h.xid <= v_waited_for)
         and h.at <= least(h.least_since, v_now)
+    order by h.n desc
     limit 1;
     -- Without one no head moves; some may be wrong all the same, after a step back.
     select s.last_value into v_newest_id from pgqueue.jobs_id_seq s;
