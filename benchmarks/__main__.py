@@ -11,6 +11,7 @@ from rich.console import Console
 from benchmarks import (
     drain,
     enqueue_cost,
+    held_snapshot,
     idle_fleet,
     keys,
     memory,
@@ -24,6 +25,7 @@ from benchmarks.harness import Report, Server, serving
 
 _BENCHMARKS: dict[str, Callable[[Server], Report]] = {
     "reserve_flat": reserve_flat.run,
+    "held_snapshot": held_snapshot.run,
     "start_latency": start_latency.run,
     "drain": drain.run,
     "idle_fleet": idle_fleet.run,

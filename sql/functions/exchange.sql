@@ -68,6 +68,8 @@ declare
     v_failures jsonb;
     -- Where somebody held a row: those that nobody holds.
     v_free bigint[];
+    -- Read without an xid: see _heads. Reserve will have one.
+    v_began timestamptz;
 begin
     perform pgqueue._require_read_committed('exchange');
     perform pgqueue._check_exchange(
@@ -79,6 +81,9 @@ begin
         cardinality(exchange.failed), exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel
     );
 
+    if pg_current_xact_id_if_assigned() is null then
+        v_began := pgqueue._clock();
+    end if;
     if exchange.completed <> '{}' or exchange.failed <> '{}' then
         loop
             begin
@@ -147,6 +152,7 @@ begin
     end if;
 
     if exchange.max_jobs <> 0 then
+        perform pgqueue._propose(v_began);
         return query
         select
             'reserved', r.id, r.task, r.args, r.headers, r.queue, r.key, r.priority, r.attempt, r.max_attempts,

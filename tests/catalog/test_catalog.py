@@ -11,7 +11,8 @@ from pgqueue import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_clock", "_ready_at", "_channel", "_is_plain", "_lock_class", "_may_notify", "_old_snapshot", "_schedule_rule",
+    "_clock", "_head", "_ready_at", "_channel", "_is_plain", "_lock_class", "_may_notify", "_old_snapshot",
+    "_schedule_rule",
 }  # fmt: skip
 
 
