@@ -31,7 +31,7 @@ check: $(installed) ## style, types and the floors of the house
 	$(bin)/lint-imports
 
 bench: $(installed) ## measure the figures of the README
-	$(bin)/python -m benchmarks $(BENCH)
+	$(bin)/pgqueue bench $(BENCH)
 
 digest: ## pin the digest of sql/ in the newest revision, after a change of it
 	sed -i 's/^SQL_DIGEST = .*/SQL_DIGEST = "'$$($(bin)/python -m pgqueue.bundled)'"/' $$(ls migrations/versions/[0-9]*.py | tail -1)

@@ -2,22 +2,21 @@
 
 The limit: two pgbench clients that reserve 500 and complete them, with no Python and no rows on the wire. All are
 timed by the database, from the first claim to the last completion. Workers have their default settings; two processes
-are `pgqueue worker --processes 2`. PGQUEUE_BENCH_JOBS says how many jobs there are, 200,000 by default.
+are `pgqueue worker --processes 2`.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 import psycopg
 
-from benchmarks.harness import Bound, Report, Server, fill, median, pgbench
-from benchmarks.probe import command
+from .harness import Bound, Report, Server, fill, median, pgbench, sized
+from .probe import command
 
-_JOBS = int(os.environ.get("PGQUEUE_BENCH_JOBS", "200000"))
+_JOBS = sized(200_000)
 _BATCH = 500
 _CLIENTS = 2
 _ROUNDS = 3

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from benchmarks.harness import Bound, Connection, Report, Server, fill, median, pgbench, pgbench_program
+from .harness import Bound, Connection, Report, Server, fill, median, pgbench, pgbench_program
 
 _CLIENTS = 32
 _SECONDS = 3

@@ -4,20 +4,19 @@ One client drains a queue by reserve(500) and complete_many, as fast as it gets 
 second. Nothing held: nobody else is there. Snapshot: an idle REPEATABLE READ transaction. Writer: a transaction that
 has enqueued a job and does not end. In the last two no dead entry of any index goes away. Compared are the last tenth
 of the jobs and the first. Beside the speed stand the pages that a job takes: no other load on the machine moves those.
-PGQUEUE_BENCH_HELD=1000000 drains as many jobs; leases are short, so that those of the first tenth lapse within a run.
+Leases are short, so that those of the first tenth lapse within a run.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 
 import psycopg
 
-from benchmarks.harness import Bound, Connection, Report, Server, fill
+from .harness import Bound, Connection, Report, Server, fill, sized
 
-_JOBS = int(os.environ.get("PGQUEUE_BENCH_HELD", "200000"))
+_JOBS = sized(1_000_000)
 _TENTHS = 10
 _BATCH = 500
 _LEASE = "2 s"

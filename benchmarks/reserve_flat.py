@@ -2,12 +2,11 @@
 
 As many again are due in the future. Both databases are measured in turn, with real commits, in the three states in
 which plans go wrong: planned while the table was empty, never analysed, and vacuumed and analysed.
-PGQUEUE_BENCH_WAITING=10000000 compares with so many instead of the million.
+--scale 10 compares with ten million.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,10 +14,10 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from benchmarks.harness import Bound, Connection, Report, Server, fill, median, percentile
+from .harness import Bound, Connection, Report, Server, fill, median, percentile, sized
 
 _SMALL = 10_000
-_LARGE = int(os.environ.get("PGQUEUE_BENCH_WAITING", "1000000"))
+_LARGE = sized(1_000_000)
 _BATCH = 100
 _ROUNDS = 60
 _WARM_UP = 6

