@@ -129,11 +129,11 @@ declare
     v_ahead bigint;
     v_names text[];
     v_full text;
-    v_rooms jsonb := '{}';
+    v_rooms jsonb := '{}'::jsonb;
     v_gathers boolean := exists (select from pgqueue.effective_tasks t where t.accumulate);
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
-    v_spare integer[] := '{}';
+    v_spare integer[] := '{}'::integer[];
     v_park_rows tid[];
     v_park_ahead bigint[];
     v_full_rows tid[];
@@ -143,7 +143,7 @@ declare
     v_take_kinds text[];
     v_take_keys text[];
     -- Calls of accumulating tasks that have room for more keys.
-    v_open jsonb := '{}';
+    v_open jsonb := '{}'::jsonb;
     v_got record;
 begin
     keyed := false;
