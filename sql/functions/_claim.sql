@@ -232,7 +232,7 @@ begin
         end loop;
 
         if v_park_rows <> '{}' then
-            perform pgqueue._park(p_queue, v_park_rows, v_park_ahead, p_now);
+            perform pgqueue._park(v_park_rows, v_park_ahead, p_now);
         end if;
         if v_full_rows <> '{}' then
             perform pgqueue._park_on_limits(v_full_rows, v_full_names, v_rooms, p_now);
@@ -423,7 +423,7 @@ comment on function pgqueue._places(text, tid[], timestamptz, boolean) is
 
 -- p_ahead: for each row the job that it is to wait for. The share lock is taken on that job as it is *now*: it must
 -- still hold its place.
-create or replace function pgqueue._park(p_queue text, p_rows tid[], p_ahead bigint[], p_now timestamptz)
+create or replace function pgqueue._park(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql
 volatile
@@ -481,7 +481,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
+comment on function pgqueue._park(tid[], bigint[], timestamptz) is
     'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
 
 -- Kinds: plain (left for the end of reserve), mark and keyed, gather (with all other payloads of its key). Where the unique index

@@ -302,7 +302,7 @@ comment on function pgqueue._turn_of_zone(timestamptz, timestamptz, text) is
 create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
 returns timestamp
 language plpgsql
-stable
+immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$

@@ -520,7 +520,7 @@ comment on function pgqueue._take_rooms(jsonb, text, integer, timestamptz) is
 create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
 returns boolean
 language plpgsql
-volatile
+stable
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
