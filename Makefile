@@ -5,13 +5,15 @@ VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
 TESTS ?= -n 3 --dist worksteal
 BENCH ?=
+# Where Debian's packages put the server, and plpgsql_check beside it.
+DEBIAN_15 ?= /usr/lib/postgresql/15
 
 bin := $(VENV)/bin
 # In the environment, not beside it: gone when that is gone.
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions check bench digest clean
+.PHONY: help demo test test-versions check check-sql bench digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -29,6 +31,13 @@ check: $(installed) ## style, types and the floors of the house
 	$(bin)/ruff check
 	$(bin)/mypy
 	$(bin)/lint-imports
+
+check-sql: $(installed) ## what plpgsql_check says of the SQL; needs Debian's PostgreSQL 15
+	@if test -f $(DEBIAN_15)/lib/plpgsql_check.so; then \
+		env -u PGQUEUE_TEST_DSN PGQUEUE_EMBEDDED_BINARIES=$(DEBIAN_15)/bin $(bin)/pytest -q tests/catalog/test_plpgsql_check.py; \
+	else \
+		echo "check-sql: not run; apt-get install postgresql-15 postgresql-15-plpgsql-check"; \
+	fi
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)

@@ -1,7 +1,8 @@
 """The PostgreSQL that the tests run on: the first of these that there is.
 
 1. `PGQUEUE_TEST_DSN`: a server of yours, whose role needs CREATEDB and nothing else;
-2. a container, if a Docker engine answers: `PGQUEUE_TEST_IMAGE`, by default postgres:17-alpine;
+2. a container, if a Docker engine answers: `PGQUEUE_TEST_IMAGE`, by default postgres:17-alpine; not where
+   `PGQUEUE_EMBEDDED_BINARIES` names those to be tested;
 3. the embedded server, in a temporary directory.
 
 Ours run without fsync: a crash of the machine may take the test data with it.
@@ -63,6 +64,8 @@ def start_server() -> Server:
 
 
 def _docker_refuses() -> str | None:
+    if os.environ.get("PGQUEUE_EMBEDDED_BINARIES"):
+        return "PGQUEUE_EMBEDDED_BINARIES"
     if find_spec("testcontainers") is None:
         return "testcontainers is not installed"
     with warnings.catch_warnings():

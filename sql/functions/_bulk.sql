@@ -101,7 +101,7 @@ as $$
 declare
     -- Variables: see extend.
     v_states pgqueue.job_state[];
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_queue text := p_filter ->> 'queue';
     v_found record;
     v_rest record;
@@ -171,7 +171,7 @@ begin
     is_exact := true;
     if next_after is not null then
         select r.* into v_rest from pgqueue._find_jobs(p_filter, next_after, 10000, 50000) r;
-        left_over := cardinality(v_rest.live_ids) + cardinality(v_rest.ended_ids);
+        left_over := (cardinality(v_rest.live_ids) + cardinality(v_rest.ended_ids))::bigint;
         is_exact := v_rest.next_after is null;
         if left_over = 0 then
             next_after := v_rest.next_after;
@@ -267,8 +267,8 @@ declare
     v_queue text := p_filter ->> 'queue';
     v_task text := p_filter ->> 'task';
     v_key text := p_filter ->> 'key';
-    v_created_after timestamptz := p_filter ->> 'created_after';
-    v_created_before timestamptz := p_filter ->> 'created_before';
+    v_created_after timestamptz := (p_filter ->> 'created_after')::timestamptz;
+    v_created_before timestamptz := (p_filter ->> 'created_before')::timestamptz;
     v_not_due boolean := coalesce((p_filter ->> 'not_due')::boolean, false);
     v_states pgqueue.job_state[] := array(
         select s.name::pgqueue.job_state from jsonb_array_elements_text(p_filter -> 'states') s (name)
@@ -560,10 +560,10 @@ declare
     v_queue text := p_filter ->> 'queue';
     v_task text := p_filter ->> 'task';
     v_key text := p_filter ->> 'key';
-    v_created_after timestamptz := p_filter ->> 'created_after';
-    v_created_before timestamptz := p_filter ->> 'created_before';
-    v_finished_after timestamptz := p_filter ->> 'finished_after';
-    v_finished_before timestamptz := p_filter ->> 'finished_before';
+    v_created_after timestamptz := (p_filter ->> 'created_after')::timestamptz;
+    v_created_before timestamptz := (p_filter ->> 'created_before')::timestamptz;
+    v_finished_after timestamptz := (p_filter ->> 'finished_after')::timestamptz;
+    v_finished_before timestamptz := (p_filter ->> 'finished_before')::timestamptz;
     v_states pgqueue.job_state[] := array(
         select s.name::pgqueue.job_state from jsonb_array_elements_text(p_filter -> 'states') s (name)
     );
@@ -603,7 +603,7 @@ begin
             v_place.queue := '';
             v_place.state := 'waiting';
         end if;
-        v_state := case when v_way in ('dead', 'cancelled') then v_way end;
+        v_state := case when v_way in ('dead', 'cancelled') then v_way::pgqueue.job_state end;
         for v_row in
             select
                 s.*,
@@ -734,7 +734,7 @@ declare
     v_count bigint;
 begin
     if p_job_ids is null then
-        return 0;
+        return 0::bigint;
     end if;
     with asked as (
         update pgqueue.jobs j

@@ -129,11 +129,11 @@ declare
     v_ahead bigint;
     v_names text[];
     v_full text;
-    v_rooms jsonb := '{}';
+    v_rooms jsonb := '{}'::jsonb;
     v_gathers boolean := exists (select from pgqueue.effective_tasks t where t.accumulate);
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_call integer;
-    v_spare integer[] := '{}';
+    v_spare integer[] := '{}'::integer[];
     v_park_rows tid[];
     v_park_ahead bigint[];
     v_full_rows tid[];
@@ -143,7 +143,7 @@ declare
     v_take_kinds text[];
     v_take_keys text[];
     -- Calls of accumulating tasks that have room for more keys.
-    v_open jsonb := '{}';
+    v_open jsonb := '{}'::jsonb;
     v_got record;
 begin
     keyed := false;
@@ -232,7 +232,7 @@ begin
         end loop;
 
         if v_park_rows <> '{}' then
-            perform pgqueue._park(p_queue, v_park_rows, v_park_ahead, p_now);
+            perform pgqueue._park(v_park_rows, v_park_ahead, p_now);
         end if;
         if v_full_rows <> '{}' then
             perform pgqueue._park_on_limits(v_full_rows, v_full_names, v_rooms, p_now);
@@ -423,7 +423,7 @@ comment on function pgqueue._places(text, tid[], timestamptz, boolean) is
 
 -- p_ahead: for each row the job that it is to wait for. The share lock is taken on that job as it is *now*: it must
 -- still hold its place.
-create or replace function pgqueue._park(p_queue text, p_rows tid[], p_ahead bigint[], p_now timestamptz)
+create or replace function pgqueue._park(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql
 volatile
@@ -481,7 +481,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._park(text, tid[], bigint[], timestamptz) is
+comment on function pgqueue._park(tid[], bigint[], timestamptz) is
     'Private: parks jobs behind those that hold earlier places of their keys, or puts them off by a second where these are locked.';
 
 -- Kinds: plain (left for the end of reserve), mark and keyed, gather (with all other payloads of its key). Where the unique index

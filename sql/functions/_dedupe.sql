@@ -104,7 +104,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- A variable: constants would let a plan go by a partial index, through all that waits.
-    v_editable constant pgqueue.job_state[] := '{waiting,blocked}';
+    v_editable constant pgqueue.job_state[] := '{waiting,blocked}'::pgqueue.job_state[];
     v_stands record;
     v_args jsonb;
     v_run_at timestamptz;
@@ -136,7 +136,7 @@ begin
     if p_on_conflict = 'replace' then
         v_run_at := p_job.run_at;
         select
-            coalesce(p_job.priority, t.priority, q.priority, 0),
+            coalesce(p_job.priority, t.priority, q.priority, 0)::smallint,
             coalesce(p_job.expires_at, greatest(p_job.run_at, p_job.created_at) + t.expires_in)
         into v_priority, v_expires_at
         from (values (1)) one (row)

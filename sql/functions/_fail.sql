@@ -33,7 +33,7 @@ as $$
 #variable_conflict use_column
 declare
     -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_job record;
     v_answer record;
     v_may_ask boolean := true;
@@ -47,23 +47,23 @@ declare
     v_followers bigint[];
     v_lane record;
     -- Of those that will be retried, with the payloads that go with them.
-    v_ids bigint[] := '{}';
-    v_queues text[] := '{}';
-    v_ready_ats timestamptz[] := '{}';
-    v_errors jsonb[] := '{}';
-    v_attempts integer[] := '{}';
-    v_workers text[] := '{}';
-    v_keyed bigint[] := '{}';
-    v_tasks text[] := '{}';
-    v_keys text[] := '{}';
-    v_limit_keys text[] := '{}';
+    v_ids bigint[] := '{}'::bigint[];
+    v_queues text[] := '{}'::text[];
+    v_ready_ats timestamptz[] := '{}'::timestamptz[];
+    v_errors jsonb[] := '{}'::jsonb[];
+    v_attempts integer[] := '{}'::integer[];
+    v_workers text[] := '{}'::text[];
+    v_keyed bigint[] := '{}'::bigint[];
+    v_tasks text[] := '{}'::text[];
+    v_keys text[] := '{}'::text[];
+    v_limit_keys text[] := '{}'::text[];
     -- Of those that end.
-    v_dead bigint[] := '{}';
-    v_dead_reservations bigint[] := '{}';
-    v_dead_errors jsonb[] := '{}';
-    v_cancelled bigint[] := '{}';
-    v_cancelled_reservations bigint[] := '{}';
-    v_cancelled_errors jsonb[] := '{}';
+    v_dead bigint[] := '{}'::bigint[];
+    v_dead_reservations bigint[] := '{}'::bigint[];
+    v_dead_errors jsonb[] := '{}'::jsonb[];
+    v_cancelled bigint[] := '{}'::bigint[];
+    v_cancelled_reservations bigint[] := '{}'::bigint[];
+    v_cancelled_errors jsonb[] := '{}'::jsonb[];
 begin
     for v_job in
         with wanted as materialized (

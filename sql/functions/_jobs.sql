@@ -61,7 +61,7 @@ begin
     v_job.task := p_task;
     v_job.args := p_args;
     v_job.queue := p_queue;
-    v_job.priority := p_priority;
+    v_job.priority := p_priority::smallint;
     v_job.max_attempts := p_max_attempts;
     v_job.key := p_key;
     v_job.score := p_score;

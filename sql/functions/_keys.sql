@@ -25,7 +25,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
-    v_blocked constant pgqueue.job_state := 'blocked';
+    v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_old_snapshot constant boolean := pgqueue._old_snapshot();
     v_place record;
     v_id bigint;
@@ -126,7 +126,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- Variables: see extend.
-    v_blocked constant pgqueue.job_state := 'blocked';
+    v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_old_snapshot constant boolean := pgqueue._old_snapshot();
     v_queues text[];
     v_keys text[];

@@ -24,7 +24,7 @@ declare
 begin
     -- Whatever counts has a lease, and none ends before their head.
     if p_kind = 'queue' then
-        select count(*) into v_count
+        select count(*)::integer into v_count
         from (
             select
             from pgqueue.jobs j
@@ -33,7 +33,7 @@ begin
             limit p_max
         ) e;
     elsif p_kind = 'task' then
-        select count(*) into v_count
+        select count(*)::integer into v_count
         from (
             select
             from pgqueue.jobs j
@@ -42,7 +42,7 @@ begin
             limit p_max
         ) e;
     elsif p_kind = 'limit_key' then
-        select count(*) into v_count
+        select count(*)::integer into v_count
         from (
             select
             from pgqueue.jobs j
@@ -52,7 +52,7 @@ begin
         ) e;
     else
         -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
-        select count(*) into v_count
+        select count(*)::integer into v_count
         from (
             select starts_with(j.key, p_target) as is_meant
             from pgqueue.jobs j
@@ -100,7 +100,7 @@ begin
     loop
         continue when p_name is not null and v_limit.name <> p_name;
         if v_limit.max_executing is not null then
-            v_count := pgqueue._count_executing(v_limit.kind, v_limit.target, v_limit.max_executing);
+            v_count := pgqueue._count_executing(v_limit.kind, v_limit.target, v_limit.max_executing)::bigint;
             if v_count >= v_limit.max_executing then
                 name := v_limit.name;
                 detail := format('%s of %s jobs execute under the limit %s', v_count, v_limit.max_executing, name);

@@ -86,8 +86,8 @@ begin
     where j.id = any (v_spared_ids);
     v_lapsed_ids := pgqueue._whole_calls(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
-    rescued := coalesce(cardinality(v_lapsed_ids), 0);
-    prolonged := coalesce(cardinality(v_spared_ids), 0);
+    rescued := coalesce(cardinality(v_lapsed_ids), 0)::bigint;
+    prolonged := coalesce(cardinality(v_spared_ids), 0)::bigint;
 end
 $$;
 
@@ -140,9 +140,9 @@ begin
         for update skip locked
     ) e;
     if v_ids is null then
-        return 0;
+        return 0::bigint;
     end if;
-    return cardinality(pgqueue._finish_expired(v_ids, v_reservations));
+    return cardinality(pgqueue._finish_expired(v_ids, v_reservations))::bigint;
 end
 $$;
 

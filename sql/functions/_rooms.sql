@@ -80,7 +80,7 @@ begin
             next_at := coalesce(v_first, p_now) + p_per;
             timed := true;
         end if;
-        room := least(room, p_rate - v_started);
+        room := least(room, p_rate - v_started)::integer;
     end if;
 end
 $$;
@@ -104,7 +104,7 @@ as $$
 declare
     v_limit record;
     v_room record;
-    v_names text[] := '{}';
+    v_names text[] := '{}'::text[];
     v_name text;
 begin
     rooms := p_rooms;
@@ -411,7 +411,7 @@ as $$
 declare
     v_limit record;
     v_room integer;
-    v_rooms jsonb := '{}';
+    v_rooms jsonb := '{}'::jsonb;
 begin
     for v_limit in
         select l.target, l.max_executing, l.rate, l.per

@@ -21,7 +21,7 @@ declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_names text[];
     v_due timestamptz[];
-    v_jobs bigint := 0;
+    v_jobs bigint := 0::bigint;
 begin
     select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
     into v_names, v_due
@@ -78,7 +78,7 @@ begin
     select s.name, p_now, 'error', p_due[1], p_now + interval '1 min', pgqueue._schedule_rule(s), v_error
     from pgqueue.schedules s
     where s.name = p_names[1];
-    return 0;
+    return 0::bigint;
 end
 $$;
 
@@ -131,7 +131,7 @@ set jit = off
 as $$
 declare
     v_lane record;
-    v_jobs bigint := 0;
+    v_jobs bigint := 0::bigint;
 begin
     for v_lane in
         with due as materialized (

@@ -59,8 +59,8 @@ declare
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g'));
     v_fields text[];
     v_spec bytea := decode(repeat('ff', 202), 'hex');
-    v_starts integer[] := '{0,61,122,147,180}';
-    v_ends integer[] := '{59,59,23,31,12}';
+    v_starts integer[] := '{0,61,122,147,180}'::integer[];
+    v_ends integer[] := '{59,59,23,31,12}'::integer[];
     v_mask bigint;
     v_next integer;
 begin
@@ -136,7 +136,7 @@ declare
         when 5 then '{"",jan,feb,mar,apr,may,jun,jul,aug,sep,oct,nov,dec}'::text[]
         when 6 then '{sun,mon,tue,wed,thu,fri,sat}'::text[]
     end;
-    v_mask bigint := 0;
+    v_mask bigint := 0::bigint;
     v_item text;
     v_parts text[];
     v_from integer;
@@ -280,8 +280,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_offset interval := (p_before at time zone p_timezone) - (p_before at time zone 'UTC');
-    v_low bigint := floor(extract(epoch from p_before));
-    v_high bigint := floor(extract(epoch from p_after));
+    v_low bigint := floor(extract(epoch from p_before))::bigint;
+    v_high bigint := floor(extract(epoch from p_after))::bigint;
     v_middle timestamptz;
 begin
     while v_high - v_low > 1 loop
@@ -302,15 +302,15 @@ comment on function pgqueue._turn_of_zone(timestamptz, timestamptz, text) is
 create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
 returns timestamp
 language plpgsql
-stable
+immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_start date := p_from::date;
-    v_year integer := date_part('year', p_from);
-    v_month integer := date_part('month', p_from);
-    v_day integer := date_part('day', p_from);
+    v_year integer := date_part('year', p_from)::integer;
+    v_month integer := date_part('month', p_from)::integer;
+    v_day integer := date_part('day', p_from)::integer;
     v_last_year integer := v_year + 41;
     v_first date;
     v_weekday integer;
@@ -366,9 +366,9 @@ begin
         end if;
 
         -- What is left of the first day.
-        v_hour := date_part('hour', p_from);
-        v_minute := date_part('minute', p_from);
-        v_second := date_part('second', p_from);
+        v_hour := date_part('hour', p_from)::integer;
+        v_minute := date_part('minute', p_from)::integer;
+        v_second := date_part('second', p_from)::integer;
         v_next := get_byte(p_spec, 122 + v_hour);
         if v_next = v_hour then
             v_next := get_byte(p_spec, 61 + v_minute);

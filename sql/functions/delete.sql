@@ -42,7 +42,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_gone record;
 begin
     with wanted as materialized (

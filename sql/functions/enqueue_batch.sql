@@ -21,14 +21,14 @@ as $$
 #variable_conflict use_column
 declare
     -- What a bad option raises. Anything else (a deadlock, a full disk) is the caller's.
-    v_refusals constant text[] := '{0A,22,23,54,55}';
+    v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
     v_now timestamptz := pgqueue._ready_at(null);
     v_plain pgqueue.jobs;
     v_accumulating text[];
     v_ids bigint[];
     v_jobs pgqueue.jobs[];
     v_others integer[];
-    v_deduped integer[] := '{}';
+    v_deduped integer[] := '{}'::integer[];
     v_deadline timestamptz;
     v_done record;
     v_outcomes text[];

@@ -27,7 +27,7 @@ declare
     v_plain bigint;
     v_lanes jsonb;
     v_lane record;
-    v_outcomes jsonb := '{}';
+    v_outcomes jsonb := '{}'::jsonb;
 begin
     perform pgqueue._check_staged();
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
@@ -59,8 +59,8 @@ begin
         group by 1, 2
     )
     select
-        (select coalesce(sum(l.n), 0) from loads l),
-        (select coalesce(sum(l.plain), 0) from loads l),
+        (select coalesce(sum(l.n), 0)::bigint from loads l),
+        (select coalesce(sum(l.plain), 0)::bigint from loads l),
         (select jsonb_agg(to_jsonb(a) order by a.queue, a.priority) from lanes a)
     into v_rows, v_plain, v_lanes;
 
@@ -195,11 +195,11 @@ declare
     v_deadline constant timestamptz := pgqueue._dedupe_deadline();
     v_row record;
     v_job pgqueue.jobs;
-    v_jobs pgqueue.jobs[] := '{}';
+    v_jobs pgqueue.jobs[] := '{}'::pgqueue.jobs[];
     v_done record;
-    v_inserted bigint := 0;
-    v_skipped bigint := 0;
-    v_edited jsonb := '{}';
+    v_inserted bigint := 0::bigint;
+    v_skipped bigint := 0::bigint;
+    v_edited jsonb := '{}'::jsonb;
     v_detail text;
     v_hint text;
 begin

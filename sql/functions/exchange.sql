@@ -64,7 +64,7 @@ as $$
 #variable_conflict use_column
 declare
     v_try integer := 1;
-    v_finished bigint[] := '{}';
+    v_finished bigint[] := '{}'::bigint[];
     v_failures jsonb;
     -- Where somebody held a row: those that nobody holds.
     v_free bigint[];
@@ -346,7 +346,7 @@ set jit = off
 as $$
 declare
     -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     return exists (
         select from pgqueue.jobs j where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing

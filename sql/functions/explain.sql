@@ -40,7 +40,7 @@ begin
             reason := 'unknown';
             detail := 'there is no such job, or history has forgotten it';
         else
-            state := v_ended.state;
+            state := v_ended.state::text;
             reason := 'finished';
             behind := v_ended.merged_into;
             detail := format('%s at %s after %s tries', v_ended.state, v_ended.finished_at, v_ended.attempts)
@@ -54,7 +54,7 @@ begin
         return;
     end if;
 
-    state := v_job.state;
+    state := v_job.state::text;
     v_tries := format(
         'try %s of %s', v_job.attempts + (v_job.state <> 'executing')::integer,
         coalesce(v_job.max_attempts, (select t.max_attempts from pgqueue.effective_tasks t where t.name = v_job.task), 11)

@@ -24,7 +24,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_until timestamptz;
 begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);

@@ -62,7 +62,7 @@ declare
     v_columns text;
 begin
     for v_function in
-        select p.oid::regprocedure::text as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
+        select p.oid::regprocedure as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
     loop
         execute format('revoke all on function %s from public', v_function.name);
     end loop;
@@ -73,7 +73,7 @@ begin
     loop
         execute format('grant usage on schema pgqueue to %I', v_grant.role);
         for v_function in
-            select p.oid::regprocedure::text as name
+            select p.oid::regprocedure as name
             from pg_proc p
             where p.pronamespace = 'pgqueue'::regnamespace
                 and p.proname = any (pgqueue._functions_of(v_grant.kind))

@@ -17,7 +17,7 @@ set jit = off
 as $$
 declare
     -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[hold.job_id], array[hold.reservation]);
     perform

@@ -23,7 +23,7 @@ declare
     v_next pgqueue.housekeeping;
     v_leases record;
     v_net record;
-    v_expired bigint := 0;
+    v_expired bigint := 0::bigint;
     v_found integer := 0;
     v_step text;
     v_failures jsonb;

@@ -21,7 +21,7 @@ set jit = off
 as $$
 declare
     -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[progress.job_id], array[progress.reservation]);
     if progress.done is null

@@ -18,7 +18,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_held bigint[];
 begin
     perform pgqueue._check_pairs(release.job_ids, release.reservations);
@@ -145,7 +145,7 @@ declare
     v_cancelled_reservations bigint[];
     v_gathered boolean;
     v_poison record;
-    v_poisoned bigint[] := '{}';
+    v_poisoned bigint[] := '{}'::bigint[];
     v_keyed boolean;
     v_back bigint[] := p_job_ids;
     v_lane record;

@@ -57,17 +57,17 @@ as $$
 declare
     v_now timestamptz;
     v_got record;
-    v_taken tid[] := '{}';
+    v_taken tid[] := '{}'::tid[];
     -- The call that each job of v_taken belongs to: an accumulating task has several in one. Of each call, its place.
-    v_calls integer[] := '{}';
-    v_places integer[] := '{}';
+    v_calls integer[] := '{}'::integer[];
+    v_places integer[] := '{}'::integer[];
     v_used integer;
     v_room integer;
     -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_marked boolean := false;
     v_keyed boolean := false;
-    v_owners text[] := '{}';
+    v_owners text[] := '{}'::text[];
     v_free integer[];
     v_in_slots boolean;
     v_lane record;
@@ -81,11 +81,11 @@ declare
     v_limited_queues boolean := false;
     -- Parts of lanes that it took from whose heads are old; v_began: when it had no xid yet.
     v_began timestamptz;
-    v_stale_queues text[] := '{}';
-    v_stale_priorities smallint[] := '{}';
-    v_stale_parts boolean[] := '{}';
-    v_rooms jsonb := '{}';
-    v_full text[] := '{}';
+    v_stale_queues text[] := '{}'::text[];
+    v_stale_priorities smallint[] := '{}'::smallint[];
+    v_stale_parts boolean[] := '{}'::boolean[];
+    v_rooms jsonb := '{}'::jsonb;
+    v_full text[] := '{}'::text[];
 begin
     perform pgqueue._require_read_committed('reserve');
     perform pgqueue._check_reserve(
@@ -520,7 +520,7 @@ comment on function pgqueue._take_rooms(jsonb, text, integer, timestamptz) is
 create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
 returns boolean
 language plpgsql
-volatile
+stable
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
@@ -584,7 +584,7 @@ as $$
 declare
     v_due text[];
     v_bounds double precision[];
-    v_start integer := floor(random() * cardinality(p_due));
+    v_start integer := floor(random() * cardinality(p_due))::integer;
 begin
     if p_strategy = 'round_robin' then
         return query

@@ -19,8 +19,8 @@ as $$
 declare
     -- Variables: constants would let a plan go by a partial index, through all that waits or all that is dead, where
     -- it was made while that was little.
-    v_failed constant pgqueue.job_state := 'failed';
-    v_ended constant pgqueue.job_state[] := '{dead,cancelled}';
+    v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
+    v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
     v_place record;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
@@ -52,9 +52,9 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_failed constant pgqueue.job_state := 'failed';
+    v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_now timestamptz := pgqueue._ready_at(null);
-    v_count bigint := 0;
+    v_count bigint := 0::bigint;
     v_lane record;
 begin
     for v_lane in
@@ -95,7 +95,7 @@ set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
-    v_count bigint := 0;
+    v_count bigint := 0::bigint;
     v_lane record;
     v_job record;
 begin

@@ -18,7 +18,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    v_executing constant pgqueue.job_state := 'executing';
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(started.job_ids, started.reservations);
 

@@ -1,0 +1,125 @@
+"""What plpgsql_check says of our functions: nothing, save what stands in ALLOWED.
+
+Skipped where the server has no such extension, as the embedded one: `make check-sql` runs it on Debian's.
+"""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.databases import Database
+
+# Every class of warnings. `stage()` first: the table that enqueue_staged() reads is one of the session.
+FINDINGS = """
+select p.proname::text, f.message, concat_ws(' ', f.level, 'line', f.lineno::text, f.statement, f.detail, f.query)
+from (
+    select p.oid, p.proname, 0 as relid
+    from pg_proc p join pg_language l on l.oid = p.prolang
+    where p.pronamespace = 'pgqueue'::regnamespace and l.lanname = 'plpgsql' and p.prorettype <> 'trigger'::regtype
+    union all
+    -- A trigger function is checked for each table that it stands on.
+    select p.oid, p.proname, t.tgrelid
+    from pg_proc p join pg_language l on l.oid = p.prolang join pg_trigger t on t.tgfoid = p.oid
+    where p.pronamespace = 'pgqueue'::regnamespace and l.lanname = 'plpgsql'
+) p
+cross join lateral plpgsql_check_function_tb(
+    p.oid, p.relid, other_warnings => true, extra_warnings => true, performance_warnings => true,
+    security_warnings => true, compatibility_warnings => true
+) f
+order by 1, f.lineno, 2
+"""
+
+STABLE = "routine is marked as VOLATILE, should be STABLE"
+IMMUTABLE = "routine is marked as STABLE, should be IMMUTABLE"
+NO_RETURN = "control reached end of function without RETURN"
+
+# What is right as it is, by function and message.
+ALLOWED = {
+    # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
+    ("_lock_history", STABLE): "FOR UPDATE",
+    ("_whole_calls", STABLE): "FOR UPDATE",
+    # A stable one would read by the snapshot of the statement that calls it, whatever that came to do before the call.
+    # Those that claims, heads, keys and limits go by take one of their own, later than what was locked before.
+    ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
+    ("_first_of", STABLE): "a snapshot later than the one that says who has ended: see _heads",
+    ("_places", STABLE): "the keys of jobs that were locked just before",
+    ("_due_lanes", STABLE): "what a claim goes by",
+    ("_due_queues", STABLE): "what a claim goes by",
+    ("_is_held_by", STABLE): "whether a row that could not be locked is still held",
+    ("_find_ended", STABLE): "goes through history in several statements, as _find_live through what lives",
+    # They run what only the caller knows.
+    ("_ask_retry_function", STABLE): "calls a function of the user",
+    ("_drop_partition", STABLE): "drops a table by dynamic SQL",
+    # Called with constants, an immutable one would raise while the plan is made, whether it is reached or not.
+    ("_refuse", IMMUTABLE): "raises",
+    # Their ends are out of reach.
+    ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
+    ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("declare_task", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("explain", 'unmodified OUT variable "job_id"'): "INOUT: it comes back with the answer",
+    ("idle", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
+}  # fmt: skip
+
+
+@pytest.fixture
+def checked(database: Database) -> psycopg.Connection:
+    conn = database.connect()
+    if conn.execute("select from pg_available_extensions where name = 'plpgsql_check'").fetchone() is None:
+        pytest.skip("the server has no plpgsql_check; see make check-sql")
+    try:
+        conn.execute("create extension plpgsql_check")
+    except psycopg.errors.InsufficientPrivilege:
+        pytest.skip("only a superuser may create the extension plpgsql_check")
+    conn.execute("select pgqueue.stage()")
+    return conn
+
+
+def findings(conn: psycopg.Connection) -> dict[tuple[str, str], str]:
+    return {(name, message): details for name, message, details in conn.execute(FINDINGS.encode())}
+
+
+def test_plpgsql_check_has_nothing_to_say_of_our_functions(checked: psycopg.Connection) -> None:
+    found = findings(checked)
+    assert {what: details for what, details in found.items() if what not in ALLOWED} == {}
+
+
+def test_what_is_allowed_is_what_is_there(checked: psycopg.Connection) -> None:
+    # Another release may say less.
+    names = {row[0] for row in checked.execute(
+        "select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+    )}  # fmt: skip
+    assert {name for name, _ in ALLOWED} <= names
+    if checked.info.server_version // 10000 == 15:
+        assert set(ALLOWED) <= set(findings(checked))
+
+
+@pytest.mark.parametrize(
+    ("declared", "body", "message"),
+    [
+        ("v bigint[] := '{}';", "return cardinality(v);", "target type is different type than source type"),
+        ("", "execute 'select ' || p; return 1;", "text type variable is not sanitized"),
+        ("", "return (select count(*) from pgqueue.no_such_table);", 'relation "pgqueue.no_such_table" does not exist'),
+        ("", "return 1;", 'unused parameter "p"'),
+    ],
+    ids=["hidden cast", "injection", "no such table", "unused parameter"],
+)  # fmt: skip
+def test_the_check_reaches_functions_of_ours(
+    checked: psycopg.Connection, declared: str, body: str, message: str
+) -> None:
+    checked.execute(
+        "create function pgqueue._wrong(p text) returns integer language plpgsql volatile "
+        f"as $$ declare {declared} begin {body} end $$".encode()
+    )
+    assert ("_wrong", message) in findings(checked)
+
+
+def test_the_check_reaches_trigger_functions(checked: psycopg.Connection) -> None:
+    checked.execute(
+        """
+        create function pgqueue._wrong() returns trigger language plpgsql volatile
+            as $$ begin new.no_such_column := 1; return new; end $$;
+        create trigger wrong before insert on pgqueue.tasks for each row execute function pgqueue._wrong()
+        """
+    )
+    assert ("_wrong", 'record "new" has no field "no_such_column"') in findings(checked)
