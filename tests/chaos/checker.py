@@ -299,7 +299,8 @@ def _check_ledger(story: _Story, counts: Counter[str]) -> Iterator[Violation]:
 
 
 def _check_runs(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
-    given = {entry.reservation: entry for entry in story.ledger if entry.what == HELD}
+    # Of one that was given out twice, the first time.
+    given = {entry.reservation: entry for entry in reversed(story.ledger) if entry.what == HELD}
     taken = {entry.reservation: entry for entry in story.ledger if entry.what != HELD and entry.was_executing}
     for reservation, times in Counter(run.reservation for run in story.runs).items():
         if times > 1:
