@@ -1,12 +1,12 @@
 """What must hold after faults, checked against what was written down while they happened.
 
-Pure: it reads streams of records and returns violations. Where the records come from, and how they are sorted, is said in
-`recorder.py`; the tests of this module write theirs by hand.
+Pure: it reads streams of records and returns violations. Where the records come from, and how they are sorted, is said
+in `recorder.py`; the tests of this module write theirs by hand.
 
 Three witnesses are heard. The producers say which jobs were committed, rolled back, or sent with a commit that was
 never answered. The handlers say, each in a file that outlives its process, which job they ran under which reservation,
 from when to when. And the ledger says, written by a trigger in the queue's own transactions and numbered by a
-sequence, when the database gave a reservation out and when it took it back: a number below another one was drawn before.
+sequence, when the database gave a reservation out and when it took it back: of two numbers the lower was drawn first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Promise(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of the ledger: a reservation was given out (`h`), ended while the job lives on (`l`), or the job is gone (`g`).
+    """A line of the ledger: a reservation was given out, or ended while the job lives on, or the job is gone.
 
     `asked_at` is when the statement came that did it, `clock` what the queue took for the time when it claimed.
     """
@@ -265,7 +265,8 @@ def _check_promises(story: _Story, evidence: Evidence, counts: Counter[str]) -> 
             if _is_lost(promise.at, evidence):
                 counts["lost with the server: jobs"] += 1
             else:
-                yield story.breaks("lost", f"a {promise.kind}, committed at {promise.at:.3f}, has not ended and is not there")
+                what = f"a {promise.kind}, committed at {promise.at:.3f}, has not ended and is not there"
+                yield story.breaks("lost", what)
         elif promise.outcome == ROLLED_BACK and is_there:
             yield story.breaks("rolled back", f"a {promise.kind} is there, though its transaction was rolled back")
         elif promise.outcome == UNKNOWN:
@@ -316,7 +317,8 @@ def _check_runs(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iter
             else:
                 yield story.breaks("unheld", f"a handler ran it under {run.reservation}, which was never given out")
         elif run.started_at < held.at:
-            yield story.breaks("unheld", f"a handler ran it {held.at - run.started_at:.3f} s before {run.reservation} was given")
+            early = held.at - run.started_at
+            yield story.breaks("unheld", f"a handler ran it {early:.3f} s before {run.reservation} was given out")
         end = taken.get(run.reservation)
         if end is not None and run.ended_at is not None and run.ended_at > end.at:
             counts["runs that went on after their lease"] += 1
@@ -375,7 +377,8 @@ def check_key(births: Sequence[Birth], ledger: Iterable[Entry]) -> Iterator[Viol
                     del standing[at]
             continue
         if holder is not None and holder[0] != entry.job:
-            yield Violation("overlap", subject, f"job {entry.job} was claimed at {entry.n} while job {holder[0]} was held")
+            what = f"job {entry.job} was claimed at {entry.n} while job {holder[0]} was held"
+            yield Violation("overlap", subject, what)
         holder = (entry.job, entry.reservation)
         for job in standing:
             if job >= entry.job:

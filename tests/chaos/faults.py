@@ -130,9 +130,9 @@ def network_slow(scene: Scene, rng: random.Random) -> str | None:
 
 
 def network_cut(scene: Scene, rng: random.Random) -> str | None:
-    """A reply with reserved jobs breaks off in the middle."""
+    """A reply with reserved jobs breaks off in the middle, and one to a commit."""
     if scene.proxy is not None:
-        for marker in (b"plain", b"keyed"):
+        for marker in (b"plain", b"keyed", b"COMMIT"):
             scene.proxy.cut_reply_with(marker)
             time.sleep(0.7)
     return None
@@ -324,5 +324,5 @@ def _for_the_database(scene: Scene, setting: sql.SQL) -> None:
         conn.execute(sql.SQL("alter database {} {}").format(sql.Identifier(name), setting))
         conn.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
-            " where datname = current_database() and application_name like 'pgqueue %' or application_name like 'chaos sql%'"
+            " where datname = current_database() and application_name ~ '^(pgqueue|chaos sql)'"
         )

@@ -74,7 +74,9 @@ class Producer(Walker):
     `may` says whether there is room for more.
     """
 
-    def __init__(self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool], options: str = "") -> None:
+    def __init__(
+        self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool], options: str = ""
+    ) -> None:
         super().__init__(dsn, name, seed, options)
         self.log = ProducerLog(directory)
         self._may = may
@@ -155,7 +157,9 @@ class Mixed(Producer):
             [30, 8, 10, 5, 12, 0.4, 0.2, 8, 8, 3, 6, 6],
         )[0]
         task, dedupe = kind, None
-        if kind in ("limited", "rated", "slow", "stubborn") or (kind in ("effect", "effect_sync", "flaky") and rng.random() < 0.5):
+        if kind in ("limited", "rated", "slow", "stubborn"):
+            key = None
+        if kind in ("effect", "effect_sync", "flaky") and rng.random() < 0.5:
             key = None
         if kind == "slotted":
             key, limit_key = None, f"slot{rng.randrange(4)}"
@@ -187,7 +191,7 @@ class Mixed(Producer):
 
 
 class Consumer(Walker):
-    """Reserves, does what the handlers do, and completes in one transaction, by SQL alone; now and then it gives back."""
+    """Reserves, does what handlers do, and completes in one transaction, by SQL alone; now and then it gives back."""
 
     def __init__(self, dsn: str, name: str, seed: int, directory: Path, level: str = "read committed") -> None:
         super().__init__(dsn, name, seed)

@@ -1,9 +1,9 @@
 """What is written down while faults happen, and how it is laid before the checker.
 
 In the database, by triggers in the queue's own transactions: the ledger of all reservations. In files, a line at a time
-with no buffer, so that they outlive a SIGKILL: what handlers ran, what producers committed. When all has ended the files
-are copied into tables, and the checker reads everything sorted by the server, so that its memory does not grow with the
-jobs.
+with no buffer, so that they outlive a SIGKILL: what handlers ran, what producers committed. When all has ended the
+files are copied into tables, and the checker reads everything sorted by the server, so that its memory does not grow
+with the jobs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ $$;
 create function chaos.note_delete() returns trigger language plpgsql as $$
 begin
     insert into chaos.ledger (what, job, reservation, leader, was_executing, queue, key, task, limit_key)
-    values ('g', old.id, old.reservation, old.leader, old.state = 'executing', old.queue, old.key, old.task, old.limit_key);
+    values (
+        'g', old.id, old.reservation, old.leader, old.state = 'executing', old.queue, old.key, old.task, old.limit_key
+    );
     return null;
 end
 $$;
@@ -133,7 +135,8 @@ class ProducerLog:
     """The log of one producer: a line before each commit, and one after its answer."""
 
     def __init__(self, directory: Path) -> None:
-        self._file = os.open(directory / f"{secrets.token_hex(4)}.promises", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        path = directory / f"{secrets.token_hex(4)}.promises"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.committed = 0
 
     def intends(self, token: str, jobs: Sequence[Intent]) -> None:
@@ -228,13 +231,16 @@ _PROMISES = "select job, outcome, at, kind, token from chaos.promises order by j
 _RUNS = "select job, reservation, started_at, ended_at, how from chaos.runs order by job"
 _EFFECTS = "select job, reservation, turn from chaos.effects order by job"
 _ENDS = """
-select id, reservation, state::text, coalesce(args ->> 'token', ''), merged_into is not null from pgqueue.history order by id
+select id, reservation, state::text, coalesce(args ->> 'token', ''), merged_into is not null
+from pgqueue.history
+order by id
 """
 _LIVE = """
 select j.id,
     concat_ws(
-        ' ', 'a', j.task, 'of', j.queue, 'is', j.state, 'behind ' || j.blocked_on, 'key ' || j.key, 'attempts', j.attempts,
-        'due', j.ready_at, 'at', pgqueue._clock(), 'held by ' || j.reserved_by, 'until ' || j.lease_expires_at
+        ' ', 'a', j.task, 'of', j.queue, 'is', j.state, 'behind ' || j.blocked_on, 'key ' || j.key,
+        'attempts', j.attempts, 'due', j.ready_at, 'at', pgqueue._clock(), 'held by ' || j.reserved_by,
+        'until ' || j.lease_expires_at
     ),
     coalesce(j.args ->> 'token', '')
 from pgqueue.jobs j

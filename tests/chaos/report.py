@@ -34,8 +34,9 @@ def line(verdict: Verdict) -> str:
     """One line for who watches."""
     drained = "not empty in the end" if verdict.drained_in is None else f"empty after {verdict.drained_in:.0f} s"
     state = "clean" if verdict.findings else f"BROKEN {dict(verdict.findings.broken)}"
+    faults_ = sum(verdict.injected.values())
     return (
-        f"{verdict.name}: {verdict.committed:,} jobs in {verdict.seconds:.0f} s, {sum(verdict.injected.values())} faults,"
+        f"{verdict.name}: {verdict.committed:,} jobs in {verdict.seconds:.0f} s, {faults_} faults,"
         f" {drained}: {state}" + "".join(f"; skipped {name}: {why}" for name, why in verdict.skipped.items())
     )
 
@@ -58,14 +59,15 @@ def whole(verdicts: Sequence[Verdict], seed: int, seconds: float) -> str:
     broken = "\n".join(
         f"- {v.name}: {each.rule}: {each.subject}: {each.what}" for v in verdicts for each in v.findings.violations
     )
+    kinds = len(faults.CLIENT_FAULTS) + len(faults.SERVER_FAULTS)
     skipped = {name: why for v in verdicts for name, why in v.skipped.items()}
     return f"""\
 # Chaos: {"clean" if clean else "BROKEN"}
 
-Written by `make chaos`; the same again: `PGQUEUE_CHAOS_SEED={seed} make chaos` (what is random is chosen alike; when the
-machine gets to what is not).
+Written by `make chaos`. With `PGQUEUE_CHAOS_SEED={seed}` the same is chosen again; its times are the machine's.
 
-- {committed:,} committed jobs in {seconds / 60:.1f} minutes, checks included; {sum(injected.values())} faults; seed {seed}
+- {committed:,} committed jobs in {seconds / 60:.1f} minutes, checks included; {sum(injected.values())} faults
+- seed {seed}
 - {_machine()}
 - pgqueue {pgqueue.__version__}, Python {platform.python_version()}, psycopg {version("psycopg")}, \
 libpq {psycopg.pq.version()}, {_server()}
@@ -82,10 +84,10 @@ libpq {psycopg.pq.version()}, {_server()}
 |---|---|
 {_table(injected)}
 {"".join(f"{chr(10)}Skipped: {name}: {why}.{chr(10)}" for name, why in skipped.items())}
-The clock of a worker machine is an hour ahead in one worker of each scene and an hour behind in another (`time.time` and
-`time.time_ns` of the process). Producers and consumers in SQL work at READ COMMITTED, REPEATABLE READ and SERIALIZABLE, and a
-supervised worker as a role whose default is SERIALIZABLE. {len(faults.CLIENT_FAULTS) + len(faults.SERVER_FAULTS)} kinds run alone
-and mixed; failovers and the full disk on servers of their own.
+In each scene the clock of one worker is an hour ahead, and that of another an hour behind (`time.time` and
+`time.time_ns` of the process). Producers and consumers in SQL work at READ COMMITTED, REPEATABLE READ and
+SERIALIZABLE, a supervised worker as a role whose default is SERIALIZABLE. {kinds} kinds of faults are injected alone,
+then mixed; failovers and the full disk on servers of their own.
 
 ## What was checked
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from pgqueue.migrate import migrate
@@ -32,6 +31,7 @@ from tests.workers import WorkerProcess
 LEASE_S = load.LEASE_S
 TRANSACTIONAL = frozenset({"effect", "effect_sync"})
 UNRUN = frozenset({"gathered"})
+LEVELS = ("read committed", "repeatable read", "serializable")
 
 
 class Server(test_failover.Server):
@@ -107,7 +107,6 @@ class Scene:
         server: Server | None = None,
         pace: float = 1500.0,
         fleet: str = "full",
-        mixed: float = 1.0,
     ) -> None:
         self.name = name
         self.dsn = dsn
@@ -128,7 +127,6 @@ class Scene:
         # One at a time touches what all share.
         self.of_server = threading.RLock()
         self._fleet = fleet
-        self._mixed = mixed
         self._backlog = (0, 0)
         self._feeding = True
         self._keepers: list[threading.Thread] = []
@@ -164,7 +162,7 @@ class Scene:
             self._keepers.append(thread)
 
     def run_faults(self, groups: Sequence[Sequence[Any]], seconds: float, jobs: int = 0) -> None:
-        """Inject one fault after the other of each group, groups side by side, for so long and until so many jobs are sent."""
+        """Inject one fault after the other of each group, groups side by side, for so long and over so many jobs."""
         deadline = time.monotonic() + seconds
         done = threading.Event()
 
@@ -172,7 +170,12 @@ class Scene:
             rng = random.Random(seed)
             while not done.is_set():
                 fault = rng.choice(faults)
-                self.inject(fault, rng)
+                try:
+                    self.inject(fault, rng)
+                except Exception as error:
+                    # Nobody would heal what it has broken.
+                    self.notes.append(Violation("fault", fault.__name__, f"{type(error).__name__}: {error}"))
+                    return
                 done.wait(rng.random() * 1.5)
 
         threads = [threading.Thread(target=inject, args=[g, self.seed * 31 + n]) for n, g in enumerate(groups) if g]
@@ -235,6 +238,7 @@ class Scene:
         self.records.load()
         with self.records.evidence(transactional=TRANSACTIONAL, unrun=UNRUN) as evidence:
             findings = check(evidence)
+        findings.counts.update(self._told_by_the_server())
         findings.add(self.notes)
         seconds = time.monotonic() - self._started_at
         return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
@@ -245,7 +249,9 @@ class Scene:
     def control(self) -> Iterator[psycopg.Connection]:
         """A connection of the test's own to whatever is the primary, as soon as there is one."""
         deadline = time.monotonic() + 40
-        dsn = make_conninfo(self.dsn, connect_timeout=3, target_session_attrs="read-write", application_name="chaos control")
+        dsn = make_conninfo(
+            self.dsn, connect_timeout=3, target_session_attrs="read-write", application_name="chaos control"
+        )
         while True:
             try:
                 conn = psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=0")
@@ -284,7 +290,7 @@ class Scene:
         records = {"CHAOS_RECORDS": str(self.records.directory)}
 
         def slot(name: str, dsn: str, *options: str, **environment: str) -> Slot:
-            return Slot(name, dsn, common + ("--name", name, *options), records | environment)
+            return Slot(name, dsn, (*common, "--name", name, *options), records | environment)
 
         yield slot("direct", self.dsn, "-c", "30", CHAOS_CLOCK="3600")
         if self._fleet == "small":
@@ -300,14 +306,14 @@ class Scene:
         logs = self.records.directory
         seed = self.seed * 1000
         yield Bulk(self.dsn, "bulk", seed, logs, self._may_bulk)
-        for n, level in enumerate(("read committed", "repeatable read", "serializable")[: 3 if self._mixed >= 1 else 1]):
+        for n, level in enumerate(LEVELS):
             options = f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
             yield Mixed(self.dsn, f"mixed {n}", seed + 1 + n, logs, self._may_mix, options)
         if self.pooler is not None:
             yield Mixed(self.pooler.dsn, "mixed pooled", seed + 5, logs, self._may_mix)
         if self.proxy is not None:
             yield Mixed(self.proxy.dsn, "mixed remote", seed + 6, logs, self._may_mix)
-        for n, level in enumerate(("read committed", "repeatable read", "serializable")):
+        for n, level in enumerate(LEVELS):
             yield Consumer(self.dsn, f"sql{n}", seed + 10 + n, logs, level)
 
     def _may_bulk(self) -> bool:
@@ -346,6 +352,23 @@ class Scene:
         rows = self.ask("select count(*) from pgqueue.jobs")
         return int(rows[0][0]) if rows else 1
 
-    def name_in_sql(self) -> sql.Identifier:
-        [(name,)] = self.ask("select current_database()")
-        return sql.Identifier(name)
+    def _told_by_the_server(self) -> dict[str, int]:
+        """What shows that the faults did something."""
+        rows = self.ask(
+            """
+            select
+                (select max(rescued) from pgqueue.housekeeping),
+                (select max(prolonged) from pgqueue.housekeeping),
+                (select deadlocks from pg_stat_database where datname = current_database()),
+                (select count(*) from chaos.effects),
+                (select count(*) from pgqueue.history where attempts > 1)
+            """
+        )
+        names = (
+            "leases taken back by housekeeping",
+            "leases prolonged after a gap",
+            "deadlocks since the server last crashed",
+            "effects in a job's own transaction",
+            "jobs tried more than once",
+        )
+        return dict(zip(names, rows[0], strict=True)) if rows else {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,10 @@ from tests.chaos.faults import CLIENT_FAULTS, SERVER_FAULTS, Fault, backends_ter
 from tests.chaos.scene import Scene, Server, Verdict
 from tests.facts import wait_until
 
-FAILOVERS = [backends_terminated, worker_killed, worker_stopped]
+ALONE: list[Fault] = [*CLIENT_FAULTS, *SERVER_FAULTS]
+
+# What else happens while servers fail over.
+BESIDE: list[Fault] = [backends_terminated, worker_killed, worker_stopped]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +50,16 @@ def scenes(plan: Plan) -> Iterator[Verdict]:
     jobs = 0
     # A quarter of the time for the faults alone, an eighth for failovers, the rest for all of them mixed.
     each = max(4.0, plan.seconds / 4 / len(ALONE) - 8)
-    with _server(plan.directory / "alone") as server:
+    with running(plan.directory / "alone") as server:
         for number, fault in enumerate(ALONE):
             name = f"alone {fault.__name__}"
             if plan.wants(name):
                 verdict = alone(server, fault, plan, name, number, each)
                 jobs += verdict.committed
                 yield verdict
-    for name, run in (("failover synchronous", synchronous), ("failover asynchronous", asynchronous), ("disk full", disk_full)):
+    for name, play in OF_THEIR_OWN.items():
         if plan.wants(name):
-            verdict = run(plan, name, plan.seconds / 24)
+            verdict = play(plan, name, plan.seconds / 24)
             jobs += verdict.committed
             yield verdict
     if plan.wants("mixed"):
@@ -66,7 +69,6 @@ def scenes(plan: Plan) -> Iterator[Verdict]:
         yield mixed(plan, "mixed", left, max(0, plan.jobs - jobs))
 
 
-ALONE: list[Fault] = [*CLIENT_FAULTS, *SERVER_FAULTS]
 
 
 def alone(server: Server, fault: Fault, plan: Plan, name: str, number: int, seconds: float) -> Verdict:
@@ -81,7 +83,7 @@ def alone(server: Server, fault: Fault, plan: Plan, name: str, number: int, seco
 
 def mixed(plan: Plan, name: str, seconds: float, jobs: int) -> Verdict:
     """Two faults at any time, of those done to clients and those done to the server."""
-    with _server(plan.directory / "mixed") as server:
+    with running(plan.directory / "mixed") as server:
         pace = max(1500.0, 1.5 * jobs / seconds)
         scene = Scene(name, server.database("mixed"), plan.directory / "m", plan.seed, server=server, pace=pace)
         return run(scene, [CLIENT_FAULTS, SERVER_FAULTS], seconds, jobs)
@@ -128,12 +130,9 @@ class Pair:
     def promote(self) -> None:
         """The standby becomes the primary, and a new standby is made where the old primary was."""
         self.standby.execute("alter system reset synchronous_standby_names")
-        subprocess.run(
-            [embedded.binaries() / "pg_ctl", "promote", "--pgdata", self.standby.directory / "data", "--timeout", "60"],
-            check=True,
-            capture_output=True,
-            **_as_the_owner(self.standby.directory / "data"),
-        )
+        # In a process that becomes who the server runs as: pg_ctl does not run as root.
+        command = [str(embedded.binaries() / "pg_ctl"), "promote", "--pgdata", str(self.standby.directory / "data")]
+        subprocess.run([sys.executable, "-c", _AS_THE_SERVER, *command], check=True, capture_output=True)
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild(self) -> None:
@@ -156,14 +155,17 @@ class Pair:
             wait_until(lambda: value(conn, question, wanted), timeout=60)
 
 
-def _as_the_owner(path: Path) -> dict[str, Any]:
-    if os.geteuid() != 0:
-        return {}
-    owner = path.stat()
-    return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": [], "cwd": "/"}
+_AS_THE_SERVER = """
+import os, pwd, subprocess, sys
+from pgqueue.embedded_keeper import _preparation
+account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+sys.exit(subprocess.run(sys.argv[1:], preexec_fn=_preparation(account)).returncode)
+"""
 
 
-def _failovers(plan: Plan, name: str, seconds: float, fail_over: Callable[[Pair, Scene, random.Random], None]) -> Verdict:
+def _failovers(
+    plan: Plan, name: str, seconds: float, fail_over: Callable[[Pair, Scene, random.Random], None]
+) -> Verdict:
     pair = Pair(plan.directory / name.replace(" ", "_"), synchronous=fail_over is _fail_over_synchronously)
     try:
         scene = Scene(name, pair.dsn, plan.directory / f"{name}_records", plan.seed, fleet="small", pace=800)
@@ -175,7 +177,7 @@ def _failovers(plan: Plan, name: str, seconds: float, fail_over: Callable[[Pair,
             time.sleep(1)
             return None
 
-        return run(scene, [[failover], FAILOVERS], seconds)
+        return run(scene, [[failover], BESIDE], seconds)
     finally:
         pair.close()
 
@@ -209,8 +211,9 @@ def disk_full(plan: Plan, name: str, seconds: float) -> Verdict:
         why = f"no small file system can be mounted here: {mounted.stderr.decode().strip()}"
         return Verdict(name, plan.seed, 0.0, 0.0, Findings(), Counter(), {"disk_full": why})
     try:
-        with _server(disk / "s", {"max_wal_size": "64MB", "shared_buffers": "64MB", "wal_keep_size": "0"}) as server:
-            scene = Scene(name, server.dsn, plan.directory / "disk_full", plan.seed, server=server, fleet="small", pace=500)
+        with running(disk / "s", {"max_wal_size": "64MB", "shared_buffers": "64MB"}) as server:
+            records = plan.directory / "disk_full"
+            scene = Scene(name, server.dsn, records, plan.seed, server=server, fleet="small", pace=500)
             migrate(server.dsn)
 
             def server_disk_full(scene: Scene, rng: random.Random) -> str | None:
@@ -233,10 +236,18 @@ def disk_full(plan: Plan, name: str, seconds: float) -> Verdict:
 
 
 @contextmanager
-def _server(directory: Path, options: dict[str, str] | None = None) -> Iterator[Server]:
+def running(directory: Path, options: dict[str, str] | None = None) -> Iterator[Server]:
+    """A server of its own for a while."""
     kind = type("Server", (Server,), {"options": Server.options | (options or {})})
     server: Server = kind(directory)
     try:
         yield server
     finally:
         embedded.stop(directory)
+
+
+OF_THEIR_OWN: dict[str, Callable[[Plan, str, float], Verdict]] = {
+    "failover synchronous": synchronous,
+    "failover asynchronous": asynchronous,
+    "disk full": disk_full,
+}

@@ -1,6 +1,8 @@
 """The handlers of the chaos tests: what `pgqueue worker -r tests.chaos.tasks` runs.
 
-Each says in the file of its process what it starts and how it ends. Those of a job's own transaction leave an effect there.
+Each says in the file of its process what it starts and how it ends. Those with a transaction of their job leave an
+effect in it.
+
 CHAOS_RECORDS   the directory of those files
 CHAOS_CLOCK     seconds by which time.time() and its kin are off in this process: the clock of another machine
 """
@@ -88,7 +90,7 @@ def stubborn(job: Job, token: str) -> None:
 async def effect(job: Job, token: str) -> None:
     with witness.running(job.id, job.reservation):
         async with job.transaction() as conn:
-            await conn.execute(EFFECT, {"job": job.id, "reservation": job.reservation, "queue": job.queue, "key": job.key})
+            await conn.execute(EFFECT, _effect(job))
             await asyncio.sleep(random.random() * 0.01)
             if random.random() < 0.05:
                 raise Refused("rolled back")
@@ -98,7 +100,7 @@ async def effect(job: Job, token: str) -> None:
 @app.task(**_STUBBORN)
 def effect_sync(job: Job, token: str) -> None:
     with witness.running(job.id, job.reservation), job.transaction() as conn:
-        conn.execute(EFFECT, {"job": job.id, "reservation": job.reservation, "queue": job.queue, "key": job.key})
+        conn.execute(EFFECT, _effect(job))
         time.sleep(random.random() * 0.01)
         witness.done(job.id, job.reservation)
 
@@ -124,3 +126,7 @@ async def rated(job: Job, token: str) -> None:
 async def gathered(payloads: dict[str, list[Any]], job: Job) -> None:
     with witness.running(job.id, job.reservation):
         await asyncio.sleep(0.005)
+
+
+def _effect(job: Job) -> dict[str, Any]:
+    return {"job": job.id, "reservation": job.reservation, "queue": job.queue, "key": job.key}

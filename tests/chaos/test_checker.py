@@ -6,14 +6,14 @@ The bugs are put into the SQL functions of the test's own database, and the orde
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, maintain, reserve_one, value
+from tests.calls import call, maintain, reserve, reserve_one, value
 from tests.chaos.checker import (
     COMMITTED,
     GONE,
@@ -322,7 +322,7 @@ class Stage:
     def lapse(self) -> None:
         """What is reserved now lapses, and is ready again."""
         # As a gap in housekeeping has been passed over already.
-        self.conn.execute("update pgqueue.jobs set lease_expires_at = clock_timestamp() - interval '1 ms', lease_prolonged = true")
+        self.conn.execute("update pgqueue.jobs set lease_expires_at = clock_timestamp(), lease_prolonged = true")
         maintain(self.conn)
         wait_until(lambda: maintain(self.conn) and not value(self.conn, _EXECUTING))
 
@@ -331,9 +331,10 @@ class Stage:
 
     def work_off(self) -> None:
         """Run all that is there, as a worker would."""
-        for row in iter(lambda: self.conn.execute("select id, reservation from pgqueue.reserve('late')").fetchone(), None):
-            self.witness.ran(*row)
-            call(self.conn, "complete", *row)
+        while taken := reserve(self.conn, 10):
+            for job in taken:
+                self.witness.ran(job.id, job.reservation)
+                assert call(self.conn, "complete", job.id, job.reservation)
 
     def rules(self) -> list[str]:
         self.records.load()
@@ -341,12 +342,13 @@ class Stage:
             return sorted(check(found).broken)
 
 
+_BLOCKED = "select exists (select from pgqueue.jobs where state = 'blocked')"
 _EXECUTING = "select exists (select from pgqueue.jobs where state = 'executing')"
 
 
 @pytest.fixture
-def stage(database: Database, tmp_path: Path) -> Iterator[Stage]:
-    yield Stage(database, tmp_path)
+def stage(database: Database, tmp_path: Path) -> Stage:
+    return Stage(database, tmp_path)
 
 
 def lose_a_lease(stage: Stage) -> None:
@@ -400,7 +402,7 @@ def test_parking_without_its_lock_is_caught(stage: Stage) -> None:
     stage.work_off()
     assert stage.rules() == ["stuck"]
     # Also where the net has caught it.
-    wait_until(lambda: maintain(stage.conn) and not value(stage.conn, "select exists (select from pgqueue.jobs where state = 'blocked')"))
+    wait_until(lambda: maintain(stage.conn) and not value(stage.conn, _BLOCKED))
     stage.work_off()
     assert stage.rules() == ["net"]
 
