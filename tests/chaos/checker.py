@@ -144,6 +144,7 @@ class Evidence:
     cancellable        kinds that somebody may have cancelled
     losses             times in which a server took what it had acknowledged with it
     unparked           jobs that the net under the keys had to release
+    hidden             lanes with something ready below their heads, which the net under the heads had to find
     found_lanes        lanes that nobody had registered
     """
 
@@ -162,6 +163,7 @@ class Evidence:
     cancellable: frozenset[str] = frozenset()
     losses: Sequence[tuple[float, float]] = ()
     unparked: int = 0
+    hidden: int = 0
     found_lanes: int = 0
 
 
@@ -208,6 +210,8 @@ def check(evidence: Evidence) -> Findings:
     if evidence.unparked:
         what = f"{evidence.unparked} jobs were parked behind nobody until the net found them"
         findings.add([Violation("net", "keys", what)])
+    if evidence.hidden:
+        findings.add([Violation("net", "heads", f"{evidence.hidden} lanes held something ready below their heads")])
     findings.counts["lanes found by housekeeping"] += evidence.found_lanes
     return findings
 

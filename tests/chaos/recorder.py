@@ -201,9 +201,7 @@ class Records:
             conn.execute("set local work_mem = '256MB'")
             conn.execute("set local enable_nestloop = off")
             reader = _Reader(conn)
-            unparked, found = conn.execute(
-                "select coalesce(max(unparked), 0), coalesce(max(found_lanes), 0) from pgqueue.housekeeping"
-            ).fetchone() or (0, 0)
+            [(unparked, found, hidden)] = conn.execute(_NETS.encode()).fetchall()
             yield Evidence(
                 promises=reader.read(Promise, _PROMISES),
                 ledger=reader.read(Entry, f"{_LEDGER} order by job, n"),
@@ -217,11 +215,20 @@ class Records:
                 limits=list(_limits(conn, reader)),
                 losses=tuple(self.losses),
                 unparked=unparked,
+                hidden=hidden,
                 found_lanes=found,
                 **known,
             )
 
 
+# What the nets had to catch. (A schema without heads of lanes has none of theirs.)
+_NETS = """
+select
+    coalesce(max(h.unparked), 0),
+    coalesce(max(h.found_lanes), 0),
+    coalesce(max((to_jsonb(h) ->> 'hidden')::bigint), 0)
+from pgqueue.housekeeping h
+"""
 _LEDGER = """
 select job, n, what::text, reservation, extract(epoch from at)::float8, extract(epoch from asked_at)::float8,
     extract(epoch from coalesce(clock, at))::float8, queue, key, leader, was_executing

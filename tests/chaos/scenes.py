@@ -105,12 +105,12 @@ def run(scene: Scene, groups: Sequence[Sequence[Any]], seconds: float, jobs: int
 
 def synchronous(plan: Plan, name: str, seconds: float) -> Verdict:
     """The primary crashes, and the standby that had to confirm every commit takes its place: nothing is lost."""
-    return _failovers(plan, name, seconds, _fail_over_synchronously)
+    return _failovers(plan, name, seconds, _fails_over_synchronously)
 
 
 def asynchronous(plan: Plan, name: str, seconds: float) -> Verdict:
     """The standby that takes its place has not heard the last of it: what is lost is what the server lost."""
-    return _failovers(plan, name, seconds, _fail_over_asynchronously)
+    return _failovers(plan, name, seconds, _fails_over_asynchronously)
 
 
 class Pair:
@@ -166,7 +166,7 @@ sys.exit(subprocess.run(sys.argv[1:], preexec_fn=_preparation(account)).returnco
 def _failovers(
     plan: Plan, name: str, seconds: float, fail_over: Callable[[Pair, Scene, random.Random], None]
 ) -> Verdict:
-    pair = Pair(plan.directory / name.replace(" ", "_"), synchronous=fail_over is _fail_over_synchronously)
+    pair = Pair(plan.directory / name.replace(" ", "_"), synchronous=fail_over is _fails_over_synchronously)
     try:
         scene = Scene(name, pair.dsn, plan.directory / f"{name}_records", plan.seed, fleet="small", pace=800)
 
@@ -177,17 +177,18 @@ def _failovers(
             time.sleep(1)
             return None
 
+        failover.__name__ = fail_over.__name__.removeprefix("_")
         return run(scene, [[failover], BESIDE], seconds)
     finally:
         pair.close()
 
 
-def _fail_over_synchronously(pair: Pair, scene: Scene, rng: random.Random) -> None:
+def _fails_over_synchronously(pair: Pair, scene: Scene, rng: random.Random) -> None:
     pair.primary.crash()
     pair.promote()
 
 
-def _fail_over_asynchronously(pair: Pair, scene: Scene, rng: random.Random) -> None:
+def _fails_over_asynchronously(pair: Pair, scene: Scene, rng: random.Random) -> None:
     """The standby is cut off for a moment before the primary goes: the jobs and claims of that moment are lost."""
     lost_from = time.time()
     pair.standby.execute("alter system set primary_conninfo = 'host=/nowhere'")
@@ -225,6 +226,9 @@ def disk_full(plan: Plan, name: str, seconds: float) -> Verdict:
                     time.sleep(rng.choice((1, 4)))
                 finally:
                     filler.unlink()
+                log = (disk / "s" / "log").read_text(errors="replace")
+                if "No space left on device" not in log:
+                    raise AssertionError("the server has not noticed that its disk is full")
                 # It may have given up.
                 server.start()
                 time.sleep(2)

@@ -44,8 +44,8 @@ def directory() -> Iterator[Path]:
 @pytest.mark.covers("D3", "G9", "L1", "L13")
 def test_everything_holds_while_workers_are_killed_and_the_server_crashes(directory: Path) -> None:
     with running(directory / "s") as server:
-        scene = Scene("short", server.database("short"), directory / "r", SEED, server=server, fleet="small", pace=400)
-        verdict = run(scene, [CLIENTS, SERVERS], 8)
+        scene = Scene("short", server.database("short"), directory / "r", SEED, server=server, fleet="small", pace=150)
+        verdict = run(scene, [CLIENTS, SERVERS], 6)
     # Shown when the test fails.
     sys.stdout.write(f"PGQUEUE_CHAOS_SEED={SEED}: {report.line(verdict)}\n{dict(verdict.injected)}\n")
     assert verdict.findings.violations == []

@@ -280,8 +280,9 @@ def test_more_starts_than_a_rate_allows_are_found_unless_the_clock_stepped() -> 
     assert limit_of(start(1, 1.0), start(2, 2.0), start(3, 3603.0), start(4, 4.0), start(5, 4.5), rate=2) == []
 
 
-def test_jobs_that_only_the_net_released_are_found() -> None:
+def test_jobs_that_only_a_net_found_are_found() -> None:
     assert [violation.rule for violation in check(Evidence(unparked=1)).violations] == ["net"]
+    assert [violation.rule for violation in check(Evidence(hidden=1)).violations] == ["net"]
 
 
 def test_of_many_violations_some_are_told_and_all_are_counted() -> None:
