@@ -303,7 +303,7 @@ from (
         partition by application_name, left(query, 20) order by random()
     ) as nth
     from pg_stat_activity
-    where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+    where (datname = current_database() or backend_type = 'walsender') and pid <> pg_backend_pid()
         and application_name not in ('chaos control', 'chaos hog') {}
 ) a
 where a.nth = 1

@@ -34,13 +34,12 @@ select pgqueue.declare_task('gathered', accumulate => true, batch_size => 3);
 class Walker(threading.Thread):
     """Does one thing again and again, on a connection that it opens again whenever it is lost."""
 
-    def __init__(self, dsn: str, name: str, seed: int, options: str = "") -> None:
+    def __init__(self, dsn: str, name: str, seed: int) -> None:
         super().__init__(name=name, daemon=True)
         self.rng = random.Random(seed)
         self.stopped = threading.Event()
         self.errors: list[str] = []
         self._dsn = dsn
-        self._options = options
 
     def run(self) -> None:
         while not self.stopped.is_set():
@@ -51,7 +50,6 @@ class Walker(threading.Thread):
                     connect_timeout=3,
                     application_name=f"chaos {self.name}",
                     prepare_threshold=None,
-                    options=self._options,
                 ) as conn:
                     while not self.stopped.is_set():
                         self.step(conn)
@@ -74,10 +72,8 @@ class Producer(Walker):
     `may` says whether there is room for more.
     """
 
-    def __init__(
-        self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool], options: str = ""
-    ) -> None:
-        super().__init__(dsn, name, seed, options)
+    def __init__(self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool]) -> None:
+        super().__init__(dsn, name, seed)
         self.log = ProducerLog(directory)
         self._may = may
 

@@ -31,6 +31,10 @@ from tests.workers import WorkerProcess
 LEASE_S = load.LEASE_S
 TRANSACTIONAL = frozenset({"effect", "effect_sync"})
 UNRUN = frozenset({"gathered"})
+# How many of the jobs are not plain ones.
+MIXED = 0.2
+# With a default of their own.
+ROLES = {"chaos_repeatable": "repeatable read", "chaos_serializable": "serializable"}
 LEVELS = ("read committed", "repeatable read", "serializable")
 
 
@@ -139,7 +143,7 @@ class Scene:
         self.records.prepare()
         with self.control() as conn:
             conn.execute(load.LIMITS.encode())
-            for role, level in (("chaos_repeatable", "repeatable read"), ("chaos_serializable", "serializable")):
+            for role, level in ROLES.items():
                 with suppress(psycopg.errors.DuplicateObject):
                     conn.execute(f"create role {role} superuser login".encode())
                 conn.execute(f"alter role {role} set default_transaction_isolation to '{level}'".encode())
@@ -197,6 +201,9 @@ class Scene:
     def drain(self) -> float | None:
         """Stop what feeds the queue and wait until it is empty; returns how long that took, None if it never was."""
         self._feeding = False
+        if self.proxy is not None:
+            # A producer that waits on a half-open connection does so for ever.
+            self.proxy.drop()
         producers = [each for each in self.walkers if isinstance(each, Producer)]
         for complaint in load.wait_for_end(list(producers)):
             self.notes.append(Violation("load", "producers", complaint))
@@ -285,8 +292,10 @@ class Scene:
                 slot.process.kill()
 
     def _slots(self) -> Iterator[Slot]:
-        common = ("-r", "tests.chaos.tasks", "--lease", str(LEASE_S), "--poll-interval", "1", "--shutdown-timeout", "3")
-        common += ("--log-level", "warning")
+        common = (
+            *("-r", "tests.chaos.tasks", "--log-level", "warning"),
+            *("--lease", str(LEASE_S), "--poll-interval", "1", "--shutdown-timeout", "3"),
+        )
         records = {"CHAOS_RECORDS": str(self.records.directory)}
 
         def slot(name: str, dsn: str, *options: str, **environment: str) -> Slot:
@@ -306,9 +315,8 @@ class Scene:
         logs = self.records.directory
         seed = self.seed * 1000
         yield Bulk(self.dsn, "bulk", seed, logs, self._may_bulk)
-        for n, level in enumerate(LEVELS):
-            options = f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}"
-            yield Mixed(self.dsn, f"mixed {n}", seed + 1 + n, logs, self._may_mix, options)
+        for n, role in enumerate(("postgres", *ROLES)):
+            yield Mixed(uri(self.dsn, user=role), f"mixed {n}", seed + 1 + n, logs, self._may_mix)
         if self.pooler is not None:
             yield Mixed(self.pooler.dsn, "mixed pooled", seed + 5, logs, self._may_mix)
         if self.proxy is not None:
@@ -317,11 +325,15 @@ class Scene:
             yield Consumer(self.dsn, f"sql{n}", seed + 10 + n, logs, level)
 
     def _may_bulk(self) -> bool:
-        elapsed = time.monotonic() - self._started_at
-        return self._feeding and self.committed() < self.pace * elapsed and self._backlog[0] < 10_000
+        return self._feeding and self.committed() < self._due() and self._backlog[0] < 10_000
 
     def _may_mix(self) -> bool:
-        return self._feeding and self._backlog[1] < 1_500
+        mixed = sum(each.log.committed for each in self.walkers if isinstance(each, Mixed))
+        return self._feeding and mixed < self._due() * MIXED and self._backlog[1] < 1_500
+
+    def _due(self) -> float:
+        """How many jobs should have been sent by now."""
+        return self.pace * (time.monotonic() - self._started_at)
 
     def _watch_backlog(self) -> None:
         question = """
@@ -331,7 +343,7 @@ class Scene:
         while not self.over.wait(0.4):
             rows = self.ask(question)
             if rows:
-                self._backlog = rows[0]  # type: ignore[assignment]
+                self._backlog = rows[0]
 
     def _keep_fleet(self) -> None:
         while not self.over.is_set():

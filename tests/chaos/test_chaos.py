@@ -42,6 +42,7 @@ def directory() -> Iterator[Path]:
 
 
 @pytest.mark.covers("D3", "G9", "L1", "L13")
+@pytest.mark.timeout(300)
 def test_everything_holds_while_workers_are_killed_and_the_server_crashes(directory: Path) -> None:
     with running(directory / "s") as server:
         scene = Scene("short", server.database("short"), directory / "r", SEED, server=server, fleet="small", pace=150)
