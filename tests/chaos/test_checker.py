@@ -283,6 +283,7 @@ def test_more_starts_than_a_rate_allows_are_found_unless_the_clock_stepped() -> 
 def test_jobs_that_only_a_net_found_are_found() -> None:
     assert [violation.rule for violation in check(Evidence(unparked=1)).violations] == ["net"]
     assert [violation.rule for violation in check(Evidence(hidden=1)).violations] == ["net"]
+    assert check(Evidence(unparked=1, hidden=1, stepped=True))
 
 
 def test_of_many_violations_some_are_told_and_all_are_counted() -> None:
