@@ -48,6 +48,10 @@ def main() -> int:
         _say(text)
     else:
         (Path(__file__).parent / "REPORT.md").write_text(text)
+    committed = sum(verdict.committed for verdict in verdicts)
+    if committed < jobs and not only:
+        _say(f"only {committed:,} jobs: give it more minutes, or a machine that does nothing else")
+        return 1
     return 0 if all(verdict.findings for verdict in verdicts) else 1
 
 
