@@ -11,10 +11,10 @@ bin := $(VENV)/bin
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench chaos digest clean
+.PHONY: help demo test test-versions check bench chaos digest clean
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(installed) ## watch a small shop at work, on a server of its own
 	$(bin)/pgqueue demo
@@ -22,13 +22,16 @@ demo: $(installed) ## watch a small shop at work, on a server of its own
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
 	$(bin)/pytest $(TESTS)
 
+test-versions: $(installed) ## run the tests of the SQL on PostgreSQL 14 to 18; needs npm
+	$(bin)/python -m tests.versions $(VERSIONS)
+
 check: $(installed) ## style, types and the floors of the house
 	$(bin)/ruff check
 	$(bin)/mypy
 	$(bin)/lint-imports
 
 bench: $(installed) ## measure the figures of the README
-	$(bin)/python -m benchmarks $(BENCH)
+	$(bin)/pgqueue bench $(BENCH)
 
 chaos: $(installed) ## break everything for PGQUEUE_CHAOS_MINUTES, over PGQUEUE_CHAOS_JOBS jobs; see tests/chaos/REPORT.md
 	$(bin)/python -m tests.chaos
@@ -37,7 +40,7 @@ digest: ## pin the digest of sql/ in the newest revision, after a change of it
 	sed -i 's/^SQL_DIGEST = .*/SQL_DIGEST = "'$$($(bin)/python -m pgqueue.bundled)'"/' $$(ls migrations/versions/[0-9]*.py | tail -1)
 
 clean: ## remove whatever git does not know, save the embedded server's data
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed): pyproject.toml

@@ -1,14 +1,27 @@
-"""What does enqueue cost beside the plain INSERT that it ends in? 32 pgbench clients, single enqueues, real commits."""
+"""What does enqueue cost beside the plain INSERT or COPY that it ends in?
+
+Single enqueues from 32 pgbench clients, real commits, while a worker is busy; `enqueue_many` by the thousand against
+INSERT ... SELECT; and a load by COPY against a plain COPY into the table. Each against its baseline in the same round.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import psycopg
 
-from benchmarks.harness import Report, Server, median, pgbench
+from .harness import Bound, Connection, Report, Server, fill, median, pgbench, pgbench_program
 
 _CLIENTS = 32
-_SECONDS = 4
-_ROUNDS = 5
+_SECONDS = 3
+_ROUNDS = 3
+_BACKLOG = 100_000
+_BULK = 1_000
+_STATEMENTS = 40
+_COPIED = 50_000
 
 _INSERT = """
 insert into pgqueue.jobs (
@@ -21,35 +34,130 @@ values (
 returning id;
 """
 _ENQUEUE = """select pgqueue.enqueue('noop', '{"n": 1}');"""
+_WORK = """
+select coalesce(array_agg(id), '{}') as ids, coalesce(array_agg(reservation), '{}') as reservations
+from pgqueue.reserve('busy', 100) \\gset
+select count(*) from pgqueue.complete_many(:ids::bigint[], :reservations::bigint[]);
+"""
 
-_BASELINE = "plain INSERT"
-_AWAKE = "enqueue, no worker asleep"
-_ASLEEP = "enqueue, a worker asleep all the while"
-_WAYS = {_BASELINE: _INSERT, _AWAKE: _ENQUEUE, _ASLEEP: _ENQUEUE}
+_MANY_INSERTED = """
+with added as (
+    insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)
+    select 'default', 'noop', a.args, 0, clock_timestamp(), clock_timestamp(), clock_timestamp()
+    from unnest(array_fill('{"n": 1}'::jsonb, array[%s])) with ordinality a (args, ord)
+    order by a.ord
+    returning id
+)
+select count(*) from added
+"""
+_MANY_ENQUEUED = "select count(*) from pgqueue.enqueue_many('noop', array_fill('{\"n\": 1}'::jsonb, array[%s]))"
+
+_ARGS = '{{"to": "someone@example.com", "subject": "A subject of a mail", "template": "welcome", "number": {n}}}'
+_NOW = "2026-01-01 12:00:00.123456+00"
+
+_INSERTS, _AWAKE, _ASLEEP = "INSERT, a worker busy", "enqueue, a worker busy", "enqueue, and another worker asleep"
+_SELECTS, _MANY = f"INSERT ... SELECT of {_BULK:,}", f"enqueue_many of {_BULK:,}"
+_COPIES, _STAGED = f"COPY of {_COPIED:,} into jobs", f"stage, COPY of {_COPIED:,}, enqueue_staged"
+
+# Each way, the one that it is measured against, and the share of that one's speed that it is to have.
+_AGAINST = {_AWAKE: (_INSERTS, 0.65), _ASLEEP: (_INSERTS, None), _MANY: (_SELECTS, 0.6), _STAGED: (_COPIES, 0.8)}
 
 
 def run(server: Server) -> Report:
-    rates: dict[str, list[float]] = {way: [] for way in _WAYS}
+    ways: dict[str, Callable[[str], float]] = {
+        _INSERTS: lambda dsn: _single(dsn, _INSERT),
+        _AWAKE: lambda dsn: _single(dsn, _ENQUEUE),
+        _ASLEEP: lambda dsn: _single(dsn, _ENQUEUE, asleep=True),
+        _SELECTS: lambda dsn: _many(dsn, _MANY_INSERTED),
+        _MANY: lambda dsn: _many(dsn, _MANY_ENQUEUED),
+        _COPIES: _copy,
+        _STAGED: _staged,
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(_ROUNDS):
-        for way, script in _WAYS.items():
+        for way, measure in ways.items():
             with server.database("enqueue") as dsn:
-                rates[way].append(_rate(dsn, script, asleep=way == _ASLEEP))
-    baseline = median(rates[_BASELINE])
+                rates[way].append(measure(dsn))
+    # Of the rounds, not of the medians: a baseline and what is measured against it ran within seconds of each other.
+    shares = {
+        way: median([own / base for own, base in zip(rates[way], rates[baseline], strict=True)])
+        for way, (baseline, _) in _AGAINST.items()
+    }
     return Report(
-        f"enqueue_cost: single enqueues a second from {_CLIENTS} clients, median of {_ROUNDS}",
-        ("", "per second", "all runs", "of the INSERT"),
+        f"enqueue_cost: jobs a second, median of {_ROUNDS}; single ones from {_CLIENTS} clients",
+        ("", "per second", "all runs", "of its baseline"),
         [
-            (way, f"{median(each):,.0f}", " ".join(f"{rate:,.0f}" for rate in each), f"{median(each) / baseline:.2f}")
+            (
+                way,
+                f"{median(each):,.0f}",
+                " ".join(f"{rate:,.0f}" for rate in each),
+                f"{shares[way]:.2f}" if way in shares else "",
+            )
             for way, each in rates.items()
         ],
-        {way: {"per_s": median(each), "of_insert": median(each) / baseline} for way, each in rates.items()},
+        {way: {"per_s": median(each), "of_baseline": shares.get(way)} for way, each in rates.items()},
+        [
+            Bound(f"time of: {way}; in times of: {baseline}", 1 / shares[way], round(1 / share, 2))
+            for way, (baseline, share) in _AGAINST.items()
+            if share is not None
+        ],
     )
 
 
-def _rate(dsn: str, script: str, *, asleep: bool) -> float:
+def _single(dsn: str, script: str, *, asleep: bool = False) -> float:
     with psycopg.connect(dsn, autocommit=True) as connection:
         # The lane is known from here on, as it is to all but a queue's first job.
-        connection.execute("select pgqueue.enqueue('noop')")
+        fill(connection, _BACKLOG)
         if asleep:
             connection.execute("select pgqueue.idle('sleeper', null, '1 hour')")
-    return pgbench(dsn, script, f"--client={_CLIENTS}", "--jobs=2", f"--time={_SECONDS}", "--protocol=prepared")
+    with _busy_worker(dsn):
+        return pgbench(dsn, script, f"--client={_CLIENTS}", "--jobs=2", f"--time={_SECONDS}", "--protocol=prepared")
+
+
+@contextmanager
+def _busy_worker(dsn: str) -> Iterator[None]:
+    with pgbench_program(dsn, _WORK, "--client=1", "--time=600", "--protocol=prepared") as command:
+        worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+            if worker.poll() is not None:
+                raise RuntimeError("the busy worker has ended")
+        finally:
+            worker.kill()
+            worker.wait()
+
+
+def _many(dsn: str, statement: str) -> float:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("select pgqueue.enqueue('noop')")
+        started = time.perf_counter()
+        for _ in range(_STATEMENTS):
+            connection.execute(statement.replace("%s", str(_BULK)))
+        return _STATEMENTS * _BULK / (time.perf_counter() - started)
+
+
+def _copy(dsn: str) -> float:
+    lines = "".join(
+        f"default\tsend_email\t{_ARGS.format(n=n)}\t0\t{_NOW}\t{_NOW}\t{_NOW}\n" for n in range(_COPIED)
+    ).encode()
+    with psycopg.connect(dsn) as connection:
+        started = time.perf_counter()
+        _send(connection, "pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)", lines)
+        connection.commit()
+        return _COPIED / (time.perf_counter() - started)
+
+
+def _staged(dsn: str) -> float:
+    lines = "".join(f"send_email\t{_ARGS.format(n=n)}\n" for n in range(_COPIED)).encode()
+    with psycopg.connect(dsn) as connection:
+        started = time.perf_counter()
+        connection.execute("select pgqueue.stage()")
+        _send(connection, "pgqueue_staged (task, args)", lines)
+        connection.execute("select * from pgqueue.enqueue_staged()")
+        connection.commit()
+        return _COPIED / (time.perf_counter() - started)
+
+
+def _send(connection: Connection, target: str, lines: bytes) -> None:
+    with connection.cursor().copy(f"copy {target} from stdin".encode()) as copy:
+        copy.write(lines)

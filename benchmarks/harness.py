@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
 import statistics
@@ -29,25 +30,43 @@ _OPTIONS = {
     "shared_buffers": "1GB",
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
-    "max_connections": "100",
+    "max_connections": "300",
 }
 
 _TEMPLATE = "pgqueue_bench_template"
+
+# The variable that says how large the measurements are: 0.1 is a tenth of the jobs.
+SCALE = "PGQUEUE_BENCH_SCALE"
+
+# What a small run may miss a bound by: few jobs, on a machine that does other things, tell only what is far off.
+WIDE = 2.5
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A figure that must not be above a limit."""
+    """A figure that must not be above a limit; or, `at_least`, not below it.
+
+    `is_ratio`: to a baseline of the same run. Others (milliseconds, percent of a core) depend on the machine.
+    """
 
     what: str
     measured: float
     limit: float
+    at_least: bool = False
+    is_ratio: bool = True
 
     @property
     def holds(self) -> bool:
-        return self.measured <= self.limit
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    @property
+    def holds_widely(self) -> bool:
+        """Whether it holds within what a small run may miss it by, or says nothing about such a run."""
+        if not self.is_ratio:
+            return True
+        return self.measured >= self.limit / WIDE if self.at_least else self.measured <= self.limit * WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +83,11 @@ class Report:
     def holds(self) -> bool:
         return all(bound.holds for bound in self.bounds)
 
-    def show(self, console: Console) -> None:
+    @property
+    def holds_widely(self) -> bool:
+        return all(bound.holds_widely for bound in self.bounds)
+
+    def show(self, console: Console, *, widely: bool = False) -> None:
         table = Table(title=self.title, title_justify="left")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if number else "left")
@@ -72,7 +95,10 @@ class Report:
             table.add_row(*row)
         console.print(table)
         for bound in self.bounds:
-            verdict = "[green]holds[/]" if bound.holds else "[red]is missed[/]"
+            if widely and not bound.holds and bound.holds_widely:
+                verdict = "[yellow]is missed, by what a small run may[/]"
+            else:
+                verdict = "[green]holds[/]" if bound.holds else "[red]is missed[/]"
             console.print(f"{bound.what}: {bound.measured:.4g}, the bound of {bound.limit:g} {verdict}")
         if not self.bounds:
             console.print("Reported only: there is no bound.")
@@ -137,6 +163,11 @@ def serving(dsn: str | None) -> Iterator[Server]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def sized(jobs: int, *, least: int = 5_000) -> int:
+    """Scale a number of jobs by PGQUEUE_BENCH_SCALE, to thousands."""
+    return max(round(jobs * float(os.environ.get(SCALE, "1")) / 1000) * 1000, least)
+
+
 def fill(connection: Connection, jobs: int, *, delay: str | None = None, chunk: int = 50_000) -> None:
     """Enqueue no-op jobs, `chunk` of them in each statement and transaction."""
     for start in range(0, jobs, chunk):
@@ -148,19 +179,24 @@ def fill(connection: Connection, jobs: int, *, delay: str | None = None, chunk: 
 
 def pgbench(dsn: str, script: str, *options: str) -> float:
     """Run `script` in pgbench and return its transactions per second."""
+    with pgbench_program(dsn, script, *options) as command:
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"^tps = ([\d.]+)", run.stdout, re.MULTILINE)
+    if run.returncode != 0 or found is None or "ERROR" in run.stderr:
+        raise RuntimeError(f"pgbench failed: {run.stderr.strip()[-2000:]}")
+    return float(found[1])
+
+
+@contextmanager
+def pgbench_program(dsn: str, script: str, *options: str) -> Iterator[list[str]]:
+    """Yield the command that runs `script` in pgbench; the script's file lives as long."""
     binary = str(embedded.binaries() / "pgbench") if embedded.available() else shutil.which("pgbench")
     if binary is None:
         raise FileNotFoundError("pgbench: install the extra `embedded`, or PostgreSQL's client programs")
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:
         file.write(script)
         file.flush()
-        run = subprocess.run(
-            [binary, "--no-vacuum", f"--file={file.name}", *options, dsn], capture_output=True, text=True, check=False
-        )
-    found = re.search(r"^tps = ([\d.]+)", run.stdout, re.MULTILINE)
-    if run.returncode != 0 or found is None or "ERROR" in run.stderr:
-        raise RuntimeError(f"pgbench failed: {run.stderr.strip()[-2000:]}")
-    return float(found[1])
+        yield [binary, "--no-vacuum", f"--file={file.name}", *options, dsn]
 
 
 def median(values: Sequence[float]) -> float:

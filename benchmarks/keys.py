@@ -1,28 +1,25 @@
 """What do keys and limits cost? Claims from hot keys, drains over many and few keys, a hot key and a full limit ahead.
 
 All are ratios within one run, save the longest call and the time until plain jobs behind a hot key start. A caller that
-gets nothing in over 20 ms calls again at once: a worker is woken for that. PGQUEUE_BENCH_SCALE=0.1 measures with a
-tenth of the jobs.
+gets nothing in over 20 ms calls again at once: a worker is woken for that.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import LiteralString
 
 import psycopg
 
-from benchmarks.harness import Bound, Connection, Report, Server, median, percentile
+from .harness import Bound, Connection, Report, Server, median, percentile, sized
 
-_SCALE = float(os.environ.get("PGQUEUE_BENCH_SCALE", "1"))
-_LARGE = int(1_000_000 * _SCALE)
+_LARGE = sized(1_000_000)
 _SMALL = 10_000
 _HOT = 10
-_DRAIN_LARGE = int(200_000 * _SCALE)
-_DRAIN_SMALL = int(20_000 * _SCALE)
-_DISTINCT = int(100_000 * _SCALE)
+_DRAIN_LARGE = sized(200_000)
+_DRAIN_SMALL = sized(20_000)
+_DISTINCT = sized(100_000)
 _ROUNDS = 100
 _SNAPSHOT_STEPS = 4
 _CALLS = 5_000
@@ -88,8 +85,8 @@ def _hot_key_ahead(server: Server, rows: Rows, figures: dict[str, object], bound
     rows.append((f"{_LARGE:,} of one key ahead of plain jobs: they start after, s", f"{started:.1f}"))
     rows.append(("  calls until then: longest, 99 %, median, ms", _spread(times)))
     figures["behind a hot key"] = {"started_s": started, "calls": len(times), "longest_ms": max(times)}
-    bounds.append(Bound("longest call while a hot key stands ahead, ms", max(times), 50))
-    bounds.append(Bound("plain jobs behind a hot key start within, s", started, 30))
+    bounds.append(Bound("longest call while a hot key stands ahead, ms", max(times), 50, is_ratio=False))
+    bounds.append(Bound("plain jobs behind a hot key start within, s", started, 30, is_ratio=False))
 
 
 def _distinct_keys(server: Server, rows: Rows, figures: dict[str, object], bounds: list[Bound]) -> None:

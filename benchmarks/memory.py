@@ -1,23 +1,23 @@
 """Does the memory of a worker grow with the number of jobs that it has run?
 
 One worker, async and sync no-ops, supervised as in production (its board is written). Its resident memory is read
-after a tenth of the jobs and after all of them. PGQUEUE_BENCH_JOBS says how many there are, a million by default.
+after a tenth of the jobs and after all of them.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from typing import Any
 
 import psycopg
 
-from benchmarks.harness import Bound, Report, Server, fill
-from benchmarks.probe import command
 from pgqueue import memory
 
-_JOBS = int(os.environ.get("PGQUEUE_BENCH_JOBS", "1000000"))
+from .harness import Bound, Report, Server, fill, sized
+from .probe import command
+
+_JOBS = sized(1_000_000)
 
 # Jobs in the queue at a time: what waits is the server's, not the worker's.
 _CHUNK = max(_JOBS // 20, 1)

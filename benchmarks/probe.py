@@ -66,7 +66,7 @@ def probing(*arguments: str) -> Iterator[Probe]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.probe", *arguments]
+    return [sys.executable, "-m", f"{__package__}.probe", *arguments]
 
 
 def _write(number: int) -> None:

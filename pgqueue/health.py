@@ -84,8 +84,11 @@ class Health:
                     + body
                 )
                 await writer.drain()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            # A client that left, says nothing, or speaks no HTTP.
+        except TimeoutError:
+            # One that says nothing, or does not read its answer: what is not sent yet would be kept for ever.
+            writer.transport.abort()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            # A client that left, or speaks no HTTP.
             pass
         finally:
             self._open -= 1

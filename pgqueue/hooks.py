@@ -27,11 +27,13 @@ ErrorFormatter: TypeAlias = Callable[[BaseException], Mapping[str, object]]
 class Event:
     """Something happened in a worker.
 
-    kind      "reserved" (so many `jobs`, with none named), "started", "succeeded", "failed" (it will be retried),
-              "dead", "cancelled" (by its handler), "released" (given back; it ends as cancelled if that was asked for),
-              "snoozed", "lost" (its lease)
+    kind      "reserved" (so many `jobs`, with none named), "started", "succeeded" (also by the handler, in its own
+              transaction), "failed" (it will be retried), "dead", "cancelled" (by its handler, or because that was
+              asked for while it ran), "released" (given back), "snoozed", "lost" (its lease: what became of it is told
+              by who has it now). What ends without a worker is not told: by an operator, by expiry, as poison.
     worker    name of the worker
     error     of "failed", "dead" and "cancelled"; of "lost", why, as its message
+    seconds   how long its handler ran, once it has ended
     """
 
     kind: str
@@ -42,6 +44,7 @@ class Event:
     queue: str | None = None
     attempt: int | None = None
     error: dict[str, Any] | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class Hooks:
     def on_dead(self, function: F, /) -> F:
         """Have a function called with each job that this worker's tries leave dead: `f(dead)`, see `pgqueue.Dead`.
 
-        Jobs that die without a try that ends, by an operator or because their process died, are not told.
+        Jobs that die without a try that ends are not told: killed by an operator, or as poison because their process
+        died once too often. Ask the database for all of them: select ... from pgqueue.all_jobs where state = 'dead'.
         """
         return self._add("dead", function)
 

@@ -203,7 +203,10 @@ class Job:
         for number in (done, total):
             if number is not None and not math.isfinite(number):
                 raise InvalidArgument(f"progress must be told in finite numbers, not {number}", hint="leave total out")
-        self._state.progress = (done, total, None if note is None else note.replace("\0", "\ufffd"))
+        # Whatever kind of number and of text: this must not stand in the way of what others tell.
+        if note is not None:
+            note = note.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+        self._state.progress = (float(done), None if total is None else float(total), note)
         self._state.around.on_progress(self)
 
     def extend(self) -> None:

@@ -74,6 +74,8 @@ class Leases:
         for held in list(self.held.values()):
             if (
                 held.interrupt is None
+                # Ended, it waits to be stored: there is nothing to stop, and the fence decides.
+                and held.ended is None
                 and now > held.deadline
                 and now > self._frozen_until(held)
                 and not held.is_settling
@@ -107,7 +109,7 @@ class Leases:
                 job_id, reservation = held.pair
                 if job_id not in kept or reservation < newest[job_id]:
                     self.remove(held)
-                    if not held.is_settling:
+                    if not held.is_settling and held.ended is None:
                         self._on_lost(held, "the database took it back")
                 else:
                     held.deadline = until

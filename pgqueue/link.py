@@ -198,10 +198,12 @@ class Link:
         Not `patient`, it waits for the server only: what the server answers is raised (SchemaError, a psycopg.Error
         with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
         """
-        async with self._turn:
-            pause = FIRST_PAUSE
-            with Trouble(self._outage) as trouble:
-                while True:
+        pause = FIRST_PAUSE
+        with Trouble(self._outage) as trouble:
+            while True:
+                # Each try is a turn of its own: a call that hangs again and again, behind a lock or because it is too
+                # much for this server, must not keep the others waiting, an extension of leases least of all.
+                async with self._turn:
                     try:
                         if self._connected_at < self._outage.began_at:
                             await self.close()
@@ -223,12 +225,12 @@ class Link:
                         if not patient:
                             raise_if_lasting(error)
                         trouble.met(error)
-                        await self._outage.pause(pause)
-                        pause = min(pause * 2, self._longest_pause)
                     except BaseException:
                         # Cancelled: what the connection is in the middle of, nobody knows.
                         await self.close()
                         raise
+                await self._outage.pause(pause)
+                pause = min(pause * 2, self._longest_pause)
 
     async def perform_now(self, call: Call[T]) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""

@@ -8,15 +8,20 @@ connection has, and turn the SQLSTATEs of the queue into the errors of `pgqueue.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import orjson
 import psycopg
+from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 from pgqueue.enqueued import BatchResult, Enqueued
 from pgqueue.errors import (
@@ -36,32 +41,63 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One statement, ready to run. `binary` asks for rows in binary format, which are cheaper to read."""
+    """One statement, ready to run.
+
+    `raw` asks for rows in binary format with jsonb and times as they come, for `read_json` and `read_time` to read
+    when somebody wants them: of the rows of a claim most are never looked at.
+    """
 
     text: bytes
     params: tuple[object, ...]
     read: Callable[[list[Row]], T]
-    binary: bool = False
+    raw: bool = False
 
 
 def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
         with connection.cursor(row_factory=tuple_row) as cursor:
-            cursor.execute(call.text, call.params, binary=call.binary)
+            if call.raw:
+                _read_raw(cursor)
+            cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
 
 
 async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(call.text, call.params, binary=call.binary)
+            if call.raw:
+                _read_raw(cursor)
+            await cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error) from error
+    except UnicodeEncodeError as error:
+        raise _unwritable(error) from error
+
+
+def _read_raw(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
+    # Both are compiled, where psycopg is.
+    cursor.adapters.register_loader("jsonb", ByteaBinaryLoader)
+    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+
+
+def read_json(raw: bytes | None) -> Any:
+    """Read jsonb of a raw row: a byte that says 1, and the text. See `from_json`."""
+    return None if raw is None else from_json(raw[1:])
+
+
+def read_time(raw: int) -> datetime:
+    """Read a timestamptz of a raw row: microseconds since 2000."""
+    return _EPOCH + timedelta(microseconds=raw)
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +122,18 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         diag.constraint_name,
     )
     ours = meaning(found)
-    if ours is None and isinstance(error, psycopg.DataError):
-        # What psycopg itself cannot send, such as a text with a NUL.
+    if ours is None and (
+        isinstance(error, psycopg.DataError)
+        or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
+    ):
+        # What psycopg itself cannot send, such as a text with a NUL, or an object that it does not know. It never can:
+        # a worker that took it for trouble with its connection would try for ever.
         return InvalidArgument(found.message)
     return ours or error
+
+
+def _unwritable(error: UnicodeEncodeError) -> InvalidArgument:
+    return InvalidArgument(f"a text cannot be sent: {error}", hint="give text without lone surrogates")
 
 
 def meaning(found: Diagnosis) -> PgQueueError | None:
@@ -213,6 +257,100 @@ def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult
     )
 
 
+def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """Copy jobs into the queue in the connection's current transaction; read how many came to which outcome."""
+    rows = _staged(jobs)
+    first = next(rows, None)
+    if first is None:
+        return {}
+    try:
+        # What is staged lives as long as its transaction.
+        with (
+            connection.transaction() if _is_alone(connection) else nullcontext(),
+            connection.cursor(row_factory=tuple_row) as cursor,
+        ):
+            cursor.execute(_STAGE)
+            with cursor.copy(_COPY) as copy:
+                for row in chain([first], rows):
+                    copy.write_row(row)
+            cursor.execute(_ENQUEUE_STAGED)
+            return dict(cursor.fetchall())
+    except psycopg.Error as error:
+        raise _copy_error(error) from error
+
+
+async def perform_copy_async(
+    connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, object]]
+) -> dict[str, int]:
+    """Copy jobs into the queue in the connection's current transaction; read how many came to which outcome."""
+    rows = _staged(jobs)
+    first = next(rows, None)
+    if first is None:
+        return {}
+    try:
+        async with (
+            connection.transaction() if _is_alone(connection) else nullcontext(),
+            connection.cursor(row_factory=tuple_row) as cursor,
+        ):
+            await cursor.execute(_STAGE)
+            async with cursor.copy(_COPY) as copy:
+                for row in chain([first], rows):
+                    await copy.write_row(row)
+            await cursor.execute(_ENQUEUE_STAGED)
+            return dict(await cursor.fetchall())
+    except psycopg.Error as error:
+        raise _copy_error(error) from error
+
+
+_STAGE = b"select pgqueue.stage()"
+_ENQUEUE_STAGED = b"select outcome, jobs from pgqueue.enqueue_staged()"
+_COPY = f"copy pg_temp.pgqueue_staged (task, args, {', '.join(_OPTION_TYPES)}) from stdin".encode()
+
+
+def _is_alone(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
+    return connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE
+
+
+def _copy_error(error: psycopg.Error) -> PgQueueError | psycopg.Error:
+    # What COPY itself refuses: its context names the line, which is the row.
+    if isinstance(error, psycopg.DataError) and error.diag.context and not error.diag.message_hint:
+        return InvalidArgument(
+            f"{error.diag.message_primary}: {error.diag.context}",
+            hint="a line is a job, the first being 1; nothing was enqueued",
+        )
+    return translated(error)
+
+
+def _staged(jobs: Iterable[Mapping[str, object]]) -> Iterator[tuple[object, ...]]:
+    for number, job in enumerate(jobs, 1):
+        what = f"job {number} of the load"
+        unknown = job.keys() - _OPTION_TYPES.keys() - {"task", "args"}
+        if unknown:
+            raise InvalidArgument(
+                f"there is no option {min(unknown)!r}, in {what}", hint="name options as the arguments of enqueue()"
+            )
+        args = job.get("args")
+        yield (
+            job.get("task"),
+            None if args is None else to_json(args, f"args of {what}"),
+            *(_option_of_row(name, job.get(name), what) for name in _OPTION_TYPES),
+        )
+
+
+def _option_of_row(name: str, value: object, what: str) -> object:
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise InvalidArgument(
+            f"{name} of {what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+        )
+    if name == "headers":
+        return to_json(value, f"{name} of {what}")
+    if name in ("tags", "depends_on") and isinstance(value, Iterable):
+        return list(value)
+    return value
+
+
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
@@ -255,24 +393,74 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
 # Consuming
 
 
-def reserve(
-    worker: str,
+# What a worker reads of a job that it claimed: the fields of `Job`, save for timeout, then what else it needs.
+_CLAIMED = (
+    b"id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
+    b" created_at, lease_expires_at, leader, timeout, losses, crashes, store_result, outcome, note"
+)
+OUTCOME, NOTE = 18, 19
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a worker asks for: the arguments of `reserve`."""
+
+    worker: str
+    queues: Sequence[str] | None
+    weights: Sequence[int] | None
+    lease: float
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed try, with what `fail` takes."""
+
+    job_id: int
+    reservation: int
+    error: Mapping[str, object]
+    retry_in: timedelta | str | None = None
+    retry: bool = True
+    policy: str | None = None
+    cancel: bool = False
+
+
+def exchange(
+    claim: Claim,
     max_jobs: int,
-    queues: Sequence[str] | None,
-    weights: Sequence[int] | None,
-    lease: float,
-    strategy: str,
+    completed: Sequence[tuple[int, int]] = (),
+    results: Sequence[str | None] | None = None,
+    failed: Sequence[Failure] = (),
 ) -> Call[list[Row]]:
-    """Claim jobs; reads rows in the order of the fields of `Job`, then leader (of calls of accumulating tasks),
-    timeout, losses, crashes, store_result."""
-    return Call(
-        b"select id, task, args, headers, queue, key, priority, attempt, max_attempts, reservation, run_at,"
-        b" created_at, lease_expires_at, leader, timeout, losses, crashes, store_result"
-        b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)",
-        (worker, max_jobs, _array(queues), _array(weights), timedelta(seconds=lease), strategy),
-        _rows,
-        binary=True,
+    """End jobs and claim others; reads raw rows of the columns above, `OUTCOME` says what each of them is."""
+    params: tuple[object, ...] = (
+        claim.worker,
+        max_jobs,
+        _array(claim.queues),
+        _array(claim.weights),
+        timedelta(seconds=claim.lease),
+        claim.strategy,
+        *_pair_texts(completed),
+        None if results is None else list(results),
     )
+    text = (
+        b"select " + _CLAIMED + b" from pgqueue.exchange(%s::text, %s::integer, %s::text[], %s::integer[],"
+        b" %s::interval, %s::text, %s::bigint[], %s::bigint[], %s::text[]::jsonb[]"
+    )
+    if failed:
+        text += (
+            b", %s::bigint[], %s::bigint[], %s::text[]::jsonb[], %s::text[]::interval[], %s::boolean[], %s::text[],"
+            b" %s::boolean[]"
+        )
+        params += (
+            *_pair_texts([(each.job_id, each.reservation) for each in failed]),
+            [_error_text(each.error) for each in failed],
+            [None if each.retry_in is None else _interval_text(each.retry_in) for each in failed],
+            [each.retry for each in failed],
+            [each.policy for each in failed],
+            [each.cancel for each in failed],
+        )
+    return Call(text + b")", params, _rows, raw=True)
 
 
 def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]:
@@ -280,18 +468,6 @@ def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]
     text = None if result is None else to_result(result)
     params = (job_id, reservation, text)
     return Call(b"select pgqueue.complete(%s::bigint, %s::bigint, %s::text::jsonb)", params, _first)
-
-
-def complete_many(held: Sequence[tuple[int, int]], results: Sequence[str | None] | None = None) -> Call[list[int]]:
-    """Complete (id, reservation) pairs, with results as JSON text; reads the ids that were not held."""
-    ids, reservations = _pairs(held)
-    if results is None:
-        return Call(b"select pgqueue.complete_many(%s::bigint[], %s::bigint[])", (ids, reservations), _column)
-    return Call(
-        b"select pgqueue.complete_many(%s::bigint[], %s::bigint[], %s::text[]::jsonb[])",
-        (ids, reservations, list(results)),
-        _column,
-    )
 
 
 def to_result(value: object) -> str:
@@ -306,24 +482,26 @@ def to_result(value: object) -> str:
     return text
 
 
-def fail(
-    job_id: int,
-    reservation: int,
-    error: Mapping[str, object],
-    *,
-    retry_in: timedelta | str | None = None,
-    retry: bool = True,
-    policy: str | None = None,
-    cancel: bool = False,
-) -> Call[str | None]:
+def fail(failure: Failure) -> Call[str | None]:
     """Report a failed try; reads the new state, or None when the lease is lost."""
-    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
-    text = to_json(error, "error").replace("\\u0000", "\\ufffd")
     return Call(
         b"select pgqueue.fail(%s::bigint, %s::bigint, %s::jsonb, %s::interval, %s::boolean, %s::text, %s::boolean)",
-        (job_id, reservation, text, retry_in, retry, policy, cancel),
+        (
+            failure.job_id,
+            failure.reservation,
+            _error_text(failure.error),
+            failure.retry_in,
+            failure.retry,
+            failure.policy,
+            failure.cancel,
+        ),
         _first,
     )
+
+
+def _error_text(error: Mapping[str, object]) -> str:
+    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
+    return to_json(error, "error").replace("\\u0000", "\\ufffd")
 
 
 def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
@@ -420,11 +598,12 @@ def bye(worker: str) -> Call[None]:
     return Call(b"select pgqueue.bye(%s::text)", (worker,), _nothing)
 
 
-def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float]]:
-    """Write that the worker sleeps; reads its channel, seconds to the next due time, and to the next maintain."""
+def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float, bool]]:
+    """Write that the worker sleeps, and keep house; reads its channel, seconds to the next due time, and to the next
+    call, and whether the worker is registered."""
     return Call(
         b"select channel, extract(epoch from next_due - pgqueue._clock())::float8,"
-        b" extract(epoch from call_again_in)::float8"
+        b" extract(epoch from call_again_in)::float8, registered"
         b" from pgqueue.idle(%s::text, %s::text[], %s::interval)",
         (worker, _array(queues), timedelta(seconds=seconds)),
         _one,
@@ -748,6 +927,12 @@ def _loaded(value: Any) -> Any:
 
 def _pairs(held: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     return [id for id, _ in held], [reservation for _, reservation in held]
+
+
+def _pair_texts(held: Sequence[tuple[int, int]]) -> tuple[str, str]:
+    # Written by hand, as psycopg writes lists of a thousand numbers one by one.
+    ids = ",".join([str(pair[0]) for pair in held])
+    return f"{{{ids}}}", "{" + ",".join([str(pair[1]) for pair in held]) + "}"
 
 
 def _interval_text(value: object) -> str:

@@ -10,12 +10,12 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pgqueue.board import Board
@@ -23,12 +23,20 @@ from pgqueue.errors import InvalidArgument
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
-from pgqueue.queries import Row, Unreadable, to_result
+from pgqueue.queries import Row, Unreadable, read_json, read_time, to_result
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, as_interval
 from pgqueue.tasks import App, Task
+from pgqueue.threads import Outcome, Threads, contained
 from pgqueue.transaction import Stage
 
 log = logging.getLogger("pgqueue.worker")
+
+# Seconds after which whoever runs quick handlers one after the other lets the rest of the event loop have a turn: to
+# report what ended, and fetch more.
+_TURN = 0.004
+
+# Seconds for which a thread goes on with the next job by itself.
+_TURN_OF_THREAD = 0.05
 
 # How long a handler may go on after its timeout before it counts as overdue, in seconds: time to clean up.
 _GRACE = 5.0
@@ -58,21 +66,20 @@ class Verdict:
     cancel: bool = False
 
 
-@dataclass(slots=True, eq=False)
 class Held:
     """A job that this worker has reserved and not yet finished.
 
     `deadline` is the monotonic time until which the lease holds for certain, counted from before the request that
-    last extended it; `started` that at which its handler began. `interrupt` says why the handler is to stop; None
-    while it may go on.
+    last extended it; `started` that at which its handler began, `seconds` how long it ran. `interrupt` says why the
+    handler is to stop; None while it may go on.
 
     Of a call of an accumulating task there is one for each key: the first has the payloads of all and runs them, the
     others are its `mates` and share its end.
+
+    Most of it is the same for most jobs, and stands in the class until it changes: a job costs little to make. So are
+    `args` and `headers`, which are read when they are asked for.
     """
 
-    row: Row
-    deadline: float
-    taken: float = field(default_factory=time.monotonic)
     started: float | None = None
     job: Job | None = None
     runner: asyncio.Task[Any] | None = None
@@ -87,13 +94,28 @@ class Held:
     snooze: timedelta | str = ""
     verdict: Verdict = Verdict()
     signalled: bool = False
+    seconds: float | None = None
     payloads: dict[str, list[Any]] | None = None
-    mates: list[Held] = field(default_factory=list)
+    mates: Sequence[Held] = ()
     head: Held | None = None
+    # Its row was held by somebody else when its end was told.
+    is_locked: bool = False
 
-    @property
-    def pair(self) -> tuple[int, int]:
-        return self.row[0], self.row[9]
+    def __init__(self, row: Row, deadline: float, taken: float | None = None) -> None:
+        self.row = row
+        self.pair: tuple[int, int] = (row[0], row[9])
+        self.deadline = deadline
+        self.taken = time.monotonic() if taken is None else taken
+
+    @cached_property
+    def args(self) -> Any:
+        """What it was enqueued with, or Unreadable."""
+        return read_json(self.row[2])
+
+    @cached_property
+    def headers(self) -> Any:
+        """Its headers, None without any, or Unreadable."""
+        return read_json(self.row[3])
 
     @property
     def timeout(self) -> float | None:
@@ -125,17 +147,20 @@ def gathered(rows: Iterable[Row], deadline: float) -> list[Held]:
     """
     calls: dict[int, Held] = {}
     for row in rows:
-        call, key, args = row[13], row[5], row[2]
+        call, key = row[13], row[5]
         if call is None:
             continue
+        held = Held(row, deadline)
         head = calls.get(call)
         if head is None:
-            calls[call] = Held(row, deadline, payloads={key: [args]})
+            held.payloads = {key: [held.args]}
+            calls[call] = held
         elif head.payloads is not None and key in head.payloads:
-            head.payloads[key].append(args)
+            head.payloads[key].append(held.args)
         elif head.payloads is not None:
-            head.payloads[key] = [args]
-            head.mates.append(Held(row, deadline, head=head))
+            head.payloads[key] = [held.args]
+            head.mates = [*head.mates, held]
+            held.head = head
     return list(calls.values())
 
 
@@ -172,11 +197,12 @@ class Runner:
         self._on_end = on_end
         self._on_start = on_start
         self._around = around or Surroundings()
-        self._waiting: asyncio.Queue[Held] = asyncio.Queue()
+        self._waiting: deque[Held] = deque()
         self._coroutines: set[asyncio.Task[None]] = set()
-        self._idle = 0
+        # Coroutines that wait for a job.
+        self._sleeping: deque[asyncio.Future[None]] = deque()
         self._suspect: Held | None = None
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._closed = False
         self._pace = _Pace()
         # Set by the worker when its App asks for them.
@@ -191,7 +217,7 @@ class Runner:
     @property
     def unstarted(self) -> int:
         """Jobs taken and not yet started."""
-        return self._waiting.qsize()
+        return len(self._waiting)
 
     @property
     def concurrency(self) -> int:
@@ -202,26 +228,37 @@ class Runner:
     def concurrency(self, number: int) -> None:
         # Those above it end after the job that they run, or the next one if they run none.
         self._concurrency = min(number, self._most)
-        for _ in range(min(self.unstarted - self._idle, self._concurrency - len(self._coroutines))):
+        for _ in range(min(self.unstarted - len(self._sleeping), self._concurrency - len(self._coroutines))):
             self._start_coroutine()
 
     def is_busy(self, jobs: int) -> bool:
         """Tell whether more than `jobs` were run in the last 100 ms."""
         return self._pace.last() > jobs
 
-    def room(self) -> int:
-        """How many more jobs are useful now: free slots, and a buffer of what was started in the last 100 ms."""
-        room = self._concurrency + self._pace.buffer() - self.running - self.unstarted
+    def room(self, coming: int = 0) -> int:
+        """How many more jobs are useful now, when so many are coming already.
+
+        Free slots, and a buffer of what was started in the last 100 ms.
+        """
+        useful = self._concurrency + self._pace.buffer()
+        room = useful - len(self.busy) - len(self._waiting) - coming
         # In batches: as long as there is something to start, wait until half of all is free.
-        if self.unstarted and room < (self._concurrency + self._pace.buffer()) / 2:
+        if (coming or self._waiting) and room < useful / 2:
             return 0
         return max(room, 0)
 
-    def take(self, held: Held) -> None:
-        """Run a job as soon as a slot is free."""
-        self._waiting.put_nowait(held)
-        if self._idle < self._waiting.qsize() and len(self._coroutines) < self._concurrency:
-            self._start_coroutine()
+    def take(self, several: Sequence[Held]) -> None:
+        """Run jobs as soon as slots are free."""
+        self._waiting.extend(several)
+        for _ in several:
+            if self._sleeping:
+                sleeper = self._sleeping.popleft()
+                if not sleeper.done():
+                    sleeper.set_result(None)
+            elif len(self._coroutines) < self._concurrency:
+                self._start_coroutine()
+            else:
+                break
 
     def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
         """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to look."""
@@ -250,7 +287,7 @@ class Runner:
         now = time.monotonic()
         return [
             held
-            for held in self.busy
+            for held in list(self.busy)
             if held.timeout is not None and held.started is not None and now > held.started + held.timeout + grace
         ]
 
@@ -259,10 +296,7 @@ class Runner:
         if not self.unstarted:
             return []
         limit = time.monotonic() - age
-        waiting = self._drain()
-        for held in waiting:
-            self._waiting.put_nowait(held)
-        return [held for held in waiting if held.taken <= limit]
+        return [held for held in list(self._waiting) if held.taken <= limit]
 
     def give_back_unstarted(self, age: float = 0.0) -> list[Held]:
         """Return the jobs that were not started within `age` seconds; they are not this runner's any more."""
@@ -272,7 +306,7 @@ class Runner:
             if head.taken <= limit:
                 unstarted += [head, *head.mates]
             else:
-                self._waiting.put_nowait(head)
+                self._waiting.append(head)
         return unstarted
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
@@ -288,10 +322,20 @@ class Runner:
         for coroutine in self._coroutines:
             coroutine.cancel()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.close()
 
     def _drain(self) -> list[Held]:
-        return [self._waiting.get_nowait() for _ in range(self._waiting.qsize())]
+        waiting = []
+        # One by one, for threads take from it as well.
+        while (held := self._next()) is not None:
+            waiting.append(held)
+        return waiting
+
+    def _next(self) -> Held | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
 
     def _start_coroutine(self) -> None:
         coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
@@ -299,45 +343,83 @@ class Runner:
         coroutine.add_done_callback(self._coroutines.discard)
 
     async def _run_jobs(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        loop = asyncio.get_running_loop()
+        turn_ends = time.monotonic() + _TURN
         while not self._closed:
-            if len(self._coroutines) > self._concurrency and (me := asyncio.current_task()) is not None:
+            if len(self._coroutines) > self._concurrency:
                 # Here and not in the callback: of many that end at once, enough must stay.
                 self._coroutines.discard(me)
                 return
-            self._idle += 1
-            try:
-                held = await self._waiting.get()
-            finally:
-                self._idle -= 1
-            task = self._app.tasks.get(held.row[1])
+            held = self._next()
+            if held is None:
+                subject.set(None)
+                set_current(None)
+                sleeper = loop.create_future()
+                self._sleeping.append(sleeper)
+                await sleeper
+                turn_ends = time.monotonic() + _TURN
+                continue
+            row = held.row
+            task = self._app.tasks.get(row[1])
             if held.interrupt is not None:
                 self._end(held, held.interrupt)
             elif task is None:
                 held.delay = 10.0
                 self._end(held, End.RELEASED)
-            elif held.row[16] and self._suspect is not None:
+            elif row[16] and self._suspect is not None:
                 held.delay = random.uniform(1.0, 3.0)
                 self._end(held, End.RELEASED)
+            elif self._is_plain(held, task):
+                base = contextvars.copy_context()
+                odd = await self._thread_pool().run(partial(self._run_in_thread, held, task, base))
+                if odd is not None:
+                    held, task, ran = odd
+                    try:
+                        await self._run_job(held, task, me, ran)
+                    finally:
+                        self.busy.discard(held)
+                        now = time.monotonic()
+                        self._pace.ran(now - (held.started or now), now)
+                turn_ends = time.monotonic() + _TURN
             else:
                 self.busy.add(held)
-                if held.row[16]:
+                if row[16]:
                     self._suspect = held
                 started = time.monotonic()
                 try:
                     # Of all mates, for they share its end.
-                    if not held.row[15] or await self._may_start(held):
-                        held.started = started = time.monotonic()
-                        if held.timeout is not None:
-                            held.timer = asyncio.get_running_loop().call_later(held.timeout, self._timed_out, held)
-                        await self._run_job(held, task)
+                    if not row[15] or await self._may_start(held):
+                        if row[15]:
+                            started = time.monotonic()
+                        held.started = started
+                        if row[14] is not None:
+                            held.timer = loop.call_later(row[14].total_seconds(), self._timed_out, held)
+                        await self._run_job(held, task, me)
+                except Exception as error:
+                    if self._closed:
+                        raise
+                    # Around the handler and not in it. A job that did not end here would be held for ever.
+                    log.exception("%s could not be run and is given back", held)
+                    held.error = self._describe(error)
+                    held.delay = 10.0
+                    self._end(held, End.RELEASED)
                 finally:
                     if held.timer is not None:
                         held.timer.cancel()
                     if self._suspect is held:
                         self._suspect = None
                     self.busy.discard(held)
-                    self._pace.ran(time.monotonic() - started)
-                    _forget_cancellations()
+                    now = time.monotonic()
+                    self._pace.ran(now - started, now)
+                    # A handler may have swallowed the one that was meant for it; a TaskGroup of the next would take
+                    # it for its own.
+                    while me.cancelling():
+                        me.uncancel()
+                if now > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + _TURN
 
     async def _may_start(self, held: Held) -> bool:
         if not await self._on_start(held):
@@ -352,21 +434,93 @@ class Runner:
             log.warning("%s has run for its timeout of %g s and is told to stop", held, held.timeout)
         self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
 
-    async def _run_job(self, held: Held, task: Task[Any, Any]) -> None:
-        me = asyncio.current_task()
-        assert me is not None
+    def _is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
+        """Whether a sync handler needs nothing of the event loop until it ends."""
+        row = held.row
+        return not (
+            task.is_async
+            or task.typed is not None
+            or task.hooks.codec is not None
+            or task.payloads_parameter is not None
+            or held.payloads is not None
+            or held.interrupt is not None
+            or row[14] is not None
+            or row[15]
+            or row[16]
+            or self.around is not None
+            or self.tell is not None
+        )
+
+    def _run_in_thread(
+        self, held: Held, task: Task[Any, Any], base: contextvars.Context
+    ) -> tuple[Held, Task[Any, Any], Outcome] | None:
+        """Run a plain job, and then others that wait, one after the other, while they are plain and succeed.
+
+        So a thread and the event loop exchange a word for many jobs and not for each. Returns one of which the loop
+        has to see what becomes of it, with what its handler returned or raised.
+        """
+        assert self._threads is not None
+        ident = threading.get_ident()
+        turn_ends = time.monotonic() + _TURN_OF_THREAD
+        while True:
+            self.busy.add(held)
+            held.started = started = time.monotonic()
+            self.in_threads[ident] = held
+            places = [] if self.board is None else self.board.note([held.pair])
+            try:
+                result = base.copy().run(self._call_plain, held, task)
+                if result is not None:
+                    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                        return held, task, (result, None)
+                    if held.row[17] if held.job is None else held.job.stores_result:
+                        held.result = to_result(result)
+            except BaseException as error:
+                return held, task, (None, error)
+            finally:
+                del self.in_threads[ident]
+                if self.board is not None:
+                    self.board.clear(places)
+            self.busy.discard(held)
+            now = time.monotonic()
+            self._threads.report(partial(self._ended_in_thread, held, now - started, now))
+            if now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
+                return None
+            following = self._next()
+            if following is None:
+                return None
+            known = self._app.tasks.get(following.row[1])
+            if known is None or not self._is_plain(following, known):
+                self._waiting.appendleft(following)
+                return None
+            held, task = following, known
+
+    def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
+        subject.set(held)
+        set_current(partial(self.job_of, held))
+        arguments = _readable(held)
+        if task.job_parameter is not None:
+            arguments = {**arguments, task.job_parameter: self.job_of(held)}
+        return task.function(**arguments)
+
+    def _ended_in_thread(self, held: Held, seconds: float, now: float) -> None:
+        self._pace.ran(seconds, now)
+        self._end(held, End.SETTLED if _is_completed(held) else End.SUCCEEDED)
+
+    async def _run_job(
+        self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None = None
+    ) -> None:
         self.in_tasks[me] = held
-        token = subject.set(held)
+        # What is set stands until the next job, or until there is none.
+        subject.set(held)
         places = [] if self.board is None else self.board.note([each.pair for each in (held, *held.mates)])
         try:
-            await self._run_handler(held, task)
+            await self._run_handler(held, task, me, ran)
         finally:
             if self.board is not None:
                 self.board.clear(places)
-            subject.reset(token)
             del self.in_tasks[me]
 
-    async def _run_handler(self, held: Held, task: Task[Any, Any]) -> None:
+    async def _run_handler(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None) -> None:
         try:
             if self.tell is not None:
                 self.tell("started", held)
@@ -385,7 +539,11 @@ class Runner:
             set_current(partial(self.job_of, held))
             if task.job_parameter is not None:
                 arguments = {**arguments, task.job_parameter: self.job_of(held)}
-            if self.around is not None:
+            if ran is not None:
+                result = await _returned(ran)
+                if inspect.isawaitable(result):
+                    result = await self._on_loop(held, result)
+            elif self.around is not None:
                 result = await self.around.run(
                     self.job_of(held),
                     partial(task.function, **arguments),
@@ -394,14 +552,18 @@ class Runner:
                     partial(_runs, held),
                 )
             elif task.is_async:
-                result = await self._on_loop(held, task.function(**arguments))
+                held.runner = me
+                try:
+                    result = await task.function(**arguments)
+                finally:
+                    held.runner = None
             else:
                 context = contextvars.copy_context()
                 result = await self._in_thread(partial(context.run, task.function, **arguments))
                 if inspect.isawaitable(result):
                     # A plain function around an async one: left alone, it would succeed without having run.
                     result = await self._on_loop(held, result)
-            if inspect.isgenerator(result) or inspect.isasyncgen(result):
+            if result is not None and (inspect.isgenerator(result) or inspect.isasyncgen(result)):
                 raise TypeError("it returned a generator, of which nothing has run")
             if held.row[17] if held.job is None else held.job.stores_result:
                 held.result = None if result is None else to_result(result)
@@ -413,7 +575,7 @@ class Runner:
                 # The handler's own: it awaited something that was cancelled.
                 await self._failed(held, task, error)
             else:
-                self._interrupted(held)
+                await self._interrupted(held, task)
         except Signal as signal:
             self._signalled(held, signal)
         except BaseException as error:
@@ -429,7 +591,8 @@ class Runner:
                 ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
                 row = held.row
                 state = State(self._around, Flag(), ends_at, stores_result=row[17])
-                held.job = Job(*(*row[:13], row[14], state))
+                times = map(read_time, row[10:13])
+                held.job = Job(*(*row[:2], held.args, held.headers, *row[4:10], *times, row[14], state))
         if held.interrupt is not None:
             # Asked to stop before there was a job to say so.
             held.job.cancelled.raise_it(held.reason)
@@ -446,6 +609,11 @@ class Runner:
             )
             self._end(held, End.SETTLED)
             return
+        await self._judge(held, task, error)
+        self._end(held, End.FAILED)
+
+    async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        """Ask the code what is to be done after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)
@@ -457,9 +625,9 @@ class Runner:
                 if self._closed:
                     raise
                 why = describe(broken)
-                held.error["policy_error"] = f"the task's rule for retries: {why['class']}: {why['message']}"
-                log.error("%s: %s; its retry policy decides", held, held.error["policy_error"])
-        self._end(held, End.FAILED)
+                broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
+                held.error = {**(held.error or {}), "policy_error": broken_rule}
+                log.error("%s: %s; its retry policy decides", held, broken_rule)
 
     def _describe(self, error: BaseException) -> dict[str, object]:
         formatter = self._app.error_formatter
@@ -502,14 +670,14 @@ class Runner:
             held.runner = None
 
     async def _in_thread(self, call: Callable[[], object]) -> object:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="pgqueue")
         held = subject.get()
         call = partial(self._named, held, call) if isinstance(held, Held) else call
-        result, error = await asyncio.get_running_loop().run_in_executor(self._threads, _contained, call)
-        if error is not None:
-            raise error
-        return result
+        return await _returned(await self._thread_pool().run(partial(contained, call)))
+
+    def _thread_pool(self) -> Threads:
+        if self._threads is None:
+            self._threads = Threads(self._most, asyncio.get_running_loop())
+        return self._threads
 
     def _named(self, held: Held, call: Callable[[], object]) -> object:
         ident = threading.get_ident()
@@ -521,10 +689,12 @@ class Runner:
             subject.reset(token)
             del self.in_threads[ident]
 
-    def _interrupted(self, held: Held) -> None:
+    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> None:
         assert held.interrupt is not None
         if held.interrupt is End.FAILED:
             held.error = {"class": held.kind, "message": held.reason}
+            if held.kind == "Timeout":
+                await self._judge(held, task, TimeoutError(held.reason))
         self._end(held, held.interrupt)
 
     def _end(self, held: Held, end: End) -> None:
@@ -532,11 +702,13 @@ class Runner:
             # Abandoned.
             return
         held.ended = end
+        if held.started is not None:
+            held.seconds = time.monotonic() - held.started
         self._on_end(held)
         for mate in held.mates:
             mate.ended = end
             mate.error, mate.delay, mate.snooze = held.error, held.delay, held.snooze
-            mate.verdict, mate.signalled = held.verdict, held.signalled
+            mate.verdict, mate.signalled, mate.seconds = held.verdict, held.signalled, held.seconds
             self._on_end(mate)
 
 
@@ -557,8 +729,9 @@ class _Pace:
         self._ran = 0
         self._mean = 0.0
 
-    def ran(self, seconds: float) -> None:
-        self._roll()
+    def ran(self, seconds: float, now: float) -> None:
+        if now - self._since >= self._SPAN:
+            self._roll(now)
         self._now += 1
         self._ran += 1
         # The first few count in full: else ten slow jobs would pass for quick ones.
@@ -570,11 +743,10 @@ class _Pace:
 
     def last(self) -> int:
         """Jobs run in the last 100 ms, to within one such span."""
-        self._roll()
+        self._roll(time.monotonic())
         return max(self._now, self._before)
 
-    def _roll(self) -> None:
-        now = time.monotonic()
+    def _roll(self, now: float) -> None:
         passed = now - self._since
         if passed >= self._SPAN:
             self._before = self._now if passed < 2 * self._SPAN else 0
@@ -614,37 +786,37 @@ def _clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
-def _contained(call: Callable[[], object]) -> tuple[object, BaseException | None]:
-    # SystemExit raised in a thread of the pool would end the thread; StopIteration cannot pass through a future.
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
+async def _returned(outcome: Outcome) -> object:
+    # A coroutine, of which StopIteration comes out as RuntimeError.
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
 
 
 def _readable(held: Held) -> dict[str, Any]:
-    values = [("headers", held.row[3])]
     if held.payloads is None:
-        values.append(("args", held.row[2]))
+        values = [("args", held.args)]
     else:
-        values += [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+    if held.row[3] is not None:
+        values.append(("headers", held.headers))
     for what, value in values:
         if isinstance(value, Unreadable):
             raise InvalidArgument(
                 f"{what} cannot be read here: {value.reason}",
                 hint="enqueue it with numbers that a float can hold, nested less than 1000 deep",
             )
-    arguments: dict[str, Any] = held.row[2] if held.payloads is None else held.payloads
+    arguments: dict[str, Any] = held.args if held.payloads is None else held.payloads
     return arguments
 
 
 def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    """Decode and convert what a job or call holds. Its row and payloads are decoded from here on."""
-    heads = [held, *held.mates]
-    for each in heads:
-        each.row = (*each.row[:2], task.decode(each.row[2]), *each.row[3:])
+    """Decode and convert what a job or call holds. Its args and payloads are decoded from here on."""
+    for each in (held, *held.mates):
+        each.args = task.decode(each.args)
     if held.payloads is None:
-        arguments: dict[str, Any] = held.row[2]
+        arguments: dict[str, Any] = held.args
         return arguments if task.typed is None else task.typed.load(arguments)
     held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
     if task.typed is None:
@@ -654,10 +826,3 @@ def _read(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
 
 def _runs(held: Held, runner: asyncio.Task[Any] | None) -> None:
     held.runner = runner
-
-
-def _forget_cancellations() -> None:
-    # A handler may have swallowed the one that was meant for it; a TaskGroup of the next would take it for its own.
-    current = asyncio.current_task()
-    while current is not None and current.cancelling():
-        current.uncancel()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import signal
@@ -46,8 +47,12 @@ _LOOK = 0.5
 # Seconds beyond its shutdown timeout, after which a worker that was told to stop is killed.
 _GRACE = 15.0
 
-# A worker that did not report for so many seconds is stuck.
+# A worker that did not report for so many seconds is stuck. After two lease lengths, or as many seconds if that is
+# more, it is killed: by then all that it ran is lost, and what blocks it must not keep its place for ever.
 _SILENT = 10.0
+
+# A look that comes so many seconds late tells that this process itself stood still, and nothing of the others.
+_STALL = 5.0
 
 # The exit code of a worker that wants to be replaced, and of one that cannot start.
 _REPLACE_ME = 75
@@ -74,6 +79,9 @@ class _Child:
     status: dict[str, Any] = field(default_factory=dict)
     heard_at: float = 0.0
     asked_to_end: bool = False
+    # When the one that was replaced is told to stop, and when it is killed.
+    stop_at: float = math.inf
+    kill_at: float = math.inf
     has_run: bool = False
     unread: bytes = b""
 
@@ -104,7 +112,8 @@ class Supervisor:
     """Keeps `processes` workers at work, each the process of `command`.
 
     One that is over `max_memory` bytes, or has run `max_jobs` jobs, is replaced: its replacement starts first, and
-    then it ends with the last of its running jobs. `config` is that of the workers.
+    then it ends with the last of its running jobs. Those have `replace_timeout` seconds; then it is told to stop, and
+    they get what a shutdown leaves them. `config` is that of the workers.
     """
 
     def __init__(
@@ -116,6 +125,7 @@ class Supervisor:
         *,
         max_memory: int | None = None,
         max_jobs: int | None = None,
+        replace_timeout: float = 3600.0,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._command = command
@@ -123,9 +133,11 @@ class Supervisor:
         self._config = config
         self._max_memory = max_memory
         self._max_jobs = max_jobs
+        self._replace_timeout = replace_timeout
         self._environment = dict(environment)
         self._places = [_Place() for _ in range(processes)]
         self._children: dict[int, _Child] = {}
+        self._starting: set[int] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._reports: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -147,22 +159,22 @@ class Supervisor:
         if health is not None:
             await serving.start(*health)
         self._handle_signals()
+        looking = asyncio.create_task(self._look_forever())
         try:
             code = await self._start_first()
             if code is None:
                 places = [asyncio.create_task(self._keep(place)) for place in self._places]
-                looking = asyncio.create_task(self._look_forever())
                 stopping = asyncio.create_task(self._stopping.wait())
                 everything: asyncio.Future[Any] = asyncio.gather(*places)
                 until: list[asyncio.Future[Any]] = [everything, stopping]
                 await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
-                looking.cancel()
                 stopping.cancel()
                 # Told to stop, all of these come to an end by themselves.
                 await self._end_all()
-                await asyncio.gather(everything, looking, stopping, *self._background, return_exceptions=True)
+                await asyncio.gather(everything, stopping, *self._background, return_exceptions=True)
             await self._end_all()
         finally:
+            looking.cancel()
             serving.close()
             for child in self._children.values():
                 child.send(signal.SIGKILL)
@@ -291,7 +303,10 @@ class Supervisor:
 
     async def _start(self, place: _Place | None) -> _Child | None:
         """Start a worker, at this place; None when that was not possible."""
-        number = next(n for n in range(1, len(self._children) + 2) if n not in self._children)
+        taken = self._children.keys() | self._starting
+        number = next(n for n in range(1, len(taken) + 2) if n not in taken)
+        # At once: several may start at a time.
+        self._starting.add(number)
         name = f"{self._config.name}:{number}"
         inherited: list[int] = []
         ours: list[int] = []
@@ -316,8 +331,10 @@ class Supervisor:
             log.error("worker %s cannot be started: %s", name, error)
             return None
         finally:
+            self._starting.discard(number)
             for fd in inherited:
                 os.close(fd)
+        # Nothing is awaited in between: the number is never free.
         child = _Child(number, name, process, orders_end, reports_end, ours[-1])
         self._children[number] = child
         if place is not None:
@@ -333,7 +350,8 @@ class Supervisor:
         return child
 
     async def _until_ready(self, child: _Child) -> bool:
-        waiting = [asyncio.create_task(event.wait()) for event in (child.ready, child.gone)]
+        # Also until told to stop: one that hangs at its start must not keep us from ending.
+        waiting = [asyncio.create_task(event.wait()) for event in (child.ready, child.gone, self._stopping)]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -447,11 +465,38 @@ class Supervisor:
 
     async def _look_forever(self) -> None:
         while True:
+            before = time.monotonic()
             await asyncio.sleep(_LOOK)
-            for place in self._places:
+            if time.monotonic() - before < _STALL:
+                self._end_stuck()
+            for place in () if self._stopping.is_set() else self._places:
                 why = self._over_limit(place.child)
                 if why and not place.renewing:
                     self._spawn(self._renew(place, why))
+
+    def _end_stuck(self) -> None:
+        """Kill those that are silent, and end those that were replaced and do not end."""
+        now = time.monotonic()
+        longest = max(2 * self._config.lease, _SILENT)
+        for child in self._children.values():
+            if child.gone.is_set():
+                continue
+            if child.heard_at and now - child.heard_at > longest and (child.ready.is_set() or board.read(child.board)):
+                log.error("%s has not reported for %.0f s and is killed", child, now - child.heard_at)
+                # Not asked to: what it ran is given back, and counts as crashed.
+                child.asked_to_end = False
+                child.heard_at = now
+                self._all_well = self._all_well and not self._stopping.is_set()
+                child.send(signal.SIGKILL)
+            elif now > child.kill_at:
+                log.error("%s did not end and is killed", child)
+                child.kill_at = now + _GRACE
+                child.send(signal.SIGKILL)
+            elif now > child.stop_at:
+                log.warning("%s goes on %g s after it was replaced: it is told to stop", child, self._replace_timeout)
+                child.stop_at = math.inf
+                child.kill_at = now + self._config.shutdown_timeout + _GRACE
+                child.send(signal.SIGTERM)
 
     def _over_limit(self, child: _Child | None) -> str:
         if child is None or not child.ready.is_set() or child.gone.is_set():
@@ -477,6 +522,8 @@ class Supervisor:
                 log.info("%s is replaced: %s", old, why)
                 new = await self._start(None)
                 if new is None or not await self._until_ready(new):
+                    if self._stopping.is_set():
+                        return None
                     log.error("%s goes on: its replacement did not start", old)
                     # Not again at once.
                     await self._pause(_YOUNG)
@@ -488,6 +535,7 @@ class Supervisor:
                     place.child = new
                 self._replaced += 1
                 old.asked_to_end = True
+                old.stop_at = time.monotonic() + self._replace_timeout
                 with suppress(OSError):
                     os.write(old.orders, RETIRE)
                 return old

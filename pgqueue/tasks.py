@@ -53,7 +53,8 @@ class TaskOptions:
     retry             a rule in Python, called in the worker with the exception and n: `lambda exc, n: ...` returns
                       seconds, a timedelta, the name of a policy, False (dead at once) or None (as retry_policy says).
                       Should it raise, retry_policy decides and the job's errors say why. It must return soon: that of
-                      an async task is called on the event loop
+                      an async task is called on the event loop. After a timeout it gets a TimeoutError, unless the
+                      handler had to be left behind with its process
     discard_on        exceptions after which a job is dead at once
     expires_in        how long after its run_at a job may still start
     accumulate        all due payloads of a key go to one call, by score: `def handle(payloads: dict[str, list])`

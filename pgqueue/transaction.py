@@ -7,15 +7,15 @@ commit. Either says when the reservation is over; then everything is rolled back
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgqueue import queries
+from pgqueue import drivers, queries
 from pgqueue.errors import InvalidArgument, LeaseLost
 from pgqueue.queries import Call, T
 
@@ -210,13 +210,14 @@ class _SQLAlchemy:
     def begin(self) -> None:
         if self.connection.in_transaction():
             raise _in_transaction()
+        connection = self.connection.connection() if _is_sqlalchemy(self.connection, "Session") else self.connection
+        if _commits_by_itself(connection):
+            self.connection.rollback()
+            raise _in_autocommit()
 
     def run(self, call: Call[T]) -> T:
-        text, params = _as_text(call)
-        try:
-            return call.read([tuple(row) for row in self.connection.execute(text, params)])
-        except Exception as error:
-            raise _driver_error(error) from error
+        # An awaitable comes of async connections alone.
+        return cast(T, drivers.run(self.connection, call))
 
     def end(self, error: BaseException | None) -> None:
         if error is None:
@@ -232,19 +233,32 @@ class _AsyncSQLAlchemy:
     async def begin(self) -> None:
         if self.connection.in_transaction():
             raise _in_transaction()
+        is_session = _is_sqlalchemy(self.connection, "AsyncSession")
+        connection = await self.connection.connection() if is_session else self.connection
+        if _commits_by_itself(connection.sync_connection):
+            await self.connection.rollback()
+            raise _in_autocommit()
 
     async def run(self, call: Call[T]) -> T:
-        text, params = _as_text(call)
-        try:
-            return call.read([tuple(row) for row in await self.connection.execute(text, params)])
-        except Exception as error:
-            raise _driver_error(error) from error
+        return await cast(Awaitable[T], drivers.run(self.connection, call))
 
     async def end(self, error: BaseException | None) -> None:
         if error is None:
             await self.connection.commit()
         else:
             await self.connection.rollback()
+
+
+def _commits_by_itself(connection: Any) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+
+
+def _in_autocommit() -> InvalidArgument:
+    # Commit and rollback would do nothing: the lock would be gone at once, and nothing would be undone.
+    return InvalidArgument(
+        "job.transaction() needs a transaction, and this connection is in AUTOCOMMIT",
+        hint="give one with another isolation_level, such as READ COMMITTED",
+    )
 
 
 def _require_idle(status: TransactionStatus) -> None:
@@ -270,15 +284,3 @@ def _is_sqlalchemy(given: object, *names: str) -> bool:
         if module in sys.modules:
             classes += [getattr(sys.modules[module], name, None) for name in names]
     return isinstance(given, tuple(each for each in classes if isinstance(each, type)))
-
-
-def _as_text(call: Call[T]) -> tuple[Any, dict[str, object]]:
-    sqlalchemy: Any = sys.modules["sqlalchemy"]
-    first, *rest = call.text.decode().replace("::", "\\:\\:").split("%s")
-    text = first + "".join(f":p{index}{part}" for index, part in enumerate(rest))
-    return sqlalchemy.text(text), {f"p{index}": value for index, value in enumerate(call.params)}
-
-
-def _driver_error(error: Exception) -> Exception:
-    original = getattr(error, "orig", None)
-    return queries.translated(original) if isinstance(original, psycopg.Error) else error

@@ -14,8 +14,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
+
+import psycopg
 
 from pgqueue import __version__, bundled, concurrency, memory, queries, stacks, telemetry
 from pgqueue.board import Board
@@ -44,6 +45,9 @@ _LAST_WORDS = 1.0
 
 # Ends of jobs that one statement reports at most.
 _BATCH = 1000
+
+# After an error that may be of the claim as well as of the ends that went with it: so many seconds each goes alone.
+_APART = 5.0
 
 # No new jobs while this many ends wait to be stored: the database is behind.
 _BACKLOG = 5000
@@ -90,12 +94,15 @@ class Worker:
         self._outage = Outage(dsn, pooled=self.config.pooled)
         prepare = not self.config.pooled
         # Three connections, so that a claim, a completion that waits for a lock, and the extension of leases never
-        # stand in each other's way; a fourth listens.
+        # stand in each other's way; a fourth listens. Under load both of the first two say what has ended and claim,
+        # in turn, so that the server always has one of them to work for.
         # A frozen connection is noticed and replaced before the leases lapse; a completion may wait 5 s for a lock.
         self._claiming = Link(
             dsn, self._outage, prepare=prepare, on_connect=self._introduce, within=max(lease / 2, 2.0)
         )
-        self._finishing = Link(dsn, self._outage, prepare=prepare, within=max(lease / 2, 8.0))
+        self._finishing = Link(
+            dsn, self._outage, prepare=prepare, on_connect=self._give_back_unheld, within=max(lease / 2, 8.0)
+        )
         # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
         pause = min(lease / 6, LONGEST_PAUSE)
         self._keeping = Link(dsn, self._outage, prepare=prepare, longest_pause=pause, within=max(lease / 3, 1.0))
@@ -107,14 +114,26 @@ class Worker:
         self._overdue: set[Held] = set()
         self._extend_asked = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._asking = queries.Claim(
+            self.config.name, self.config.queues, self.config.weights, lease, self.config.strategy
+        )
+        # Claims under way, and how many jobs each asks for.
+        self._claims: dict[Link, int] = {}
+        # The reply of a claim was lost, and its jobs are to be given back as soon as no claim is under way.
+        self._is_owed = False
+        self._apart_until = 0.0
+        # What ended: to be completed or failed; and given back, snoozed, or held by somebody when it was told before.
         self._ends: deque[Held] = deque()
+        self._returns: deque[Held] = deque()
         self._end_came = asyncio.Event()
         self._room_came = asyncio.Event()
         self._wake = asyncio.Event()
         self._listener = self._make_listener(dsn)
         self._stopping = asyncio.Event()
         self._napping_until = 0.0
-        self._due_at = float("inf")
+        self._due_at = math.inf
+        # When idle is to be called again.
+        self._call_at = 0.0
         self._woke = False
         self._channel = ""
         self._warned: dict[str, float] = {}
@@ -327,7 +346,12 @@ class Worker:
 
     def _tell(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         row = held.row
-        self._app.tell(Event(kind, self.config.name, 1, row[0], row[1], row[4], row[7], error))
+        self._app.tell(Event(kind, self.config.name, 1, row[0], row[1], row[4], row[7], error, held.seconds))
+
+    def _tell_lost(self, held: Held, why: str) -> None:
+        # Once of each: the leases may have noticed it first.
+        if self._runner.tell is not None and held.kind != "Lost":
+            self._tell("lost", held, {"message": why})
 
     def _weighted_queues(self) -> list[str]:
         queues, weights = self.config.queues or (), self.config.weights
@@ -355,6 +379,13 @@ class Worker:
     async def _introduce(self, link: Link) -> None:
         # After every (re)connect: the reply of a reserve may have been lost, and its jobs stand booked on us.
         self._channel = await link.perform_now(self._hello())
+        await self._give_back_unheld(link)
+
+    async def _give_back_unheld(self, link: Link) -> None:
+        # What another claim is just bringing is booked on us as well, and not held yet.
+        self._is_owed = any(other is not link for other in self._claims)
+        if self._is_owed or not self._channel:
+            return
         given_back = await link.perform_now(queries.release_unheld(self.config.name, list(self._leases.held)))
         if given_back:
             log.warning("gave back %d jobs whose reservation never arrived: %s", len(given_back), given_back[:20])
@@ -373,14 +404,23 @@ class Worker:
         while True:
             # At least once a minute, however long the lease: who is silent for five is forgotten.
             await asyncio.sleep(min(self.config.lease / 3, 60.0))
+            if self._is_asleep():
+                continue
             if not await self._keeping.perform(queries.beat(self.config.name)):
                 # Forgotten after minutes of silence, on a laptop that slept for one.
                 await self._keeping.perform(self._hello())
 
     async def _keep_house_forever(self) -> None:
         while True:
+            if self._is_asleep():
+                await asyncio.sleep(0.5)
+                continue
             *_, pause = await self._keeping.perform(queries.maintain(max_age=0.8))
             await asyncio.sleep(pause)
+
+    def _is_asleep(self) -> bool:
+        """Whether it says no more than idle, which says that it lives, and keeps house."""
+        return time.monotonic() < self._call_at + 0.5
 
     async def _tell_progress_forever(self) -> None:
         while True:
@@ -442,23 +482,23 @@ class Worker:
         await asyncio.wait([claiming], timeout=2.0)
         claiming.cancel()
         await asyncio.gather(claiming, return_exceptions=True)
-        unstarted = self._runner.give_back_unstarted()
-        for held in unstarted:
-            held.ended = End.RELEASED
-            self._ended(held)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await self._until_finished(lambda: bool(self._claims))
+        unstarted = self._give_back_unstarted()
         self._around.stopping.raise_it("the worker shuts down")
         if self._runner.running:
             log.info(
                 "stopping: %d jobs run on, for at most %g s; %d unstarted ones are given back",
                 self._runner.running,
                 config.shutdown_timeout,
-                len(unstarted),
+                unstarted,
             )
         cut_off = await self._end_handlers()
         try:
             # A hanging database cannot hang the shutdown: what is not stored comes back with its lease.
             async with asyncio.timeout(5.0):
-                await self._until_finished(lambda: bool(self._ends or self._leases.held))
+                await self._until_finished(lambda: bool(self._ends or self._returns or self._leases.held))
         except TimeoutError:
             left = len(self._leases.held)
             log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
@@ -585,7 +625,7 @@ class Worker:
                 await self._wait_for_room()
                 continue
             # Asked before the claim: what a job enqueued just before its end, a claim already under way did not see.
-            nothing_held = not self._leases.held
+            nothing_held = not self._leases.held and not self._claims
             claimed = await self._claim(room)
             if claimed == 0:
                 if self.config.until_empty:
@@ -598,41 +638,96 @@ class Worker:
                 await self._rise()
 
     async def _claim(self, room: int, *, patient: bool = True) -> int:
-        config = self.config
         self._wake.clear()
-        rows = await self._claiming.perform(
-            queries.reserve(config.name, room, config.queues, config.weights, config.lease, config.strategy),
-            patient=patient,
-        )
-        deadline = self._claiming.sent_at + self.config.lease
-        calls = 0
-        for row in rows:
-            if row[13] is None:
-                calls += 1
-                held = Held(row, deadline)
-                self._leases.add(held)
-                self._runner.take(held)
-        if calls < len(rows):
+        if self._is_owed and not self._claims:
+            await self._claiming.perform(queries.release_unheld(self.config.name, list(self._leases.held)))
+            self._is_owed = False
+        apart = time.monotonic() < self._apart_until
+        return await self._exchange(self._claiming, room, [] if apart else self._take_ends(), patient=patient)
+
+    async def _exchange(self, link: Link, room: int, batch: list[Held], *, patient: bool = True) -> int:
+        """Store how jobs ended and claim others, in one statement and one commit; returns the calls that came."""
+        completed = [held for held in batch if held.ended is End.SUCCEEDED]
+        failed = [held for held in batch if held.ended is End.FAILED]
+        # What the server refuses of one part must not keep the other waiting.
+        both = bool(batch) and room > 0
+        if room:
+            self._claims[link] = room
+        try:
+            results = [held.result for held in completed]
+            call = queries.exchange(
+                self._asking,
+                room,
+                [held.pair for held in completed],
+                results if any(result is not None for result in results) else None,
+                [_failure(held) for held in failed],
+            )
+            rows = await link.perform(call, patient=patient and not both)
+        except InvalidArgument as refusal:
+            if not batch:
+                raise
+            self._claims.pop(link, None)
+            await self._end_apart(link, batch, refusal)
+            return 0
+        except (psycopg.Error, PgQueueError) as error:
+            self._end_again(batch)
+            if not both:
+                raise
+            self._apart_until = time.monotonic() + _APART
+            log.warning("what ended and what is claimed go apart for %g s (%s)", _APART, one_line(error))
+            return 0
+        except BaseException:
+            # A job whose end were forgotten here would be extended for ever.
+            self._end_again(batch)
+            raise
+        finally:
+            self._claims.pop(link, None)
+        if failed or (rows and rows[0][queries.OUTCOME] != "reserved"):
+            told = {(row[0], row[9]): row for row in rows if row[queries.OUTCOME] != "reserved"}
+            rows = rows[len(told) :]
+            self._told_ends(completed, failed, told)
+        elif completed:
+            self._told_ends(completed, failed, {})
+        return self._took(rows, room, link.sent_at + self.config.lease) if room else 0
+
+    def _took(self, rows: list[queries.Row], room: int, deadline: float) -> int:
+        now = time.monotonic()
+        self._reserved_at = now
+        heads = [Held(row, deadline, now) for row in rows if row[13] is None]
+        for held in heads:
+            self._leases.add(held)
+        if len(heads) < len(rows):
             for head in gathered(rows, deadline):
-                calls += 1
+                heads.append(head)
                 for held in (head, *head.mates):
                     self._leases.add(held)
-                self._runner.take(head)
-        self._reserved_at = time.monotonic()
-        self._jobs_wait = calls >= room
+        self._runner.take(heads)
+        self._jobs_wait = len(heads) >= room
         if rows:
-            log.debug("reserved %d jobs in %d calls", len(rows), calls)
+            log.debug("reserved %d jobs in %d calls", len(rows), len(heads))
             if self._runner.tell is not None:
-                self._app.tell(Event("reserved", config.name, len(rows)))
-        if self._quiet:
-            # It became so while the reserve was under way.
+                self._app.tell(Event("reserved", self.config.name, len(rows)))
+        if self._quiet or self._stopping.is_set():
+            # It became so while the claim was under way.
             self._give_back_unstarted()
-        return calls
+        return len(heads)
 
     def _room(self) -> int:
         if self._quiet or len(self._ends) >= _BACKLOG:
             return 0
-        return self._runner.room()
+        return self._runner.room(sum(self._claims.values()))
+
+    def _room_beside(self) -> int:
+        """How many jobs are to be claimed with what ended: some under load, while there is no end of jobs."""
+        if (
+            self._stopping.is_set()
+            or not self._jobs_wait
+            or self._is_owed
+            or time.monotonic() < self._apart_until
+            or not self._runner.is_busy(_BUSY)
+        ):
+            return 0
+        return self._room()
 
     async def _wait_for_room(self) -> None:
         self._room_came.clear()
@@ -646,7 +741,7 @@ class Worker:
 
     async def _rise(self) -> None:
         if self._napping_until:
-            self._napping_until = 0.0
+            self._napping_until = self._call_at = 0.0
             await self._claiming.perform(queries.awake(self.config.name))
 
     async def _nap(self) -> None:
@@ -654,7 +749,8 @@ class Worker:
 
         Asleep from here on: every enqueue that sees the row wakes us. The row is written first, and only then come
         the looks, for what was enqueued before it stood and is committed after. While the row stands, no looks are
-        needed: it is renewed before it ends.
+        needed: it is renewed before it ends, by the one call a second or less that a sleeping worker makes. That one
+        keeps house as well, and tells what is due.
         """
         config = self.config
         if not config.listen:
@@ -662,28 +758,44 @@ class Worker:
             await self._woken(config.poll_interval * random.uniform(0.9, 1.0))
             return
         if not self._napping_until:
-            self._due_at = float("inf")
+            self._due_at = math.inf
             if self._runner.is_busy(_BUSY) and await self._look(_BUSY_LOOK, _BUSY_LOOK, _BUSY_LOOKS):
                 return
             await self._lie_down()
             for first, longest, total in _LOOKS:
                 if await self._look(first, longest, total):
                     return
-        # Not in step with other workers, and so early that the row stands without a gap.
-        renew_at = self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval
-        if self._woke or time.monotonic() >= min(renew_at, self._due_at):
-            # Woken for nothing: somebody else took the job, or it comes due later than this nap knows.
-            await self._lie_down()
-            renew_at = self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval
-        self._woke = await self._woken(min(renew_at, self._due_at) - time.monotonic())
+        while not self._woke:
+            now = time.monotonic()
+            if now >= self._due_at:
+                # Due already, or due by now. Should somebody else take it, the next call of idle says what is next.
+                self._due_at = math.inf
+                return
+            if now >= self._call_at:
+                await self._lie_down()
+                continue
+            self._woke = await self._woken(min(self._call_at, self._due_at) - now)
+            if self._stopping.is_set() or self._room() == 0:
+                return
+        # Woken for nothing, as somebody else takes the job, it may come due later than this nap knows.
+        self._woke = False
+        self._call_at = 0.0
 
     async def _lie_down(self) -> None:
         config = self.config
         self._woke = False
-        _, due_in, _ = await self._claiming.perform(queries.idle(config.name, config.queues, config.poll_interval))
-        # As the database has it: poll_interval and a second.
+        _, due_in, again_in, registered = await self._claiming.perform(
+            queries.idle(config.name, config.queues, config.poll_interval)
+        )
+        now = time.monotonic()
+        # As the database has it: poll_interval and a second. It is to stand without a gap.
         self._napping_until = self._claiming.sent_at + config.poll_interval + 1.0
-        self._due_at = float("inf") if due_in is None else time.monotonic() + max(due_in, 0.0)
+        # Not in step with other workers.
+        self._call_at = min(now + again_in, self._napping_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval)
+        self._due_at = math.inf if due_in is None else now + max(due_in, 0.0)
+        if not registered:
+            # Forgotten after minutes of silence, on a laptop that slept for one.
+            await self._claiming.perform(self._hello())
 
     async def _look(self, first: float, longest: float, total: float) -> bool:
         """Reserve at growing pauses for `total` seconds. True when the caller should go on reserving."""
@@ -701,8 +813,8 @@ class Worker:
                 return True
             if self._due_at <= time.monotonic():
                 # It came and somebody else took it: ask again what comes next, after the looks.
-                self._due_at = float("inf")
-                self._woke = True
+                self._due_at = math.inf
+                self._call_at = 0.0
             pause = min(pause * 2, longest)
         return self._stopping.is_set()
 
@@ -744,121 +856,158 @@ class Worker:
         return len(unstarted)
 
     def _ended(self, held: Held) -> None:
-        self._ends.append(held)
+        if held.ended is End.SETTLED:
+            self._leases.remove(held)
+            self.completed += 1
+            if self._runner.tell is not None:
+                self._tell("succeeded", held)
+        elif held.is_locked or held.ended in (End.RELEASED, End.SNOOZED):
+            self._returns.append(held)
+        else:
+            self._ends.append(held)
         self._end_came.set()
         self._room_came.set()
+
+    def _end_again(self, batch: list[Held]) -> None:
+        # Lost while it was told, it is forgotten.
+        for held in batch:
+            if held.pair in self._leases.held:
+                self._ended(held)
+
+    def _take_ends(self) -> list[Held]:
+        return [self._ends.popleft() for _ in range(min(len(self._ends), _BATCH))]
 
     def _lost(self, held: Held, why: str) -> None:
         log.warning("%s is lost: %s", held, why)
         if self._runner.tell is not None:
             self._tell("lost", held, {"message": why})
         # Somebody else may run it now. Whatever its handler still does, the fence decides what is stored.
-        self._runner.stop(held, End.RELEASED, why)
+        self._runner.stop(held, End.RELEASED, why, "Lost")
 
     def _cancelled(self, held: Held) -> None:
         if held.interrupt is None:
             log.info("%s: cancel was asked for", held)
         # Given back, it ends as cancelled.
-        self._runner.stop(held, End.RELEASED, "cancel was asked for")
+        self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
 
     async def _finish_forever(self) -> None:
         while True:
             await self._end_came.wait()
             self._end_came.clear()
-            while self._ends:
-                batch = [self._ends.popleft() for _ in range(min(len(self._ends), _BATCH))]
-                try:
-                    await self._finish(batch)
-                except Exception:
-                    # What was not stored is tried again: a job whose end were forgotten here would be extended
-                    # for ever.
-                    self._ends.extend(held for held in batch if held.pair in self._leases.held)
-                    self._end_came.set()
-                    raise
+            while self._ends or self._returns:
+                if self._returns:
+                    await self._return()
+                room = self._room_beside()
+                for _ in range(3):
+                    if room or not self._jobs_wait or not self._runner.unstarted:
+                        break
+                    # Under load handlers end soon: in a batch with what ends now, and a claim.
+                    await asyncio.sleep(0)
+                    room = self._room_beside()
+                if batch := self._take_ends():
+                    await self._exchange(self._finishing, room, batch)
                 self._room_came.set()
 
-    async def _finish(self, batch: list[Held]) -> None:
-        for held in batch:
-            if held.ended is End.SETTLED:
-                self._leases.remove(held)
-                self.completed += 1
-        succeeded = [held for held in batch if held.ended is End.SUCCEEDED]
-        if succeeded:
-            await self._complete(succeeded)
-        released: dict[float, list[Held]] = {}
-        for held in batch:
-            if held.ended is End.FAILED:
-                await self._fail(held)
-            elif held.ended is End.SNOOZED:
-                await self._snooze(held)
-            elif held.ended is End.RELEASED:
-                released.setdefault(held.delay, []).append(held)
-        for delay, several in released.items():
-            await self._give_back(several, delay)
-
-    async def _complete(self, batch: list[Held]) -> None:
-        results = [held.result for held in batch] if any(held.result is not None for held in batch) else None
+    async def _return(self) -> None:
+        batch = list(self._returns)
+        self._returns.clear()
         try:
-            lost = await self._finishing.perform(queries.complete_many([held.pair for held in batch], results))
-        except (LockedTooLong, InvalidArgument) as refusal:
-            # Somebody holds one of these rows, or one result cannot be stored. The others need not wait for it.
-            if len(batch) > 1:
-                for held in batch:
-                    await self._complete([held])
-            elif isinstance(refusal, LockedTooLong):
-                self._try_later(batch[0])
-            else:
-                batch[0].ended = End.FAILED
-                batch[0].error = {"class": "Result", "message": one_line(refusal)}
-                await self._fail(batch[0])
-            return
-        for held in batch:
-            self._leases.remove(held)
-        self.completed += len(batch) - len(lost)
-        gone = set(lost)
-        if self._runner.tell is not None:
             for held in batch:
-                if held.pair[0] not in gone:
-                    self._tell("succeeded", held)
-        if lost:
+                held.is_locked = False
+            locked = [held for held in batch if held.ended in (End.SUCCEEDED, End.FAILED)]
+            if locked:
+                # By themselves, for the others should not wait with them.
+                await self._exchange(self._finishing, 0, locked)
+            delays: dict[float, list[Held]] = {}
             for held in batch:
-                if held.pair[0] in gone:
-                    log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
+                if held.ended is End.SNOOZED:
+                    await self._snooze(held)
+                elif held.ended is End.RELEASED:
+                    delays.setdefault(held.delay, []).append(held)
+            for delay, several in delays.items():
+                await self._give_back(several, delay)
+        except BaseException:
+            self._end_again([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
+            raise
 
-    async def _fail(self, held: Held) -> None:
-        error = held.error or {}
-        try:
-            state = await self._finishing.perform(queries.fail(*held.pair, error, **asdict(held.verdict)))
-        except LockedTooLong:
-            self._try_later(held)
+    async def _end_apart(self, link: Link, batch: list[Held], refusal: PgQueueError) -> None:
+        """Store ends one by one of which one cannot be stored as it is; or that one in another way."""
+        if len(batch) > 1:
+            while batch:
+                try:
+                    await self._exchange(link, 0, [batch[0]])
+                except BaseException:
+                    self._end_again(batch[1:])
+                    raise
+                batch = batch[1:]
             return
-        except PgQueueError as refusal:
-            if held.verdict.retry_in is not None or held.verdict.policy is not None:
-                # What the rule or the signal said cannot be done: the retry policy decides.
-                held.verdict = Verdict()
-                held.error = {**error, "policy_error": one_line(refusal)}
-                log.error("%s: %s; its retry policy decides", held, one_line(refusal))
-                await self._fail(held)
-                return
-            # The error itself could not be stored; the failure must be.
-            plain = {
-                "class": str(error.get("class", "")).encode("ascii", "replace").decode(),
-                "message": one_line(refusal),
-            }
-            state = await self._finishing.perform(queries.fail(*held.pair, plain, **asdict(held.verdict)))
-        self._leases.remove(held)
-        self.failed += 1
-        if state is None:
-            log.warning("%s failed, but its lease was lost: nothing was stored", held)
+        [held] = batch
+        if held.ended is End.SUCCEEDED:
+            held.ended = End.FAILED
+            held.error = {"class": "Result", "message": one_line(refusal)}
+        elif held.verdict.retry_in is not None or held.verdict.policy is not None:
+            # What the rule or the signal said cannot be done: the retry policy decides.
+            held.verdict = Verdict()
+            held.error = {**(held.error or {}), "policy_error": one_line(refusal)}
+            log.error("%s: %s; its retry policy decides", held, one_line(refusal))
         else:
+            # The error itself could not be stored; the failure must be.
+            name = str((held.error or {}).get("class", ""))
+            plain: dict[str, object] = {
+                "class": name.encode("ascii", "replace").decode(),
+                "message": one_line(refusal).encode("ascii", "replace").decode(),
+            }
+            if held.error == plain:
+                self._end_again(batch)
+                raise refusal
+            held.error = plain
+        await self._exchange(link, 0, batch)
+
+    def _told_ends(self, completed: list[Held], failed: list[Held], told: dict[tuple[int, int], queries.Row]) -> None:
+        forget = self._leases.remove
+        if not told and self._runner.tell is None:
+            for held in completed:
+                forget(held)
+            self.completed += len(completed)
+            return
+        for held in completed:
+            outcome = told[held.pair][queries.OUTCOME] if held.pair in told else "succeeded"
+            if outcome == "locked":
+                self._try_later(held)
+                continue
+            forget(held)
+            if outcome == "lost":
+                log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
+                self._tell_lost(held, "its reservation was over when its handler ended")
+                continue
+            self.completed += 1
             if self._runner.tell is not None:
-                self._tell(state, held, held.error)
-            if state == "dead" and self._app.has("dead"):
-                self._call_later(self._app.call("dead", _dead(self._runner.job_of(held), held)))
-            level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
-            log.log(
-                level, "%s is %s on worker %s: %s: %s", held, state, self.config.name, error.get("class"), _short(error)
-            )
+                self._tell("succeeded", held)
+        for held in failed:
+            row = told[held.pair]
+            if row[queries.OUTCOME] == "locked":
+                self._try_later(held)
+            else:
+                forget(held)
+                self._told_failure(held, row[queries.OUTCOME], row[queries.NOTE])
+
+    def _told_failure(self, held: Held, state: str, policy_error: str | None) -> None:
+        self.failed += 1
+        if state == "lost":
+            log.warning("%s failed, but its lease was lost: nothing was stored", held)
+            self._tell_lost(held, "its reservation was over when its handler failed")
+            return
+        error = held.error or {}
+        if policy_error is not None:
+            log.error("%s: %s; its retry policy decides", held, policy_error)
+        if self._runner.tell is not None:
+            self._tell(state, held, held.error)
+        if state == "dead" and self._app.has("dead"):
+            self._call_later(self._app.call("dead", _dead(self._runner.job_of(held), held)))
+        level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
+        log.log(
+            level, "%s is %s on worker %s: %s: %s", held, state, self.config.name, error.get("class"), _short(error)
+        )
 
     async def _snooze(self, held: Held) -> None:
         try:
@@ -870,7 +1019,7 @@ class Worker:
             held.ended = End.FAILED
             held.error = {"class": "Snooze", "message": one_line(refusal)}
             held.signalled = False
-            await self._fail(held)
+            self._ended(held)
             return
         self._leases.remove(held)
         if snoozed:
@@ -879,12 +1028,18 @@ class Worker:
             log.info("%s is snoozed for %s on worker %s", held, held.snooze, self.config.name)
         else:
             log.warning("%s was snoozed, but its lease was lost: nothing was stored", held)
+            self._tell_lost(held, "its reservation was over when it was snoozed")
 
     async def _give_back(self, batch: list[Held], delay: float) -> None:
-        await self._finishing.perform(queries.release([held.pair for held in batch], delay))
+        lost = await self._finishing.perform(queries.release([held.pair for held in batch], delay))
+        gone = set(lost)
         for held in batch:
             self._leases.remove(held)
-            if self._runner.tell is not None:
+            if held.pair[0] in gone:
+                self._tell_lost(held, "its reservation was over when it was given back")
+            elif self._runner.tell is not None and held.kind == "Cancel":
+                self._tell("cancelled", held, {"class": held.kind, "message": held.reason})
+            elif self._runner.tell is not None:
                 self._tell("released", held)
             if held.row[1] not in self._app.tasks:
                 self._warn_unknown(held)
@@ -903,11 +1058,19 @@ class Worker:
 
     def _try_later(self, held: Held) -> None:
         log.warning("%s is locked by another transaction; its end is stored when that is over", held)
+        held.is_locked = True
         asyncio.get_running_loop().call_later(1.0, self._ended, held)
 
 
+def _failure(held: Held) -> queries.Failure:
+    verdict = held.verdict
+    return queries.Failure(
+        *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+    )
+
+
 def _dead(job: Job, held: Held) -> Dead:
-    payloads = [held.row[2]]
+    payloads = [held.args]
     if held.payloads is not None or held.head is not None:
         # Of a call: the first payload of the key dies, the others go on; discarded, all of them die.
         every = ((held.head or held).payloads or {}).get(held.row[5], payloads)

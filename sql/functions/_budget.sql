@@ -26,8 +26,7 @@ declare
     v_booked record;
     v_first_booked record;
 begin
-    -- The upper half of the positive second keys is the budgets': two queues of one hash take turns needlessly.
-    perform pg_advisory_xact_lock(pgqueue._lock_class(), (hashtext(p_queue) & 1073741823) | 1073741824);
+    perform pg_advisory_xact_lock(pgqueue._lock_class(), pgqueue._budget_lock(p_queue));
     -- Only now: the wait may have been long.
     v_wanted := pgqueue._ready_at(pgqueue._clock() + p_delay);
     v_first := date_trunc('second', v_wanted);
@@ -72,6 +71,19 @@ $$;
 
 comment on function pgqueue._within_budget(text, interval, integer) is
     'Private: books a second for a retry in p_delay, or the first after it that has room, and returns ready_at.';
+
+create or replace function pgqueue._budget_lock(p_queue text)
+returns integer
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    -- The upper half of the positive second keys is the budgets': two queues of one hash take turns needlessly.
+    select (hashtext(p_queue) & 1073741823) | 1073741824
+$$;
+
+comment on function pgqueue._budget_lock(text) is 'Private: second key of the advisory lock of a queue''s retry budget.';
 
 create or replace function pgqueue._tidy_bookings(p_now timestamptz)
 returns void

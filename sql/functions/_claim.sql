@@ -15,6 +15,7 @@ create or replace function pgqueue._claim_lane(
     p_queue text,
     p_priority smallint,
     p_resumed boolean,
+    p_head timestamptz,
     p_now timestamptz,
     p_limit integer,
     p_taken tid[],
@@ -56,6 +57,7 @@ begin
                 and j.queue = p_queue
                 and j.priority = p_priority
                 and j.resumed = p_resumed
+                and j.ready_at >= p_head
                 and j.ready_at <= p_now
                 and (not v_pass_over or j.expires_at is null or j.expires_at > p_now)
                 and j.ctid <> all (p_taken)
@@ -70,7 +72,7 @@ begin
             select s.rows, s.calls, s.used, s.keyed
             into rows, calls, used, keyed
             from pgqueue._sort_out(
-                p_queue, p_priority, p_resumed, p_now, p_limit, p_taken, rows, v_rows, p_worker, p_lease
+                p_queue, p_priority, p_resumed, p_head, p_now, p_limit, p_taken, rows, v_rows, p_worker, p_lease
             ) s;
             return;
         end if;
@@ -88,7 +90,7 @@ end
 $$;
 
 comment on function pgqueue._claim_lane(
-    text, smallint, boolean, timestamptz, integer, tid[], text, interval, text[]
+    text, smallint, boolean, timestamptz, timestamptz, integer, tid[], text, interval, text[]
 ) is
     'Private: takes up to p_limit due calls of one lane; returns where their jobs stand and, unless each job is a call of its own, the number of the call of each.';
 
@@ -97,6 +99,7 @@ create or replace function pgqueue._sort_out(
     p_queue text,
     p_priority smallint,
     p_resumed boolean,
+    p_head timestamptz,
     p_now timestamptz,
     p_limit integer,
     p_passed tid[],
@@ -287,6 +290,7 @@ begin
                 and j.queue = p_queue
                 and j.priority = p_priority
                 and j.resumed = p_resumed
+                and j.ready_at >= p_head
                 and j.ready_at <= p_now
                 and (j.expires_at is null or j.expires_at > p_now)
                 and j.ctid <> all (v_passed)
@@ -303,7 +307,7 @@ end
 $$;
 
 comment on function pgqueue._sort_out(
-    text, smallint, boolean, timestamptz, integer, tid[], tid[], tid[], text, interval
+    text, smallint, boolean, timestamptz, timestamptz, integer, tid[], tid[], tid[], text, interval
 ) is 'Private: takes what may start of a lane that holds jobs with keys or limits, and parks or puts off what may not.';
 
 -- What is asked of each candidate, with one look for all of one key: does something of its key execute, and which job
@@ -511,6 +515,8 @@ set lock_timeout = '20ms'
 as $$
 declare
     v_started timestamptz := clock_timestamp();
+    -- Of the leases: see _heads.
+    v_now timestamptz := pgqueue._ready_at(p_now);
     v_waited boolean := false;
     v_row record;
     v_marked tid[];
@@ -525,10 +531,10 @@ begin
                     state = 'executing',
                     reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
                     attempts = j.attempts + 1,
-                    reserved_at = p_now,
+                    reserved_at = v_now,
                     reserved_by = p_worker,
                     lease = p_lease,
-                    lease_expires_at = p_now + p_lease,
+                    lease_expires_at = v_now + p_lease,
                     lease_prolonged = false
                 from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
                 where j.ctid = w.row_at and w.kind <> 'plain'
@@ -572,7 +578,7 @@ begin
         end if;
         begin
             if v_row.kind = 'gather' then
-                v_marked := pgqueue._gather(v_row.row_at, p_now, p_worker, p_lease);
+                v_marked := pgqueue._gather(v_row.row_at, v_now, p_worker, p_lease);
             else
                 with marked as (
                     update pgqueue.jobs j
@@ -580,10 +586,10 @@ begin
                         state = 'executing',
                         reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
                         attempts = j.attempts + 1,
-                        reserved_at = p_now,
+                        reserved_at = v_now,
                         reserved_by = p_worker,
                         lease = p_lease,
-                        lease_expires_at = p_now + p_lease,
+                        lease_expires_at = v_now + p_lease,
                         lease_prolonged = false
                     where j.ctid = v_row.row_at
                     returning j.ctid as row_at

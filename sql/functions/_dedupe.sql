@@ -205,12 +205,7 @@ begin
         select d.job_id, d.outcome into job_id, outcome
         from pgqueue._dedupe(p_job, p_dedupe_for, p_on_conflict, p_debounce_max, p_deadline) d;
     exception when lock_not_available then
-        perform pgqueue._refuse(
-            format('another transaction holds dedupe key %s of task %s', quote_literal(p_job.dedupe), quote_literal(p_job.task)),
-            'It was open for longer than dedupe_wait. Nothing was enqueued.',
-            'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.',
-            '55P03'
-        );
+        perform pgqueue._refuse_held(p_job.task, p_job.dedupe, '');
     end;
     if outcome = 'refused' then
         perform pgqueue._refuse_duplicate(p_job.task, p_job.dedupe, job_id);
@@ -220,6 +215,25 @@ $$;
 
 comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
     'Private: _dedupe with errors that say what to do.';
+
+create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        p_where || format('another transaction holds dedupe key %s of task %s', quote_literal(p_dedupe), quote_literal(p_task)),
+        'It was open for longer than dedupe_wait. Nothing was enqueued.',
+        'Try again when it has ended, keep transactions that enqueue short, or raise pgqueue.settings.dedupe_wait.',
+        '55P03'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_held(text, text, text) is 'Private: raises 55P03 for a dedupe key that stayed locked.';
 
 create or replace function pgqueue._refuse_duplicate(p_task text, p_dedupe text, p_job_id bigint)
 returns void

@@ -6,6 +6,7 @@
 -- In later statements, whose snapshots show what was parked meanwhile, it lets go who waited behind those jobs: the next
 -- of their keys, and those parked under their limits. The leader of a call of an accumulating task takes the other
 -- payloads of its key with it. Jobs without a key pay nothing for that, and without limits there is one probe.
+-- p_error is the error of all, p_errors one for each of p_job_ids; those that a leader takes along have p_error.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- which is why the statement stands in an exception block.
 
@@ -16,7 +17,8 @@ create or replace function pgqueue._finish(
     p_state pgqueue.job_state,
     p_results jsonb[] default null,
     p_error jsonb default null,
-    p_merged_into bigint[] default null
+    p_merged_into bigint[] default null,
+    p_errors jsonb[] default null
 )
 returns bigint[]
 language plpgsql
@@ -47,8 +49,9 @@ begin
     loop
         begin
             with wanted as materialized (
-                select w.id, w.reservation, w.result, w.merged_into
-                from unnest(p_job_ids, p_reservations, p_results, p_merged_into) w (id, reservation, result, merged_into)
+                select w.id, w.reservation, w.result, w.merged_into, coalesce(w.error, p_error) as error
+                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors)
+                    w (id, reservation, result, merged_into, error)
                 order by w.id
             ),
             gone as (
@@ -57,7 +60,7 @@ begin
                 where j.id = w.id
                     and j.reservation = w.reservation
                     and (j.state = 'executing') = p_executing
-                returning j.*, w.result, w.merged_into
+                returning j.*, w.result, w.merged_into, w.error
             ),
             dated as (
                 select
@@ -88,8 +91,8 @@ begin
                     case when d.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
                     d.queue, d.task, d.key, d.reserved_by, d.tags, d.args, d.headers,
                     case
-                        when p_error is null then d.errors
-                        else pgqueue._with_error(d.errors, p_error, d.attempts, d.reserved_by, v_now)
+                        when d.error is null then d.errors
+                        else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
                     d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress
                 from dated d
@@ -159,7 +162,7 @@ $$;
 comment on function pgqueue._lock_followers(bigint[]) is
     'Private: locks the other payloads of a call of an accumulating task.';
 
-comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[]) is
+comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[]) is
     'Private: moves jobs from jobs to history under their reservations and returns the ids that it moved.';
 
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])

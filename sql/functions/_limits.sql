@@ -20,14 +20,15 @@ set enable_sort = off
 as $$
 declare
     v_count integer := 0;
+    v_head timestamptz := pgqueue._lease_head();
 begin
-    -- lease_expires_at is above -infinity for whatever has a lease, and thus for all that count.
+    -- Whatever counts has a lease, and none ends before their head.
     if p_kind = 'queue' then
         select count(*) into v_count
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.queue = p_target
+            where j.state = 'executing' and j.lease_expires_at >= v_head and j.queue = p_target
             order by j.lease_expires_at
             limit p_max
         ) e;
@@ -36,7 +37,7 @@ begin
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.task = p_target
+            where j.state = 'executing' and j.lease_expires_at >= v_head and j.task = p_target
             order by j.lease_expires_at
             limit p_max
         ) e;
@@ -45,7 +46,7 @@ begin
         from (
             select
             from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at > '-infinity' and j.limit_key = p_target
+            where j.state = 'executing' and j.lease_expires_at >= v_head and j.limit_key = p_target
             order by j.lease_expires_at
             limit p_max
         ) e;

@@ -47,10 +47,15 @@ declare
     v_lapsed_ids bigint[];
     v_spared_ids bigint[];
     v_crashed_ids bigint[];
+    v_head timestamptz := pgqueue._lease_head();
 begin
     rescued := 0;
     prolonged := 0;
-    if not exists (select from pgqueue.jobs j where j.state = 'executing' and j.lease_expires_at <= v_now) then
+    if not exists (
+        select
+        from pgqueue.jobs j
+        where j.state = 'executing' and j.lease_expires_at >= v_head and j.lease_expires_at <= v_now
+    ) then
         return;
     end if;
     v_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
@@ -68,7 +73,7 @@ begin
             j.lease_expires_at - j.lease / 2 as heard_at,
             not j.lease_prolonged and coalesce(v_gap_at > j.lease_expires_at - j.lease, false) as spared
         from pgqueue.jobs j
-        where j.state = 'executing' and j.lease_expires_at <= v_now
+        where j.state = 'executing' and j.lease_expires_at >= v_head and j.lease_expires_at <= v_now
         order by j.lease_expires_at
         limit p_limit
         for update skip locked
@@ -77,7 +82,7 @@ begin
     update pgqueue.jobs j
     set
         lease_prolonged = true,
-        lease_expires_at = v_now + j.lease
+        lease_expires_at = pgqueue._ready_at(v_now) + j.lease
     where j.id = any (v_spared_ids);
     v_lapsed_ids := pgqueue._whole_calls(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);

@@ -20,6 +20,7 @@ as $$
 declare
     v_booked bigint[];
     v_crashed bigint[];
+    v_head timestamptz := pgqueue._lease_head();
 begin
     perform pgqueue._check_name('worker', crashed.worker, 256);
     perform pgqueue._check_pairs(crashed.job_ids, crashed.reservations);
@@ -37,6 +38,7 @@ begin
             ) as ran
         from pgqueue.jobs j
         where j.state = 'executing'
+            and j.lease_expires_at >= v_head
             and j.reserved_by = crashed.worker
             and (j.leader is null or j.leader = j.id)
         order by j.id

@@ -1,12 +1,15 @@
 -- enqueue: a producer's one call. Inserts one row into jobs, inside the caller's transaction.
 --
--- It locks nothing that another enqueue could wait for. One query reads all it has to know: the options of task
--- and queue, whether the lane is registered, and whether somebody who serves the queue is asleep now. Only then
--- does it send NOTIFY, for NOTIFY serialises the commits of all who send it. A worker writes that it sleeps
--- *before* its last looks, so the answer may be stale by as long as this transaction stays open, and no longer.
+-- It locks nothing that another enqueue could wait for. One statement does nearly all: it looks up what task and
+-- queue say, inserts the row, and then asks whether the lane is registered and whether somebody who serves the queue
+-- is asleep now. Only when one of these asks for more does it go on, for NOTIFY serialises the commits of all who send
+-- it. A worker writes that it sleeps *before* its last looks, so the answer may be stale by as long as this
+-- transaction stays open, and no longer.
+-- Of the time of a call half is spent on starting statements and compiling expressions, which in a transaction of its
+-- own each call does anew: so there is one statement, and hardly an expression beside it. `offset 0` keeps the scan of
+-- tasks from carrying all columns of that table.
 -- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
--- live rows only; JIT is off because a plan that nevertheless holds such a scan looks expensive to it, and
--- compiling takes 100 ms.
+-- live rows only. Every table here has an index for its question, so no plan looks expensive to JIT.
 -- A job with a dedupe key goes another way: see enqueue_outcome.
 
 create or replace function pgqueue.enqueue(
@@ -41,24 +44,24 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
-set jit = off
 as $$
 #variable_conflict use_column
 declare
+    -- Null where the job is to run now.
+    v_run_at timestamptz;
+    v_ready_at timestamptz;
     v_now timestamptz := pgqueue._ready_at(null);
-    v_run_at timestamptz := coalesce(enqueue.run_at, v_now);
-    v_ready_at timestamptz := v_now;
     v_queue text;
     v_priority smallint;
-    v_expires_in interval;
-    v_accumulate boolean;
-    v_known boolean;
-    v_asleep boolean;
+    v_settled boolean;
     v_retry jsonb;
     v_id bigint;
 begin
-    -- Nearly every enqueue names a task and args and nothing else: it is not worth a call to check the rest.
+    -- Nearly every enqueue names a task and args and nothing else: it is not worth a call to check the rest. Args of
+    -- that size are small also where they are stored compressed: no limit may be set below what that could hold.
     if octet_length(enqueue.task) between 1 and 128
+        and jsonb_typeof(enqueue.args) = 'object'
+        and pg_column_size(enqueue.args) <= 1000
         and num_nonnulls(
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
@@ -84,60 +87,57 @@ begin
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention, enqueue.retry_policy,
             enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max
         );
+        perform pgqueue._check_args(enqueue.args);
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
         end if;
-    end if;
-    if jsonb_typeof(enqueue.args) = 'object' and pg_column_size(enqueue.args) <= 1000 then
-        -- Also when it is stored compressed: no limit may be set below what that could hold.
-        null;
-    else
-        perform pgqueue._check_args(enqueue.args);
-    end if;
-
-    if enqueue.delay is not null then
-        v_run_at := v_now + enqueue.delay;
-    end if;
-    if v_run_at > v_now then
-        v_ready_at := pgqueue._ready_at(v_run_at);
-        perform pgqueue._check_run_at(v_run_at);
-    end if;
-
-    select
-        w.queue,
-        p.priority,
-        coalesce(enqueue.expires_in, t.expires_in),
-        t.accumulate,
-        exists (select from pgqueue.lanes l where l.queue = w.queue and l.priority = p.priority),
-        exists (select from pgqueue.sleepers s where s.queue in (w.queue, '') and s.until > v_ready_at)
-    into v_queue, v_priority, v_expires_in, v_accumulate, v_known, v_asleep
-    from (values (1)) one (row)
-    left join pgqueue.effective_tasks t on t.name = enqueue.task
-    cross join lateral (select coalesce(enqueue.queue, t.queue, 'default') as queue) w
-    left join pgqueue.queues q on q.name = w.queue
-    cross join lateral (select coalesce(enqueue.priority, t.priority, q.priority, 0)::smallint as priority) p;
-
-    if v_accumulate and enqueue.key is null then
-        perform pgqueue._refuse_without_key(enqueue.task);
+        v_run_at := coalesce(enqueue.run_at, v_now + enqueue.delay);
+        if v_run_at > v_now then
+            v_ready_at := pgqueue._ready_at(v_run_at);
+            perform pgqueue._check_run_at(v_run_at);
+        end if;
     end if;
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
         expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
     )
-    values (
-        v_queue, enqueue.task, enqueue.args, enqueue.headers, enqueue.tags, v_priority, v_run_at, v_ready_at, v_now,
-        greatest(v_run_at, v_now) + v_expires_in, enqueue.max_attempts, enqueue.retention, v_retry,
-        enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
-    )
-    returning id into v_id;
+    select
+        coalesce(enqueue.queue, t.queue, 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
+        coalesce(
+            enqueue.priority,
+            t.priority,
+            (select q.priority from pgqueue.queues q where q.name = coalesce(enqueue.queue, t.queue, 'default')),
+            0
+        ),
+        coalesce(v_run_at, v_now), coalesce(v_ready_at, v_now), v_now,
+        greatest(v_run_at, v_now) + coalesce(enqueue.expires_in, t.expires_in), enqueue.max_attempts,
+        enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
+    from (values (1)) one (row)
+    left join (
+        select e.queue, e.priority, e.expires_in, e.accumulate
+        from pgqueue.effective_tasks e
+        where e.name = enqueue.task
+        offset 0
+    ) t on true
+    where enqueue.key is not null or t.accumulate is not true
+    returning
+        id, queue, priority,
+        exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
+        and not exists (
+            select from pgqueue.sleepers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at
+        )
+        and current_setting('transaction_isolation') = 'read committed'
+    into v_id, v_queue, v_priority, v_settled;
 
-    if not v_known then
-        insert into pgqueue.lanes (queue, priority, seen_at) values (v_queue, v_priority, v_now);
+    if v_settled then
+        return v_id;
     end if;
-    if v_asleep or current_setting('transaction_isolation') <> 'read committed' then
-        perform pgqueue._wake(v_queue, v_ready_at, 2, null);
+    if v_id is null then
+        perform pgqueue._refuse_without_key(enqueue.task);
     end if;
+    perform pgqueue._register_lane(v_queue, v_priority, v_now);
+    perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
     return v_id;
 end
 $$;

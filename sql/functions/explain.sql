@@ -157,6 +157,7 @@ begin
                 and j.queue = v_job.queue
                 and j.priority = v_job.priority
                 and j.resumed = true
+                and j.ready_at >= coalesce((select h.head from pgqueue._head(v_job.queue, v_job.priority, true) h), '-infinity')
                 and j.ready_at <= v_now
                 and (not v_job.resumed or (j.ready_at, j.id) < (v_job.ready_at, v_job.id))
             order by j.ready_at, j.id
@@ -171,6 +172,7 @@ begin
                 and j.queue = v_job.queue
                 and j.priority = v_job.priority
                 and j.resumed = false
+                and j.ready_at >= coalesce((select h.head from pgqueue._head(v_job.queue, v_job.priority, false) h), '-infinity')
                 and (j.ready_at, j.id) < (v_job.ready_at, v_job.id)
             order by j.ready_at, j.id
             limit 1000

@@ -25,6 +25,7 @@ as $$
 #variable_conflict use_column
 declare
     v_executing constant pgqueue.job_state := 'executing';
+    v_until timestamptz;
 begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
     perform pgqueue._check_lease(extend.lease);
@@ -37,6 +38,8 @@ begin
         );
     end if;
 
+    -- After its xid: see _heads.
+    v_until := pgqueue._ready_at(null) + extend.lease;
     with held as materialized (
         select h.place, w.started
         from unnest(extend.job_ids, extend.reservations, extend.started) w (id, reservation, started)
@@ -52,12 +55,12 @@ begin
         lease = extend.lease,
         started = case when h.started then j.reservation else j.started end,
         -- The payloads that go with a leader have no lease of their own.
-        lease_expires_at = case when j.leader is null or j.leader = j.id then pgqueue._clock() + extend.lease end
+        lease_expires_at = case when j.leader is null or j.leader = j.id then v_until end
     from held h
     where j.ctid = h.place;
 
     return query
-    select h.id, coalesce(h.lease_expires_at, pgqueue._clock() + extend.lease), h.cancel_requested_at is not null
+    select h.id, coalesce(h.lease_expires_at, v_until), h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
         select j.id, j.lease_expires_at, j.cancel_requested_at

@@ -7,7 +7,7 @@
 -- A call of an accumulating task fails for one key: all its payloads are retried together, on one count. When they are
 -- out of tries only the one with the lowest score, which led, dies; the others go back at once with a fresh count.
 -- The retry budget of the queue in which it will wait may put it off further.
--- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level.
+-- Locks the job's row and waits for another holder at most 5 s (55P03). Works at every isolation level. See _fail.
 
 create or replace function pgqueue.fail(
     job_id bigint,
@@ -25,24 +25,7 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
-#variable_conflict use_column
-declare
-    -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
-    v_executing constant pgqueue.job_state := 'executing';
-    v_job record;
-    v_error jsonb := coalesce(fail.error, '{}');
-    v_delay interval := fail.retry_in;
-    v_answer record;
-    v_ready_at timestamptz;
-    v_state text;
-    v_followers bigint[] := '{}';
-    v_cancelled bigint[];
-    v_cancelled_reservations bigint[];
-    v_alone boolean := false;
 begin
     perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
     if fail.retry_in is not null and (not isfinite(fail.retry_in) or fail.retry_in not between '0' and '10 years') then
@@ -54,131 +37,13 @@ begin
     if fail.policy is not null then
         perform pgqueue._check_policy(fail.policy);
     end if;
-
-    select
-        j.id, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key, j.limit_key, j.followers,
-        coalesce(j.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end) as max_attempts,
-        coalesce(
-            fail.policy, j.retry ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end
-        ) as policy,
-        coalesce(make_interval(secs => (j.retry ->> 'delay')::double precision), t.retry_delay) as delay,
-        t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function,
-        d.queue, q.retry_budget
-    into v_job
-    from pgqueue.jobs j
-    left join pgqueue.effective_tasks t on t.name = j.task
-    cross join lateral (
-        -- Not for a job with a key: its order holds within one queue.
-        select coalesce(case when j.key is null then coalesce(j.retry ->> 'queue', t.retry_queue) end, j.queue) as queue
-    ) d
-    left join pgqueue.queues q on q.name = d.queue
-    where j.id = fail.job_id
-        and j.reservation = fail.reservation
-        and j.state = v_executing
-    for update of j;
-    if not found then
-        return null;
-    end if;
-    if fail.policy = 'list' and v_job.retry_delays is null
-        or fail.policy = 'function' and v_job.retry_function is null
-    then
-        perform pgqueue._refuse(
-            format('policy %s is not one of this task', fail.policy),
-            format('The task has no %s.', case fail.policy when 'list' then 'retry_delays' else 'retry_function' end),
-            'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
-        );
-    end if;
-
-    v_state := case
-        when v_job.cancel_requested_at is not null or coalesce(fail.cancel, false) then 'cancelled'
-        when not coalesce(fail.retry, true) or v_job.attempts >= v_job.max_attempts then 'dead'
-        else 'failed'
-    end;
-    if v_state = 'failed' and v_delay is null then
-        if v_job.policy = 'function' then
-            select a.delay, a.flaw
-            into v_answer
-            from pgqueue._ask_retry_function(v_job.retry_function, v_job.id, v_job.max_attempts, v_error) a;
-            if v_answer.flaw is null then
-                v_delay := v_answer.delay;
-                v_state := case when v_delay is null then 'dead' else 'failed' end;
-            else
-                v_delay := pgqueue._backoff(null, null, null, v_job.attempts - 1);
-                v_error := jsonb_build_object('policy_error', v_answer.flaw)
-                    || case jsonb_typeof(v_error)
-                        when 'object' then v_error
-                        else jsonb_build_object('message', v_error #>> '{}')
-                    end;
-            end if;
-        else
-            v_delay := pgqueue._backoff(
-                v_job.policy, v_job.delay, v_job.retry_jitter, v_job.attempts - 1, v_job.retry_cap, v_job.retry_delays
-            );
-        end if;
-    end if;
-    if v_job.followers is not null then
-        select array_agg(c.id), array_agg(c.reservation)
-        into v_cancelled, v_cancelled_reservations
-        from pgqueue._lock_followers(v_job.followers) f
-        cross join lateral (
-            select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
-        ) c;
-        if v_cancelled is not null then
-            perform pgqueue._finish(v_cancelled, v_cancelled_reservations, true, 'cancelled');
-        end if;
-        v_followers := array(select f.id from pgqueue._lock_followers(v_job.followers) f);
-        v_alone := case v_state
-            when 'dead' then coalesce(fail.retry, true)
-            when 'cancelled' then not coalesce(fail.cancel, false)
-            else false
-        end;
-        if v_alone then
-            v_ready_at := pgqueue._ready_at(null);
-            update pgqueue.jobs
-            set
-                state = case when errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
-                leader = null,
-                attempts = case when v_state = 'dead' then 0 else greatest(attempts - 1, 0) end,
-                ready_at = v_ready_at,
-                resumed = true,
-                lease_expires_at = null
-            where id = any (v_followers);
-            update pgqueue.jobs set followers = null where id = v_job.id;
-            perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
-            perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
-        end if;
-    end if;
-    if v_state <> 'failed' then
-        perform pgqueue._finish(
-            array[fail.job_id], array[fail.reservation], true, v_state::pgqueue.job_state, null, v_error
-        );
-        return v_state;
-    end if;
-
-    v_ready_at := case
-        when v_job.retry_budget is null then pgqueue._ready_at(pgqueue._clock() + v_delay)
-        else pgqueue._within_budget(v_job.queue, v_delay, v_job.retry_budget)
-    end;
-    update pgqueue.jobs
-    set
-        state = 'failed',
-        queue = v_job.queue,
-        ready_at = v_ready_at,
-        resumed = false,
-        lease_expires_at = null,
-        leader = null,
-        followers = null,
-        errors = pgqueue._with_error(errors, v_error, v_job.attempts, v_job.reserved_by, pgqueue._clock())
-    where id = any (fail.job_id || v_followers);
-    perform pgqueue._register_lane(v_job.queue, v_job.priority, v_ready_at);
-    perform pgqueue._wake(v_job.queue, v_ready_at, 2, null);
-    if v_job.key is not null then
-        perform pgqueue._release_earlier(v_followers || v_job.id);
-    end if;
-    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
-        perform pgqueue._leave_limits(array[v_job.task], array[v_job.key], array[v_job.limit_key]);
-    end if;
-    return v_state;
+    return (
+        select f.state
+        from pgqueue._fail(
+            array[fail.job_id], array[fail.reservation], array[fail.error], array[fail.retry_in], array[fail.retry],
+            array[fail.policy], array[fail.cancel], true
+        ) f
+    );
 end
 $$;
 

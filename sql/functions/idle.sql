@@ -4,11 +4,17 @@
 -- The order matters. A producer asks "who sleeps?" at its enqueue and commits later. So the worker first calls
 -- idle, *then* looks again at short pauses for about a second, and only then blocks: what was enqueued before the
 -- row stood is found by a look, what comes after is announced. Looks before the row find neither.
+-- It is the one thing that a sleeping worker says, so it does all that such a worker owes: a sign of life, and
+-- housekeeping. Whoever kept house is told to call again in a second and does so again; the others, told to come back
+-- later, take over when nobody did for two. (Taking turns instead, each of 200 sessions plans every step for itself.)
+-- It looks as well whether something is due, and says so with next_due: then reserve. Where others sleep, what is due for
+-- less than 250 ms was announced to them, and is about to be taken. It claims nothing itself, and asks for no limit: a reserve after it
+-- may come back empty.
 -- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
 -- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
 
 create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
-returns table (channel text, next_due timestamptz, call_again_in interval)
+returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
 language plpgsql
 volatile
 parallel unsafe
@@ -23,9 +29,12 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
+    v_house_at timestamptz;
+    v_kept_house boolean := false;
     v_until timestamptz;
     v_next_due timestamptz;
     v_rank bigint;
+    v_registered boolean;
 begin
     perform pgqueue._check_name('worker', idle.worker, 256);
     perform pgqueue._check_queues(idle.queues);
@@ -35,6 +44,23 @@ begin
             'Give "for" as the interval after which the worker looks by itself, such as ''5 s''.'
         );
     end if;
+
+    -- First, for it may find work. maintain refuses an old snapshot.
+    select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
+    if not pgqueue._old_snapshot() and (
+        v_house_at is null
+        or v_house_at not between v_now - interval '2 s' and v_now
+        or v_house_at < v_now - interval '0.8 s' and exists (
+            -- It called a moment ago: it kept house then, or was woken.
+            select
+            from pgqueue.sleepers s
+            where s.worker = idle.worker and s.until > v_now + idle."for" - interval '1 s'
+        )
+    ) then
+        select m.ran into v_kept_house from pgqueue.maintain('0.8 s') m;
+        v_now := pgqueue._clock();
+    end if;
+
     -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
     v_until := v_now + idle."for" + interval '1 s';
 
@@ -52,40 +78,70 @@ begin
     select q.name, v_until, idle.worker, pgqueue._channel(idle.worker)
     from unnest(coalesce(idle.queues, array[''])) q (name);
 
-    select min(first.ready_at) into v_next_due
-    from (
-        select distinct a.queue, a.priority
-        from pgqueue.lanes a
-        where (idle.queues is null or a.queue = any (idle.queues))
-            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
-    ) l
-    cross join lateral (
-        select j.ready_at
-        from pgqueue.jobs j
-        where j.state in ('waiting', 'failed')
-            and j.queue = l.queue
-            and j.priority = l.priority
-            and j.resumed = false
-            and j.ready_at > v_now
-        order by j.ready_at, j.id
-        limit 1
-    ) first;
+    v_registered := exists (select from pgqueue.workers w where w.name = idle.worker);
+    if v_registered then
+        -- See beat. A clock that stepped back leaves none of the future in the way.
+        insert into pgqueue.beats (worker, at)
+        select idle.worker, v_now
+        where not coalesce(
+            (
+                select b.at between v_now - interval '9 s' and v_now
+                from pgqueue.beats b
+                where b.worker = idle.worker
+                order by b.n desc
+                limit 1
+            ),
+            false
+        );
+    end if;
 
-    if exists (select from pgqueue.limits l where l.rate is not null) then
-        v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
+    select min(l.ready_at) + least(v_rank, 1) * interval '250 ms' into v_next_due
+    from pgqueue._due_lanes(idle.queues, v_now, '{}') l;
+    if v_next_due is not null then
+        v_next_due := greatest(v_next_due, v_now);
+    else
+        select min(first.ready_at) + v_rank * interval '20 ms' into v_next_due
+        from (
+            select distinct a.queue, a.priority
+            from pgqueue.lanes a
+            where (idle.queues is null or a.queue = any (idle.queues))
+                and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+        ) l
+        cross join lateral (
+            select j.ready_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = l.queue
+                and j.priority = l.priority
+                and j.resumed = false
+                and j.ready_at > v_now
+            order by j.ready_at, j.id
+            limit 1
+        ) first;
+
+        if exists (select from pgqueue.limits l where l.rate is not null) then
+            v_next_due := least(
+                v_next_due, pgqueue._next_room(idle.queues, v_now) + v_rank * interval '20 ms'
+            );
+        end if;
     end if;
 
     return query
     select
         pgqueue._channel(idle.worker),
-        v_next_due + v_rank * interval '20 ms',
-        pgqueue._call_again_in(v_now);
+        v_next_due,
+        case
+            when v_kept_house then (1 + 0.5 * random()) * interval '1 s'
+            else pgqueue._call_again_in(v_now)
+        end,
+        v_registered;
 end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval) is
     'Nothing to do: the worker will sleep, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
-    'then wait for NOTIFY on channel, for next_due, or for "for" to pass. call_again_in: when to call maintain().';
+    'then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
+    'and call it again. It beats and keeps house as well. registered: false where hello() is to be said again.';
 
 -- The fleet as a whole is to call maintain about once a second, whatever its size, with nobody in charge.
 create or replace function pgqueue._call_again_in(p_now timestamptz)
@@ -106,10 +162,11 @@ begin
         return random() * interval '200 ms';
     end if;
     select count(*) into v_workers from (select from pgqueue.workers limit 4) w;
-    -- Not rarer than every 4 s each: whoever was killed still counts for a while, and a gap of 5 s costs leases
-    -- their punctuality. maintain itself skips a call that comes too soon after another.
-    return greatest(v_workers, 1) * (0.5 + random()) * interval '1 s';
+    -- Not rarer than every 5 s each: whoever was killed still counts for a while, and a gap of 5 s costs leases
+    -- their punctuality. maintain itself skips a call that comes too soon after another. A worker alone says nothing
+    -- else while it sleeps, and should not say more than one thing a second.
+    return greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()) * interval '1 s';
 end
 $$;
 
-comment on function pgqueue._call_again_in(timestamptz) is 'Private: when one worker should call maintain() again.';
+comment on function pgqueue._call_again_in(timestamptz) is 'Private: when one worker should call idle() or maintain() again.';

@@ -3,6 +3,7 @@
 -- A transaction-scoped advisory try-lock lets one caller do the work; nobody is a leader. Each step stands in its
 -- own exception block, takes a bounded number of rows, and none waits for a row or longer than 50 ms for a table:
 -- rescue first, DDL last. A step that fails is shown in stats(), until a later run of it succeeds, and stops no other.
+-- It notes a horizon, and moves the heads of all lanes (see _heads).
 -- What the next run has to know is inserted as a new row of housekeeping, never updated, and read newest first.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
@@ -28,6 +29,9 @@ declare
     v_failures jsonb;
     v_each_minute boolean;
     v_dropped boolean;
+    v_began timestamptz;
+    v_hidden integer := 0;
+    v_looked_at timestamptz;
 begin
     perform pgqueue._require_read_committed('maintain');
     select 0::bigint as rescued, 0::bigint as prolonged into v_leases;
@@ -36,6 +40,9 @@ begin
     if not pg_try_advisory_xact_lock(pgqueue._lock_class(), 1) then
         return query select false, 0::bigint, 0::bigint, 0::bigint, pgqueue._call_again_in(pgqueue._clock());
         return;
+    end if;
+    if pg_current_xact_id_if_assigned() is null then
+        v_began := pgqueue._clock();
     end if;
     v_now := pgqueue._clock();
     select h.* into v_last from pgqueue.housekeeping h order by h.n desc limit 1;
@@ -98,6 +105,15 @@ begin
     end;
 
     begin
+        v_step := 'heads';
+        v_failures := v_failures - v_step;
+        perform pgqueue._propose(v_began);
+        perform pgqueue._move_all_heads();
+    exception when others then
+        v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+    end;
+
+    begin
         v_step := 'keys';
         v_failures := v_failures - v_step;
         perform pgqueue._read_key_notes(1000);
@@ -128,6 +144,7 @@ begin
             v_step := 'tidy';
             v_failures := v_failures - v_step;
             perform pgqueue._tidy_lanes(v_now);
+            perform pgqueue._tidy_heads(v_now);
             perform pgqueue._tidy_dedupe(v_now, 10000);
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
@@ -138,6 +155,22 @@ begin
             perform pgqueue._tidy_workers(v_now);
             perform pgqueue._tidy_bookings(v_now);
             perform pgqueue._tidy_starts(v_now);
+        exception when others then
+            v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
+        end;
+    end if;
+
+    -- It walks all dead entries: where an old snapshot makes that long, it is done the more rarely.
+    if v_last.hidden_at is null
+        or v_now not between v_last.hidden_at and v_last.hidden_at + greatest(interval '1 min', 100 * v_last.hidden_took)
+    then
+        begin
+            v_step := 'hidden';
+            v_failures := v_failures - v_step;
+            v_looked_at := clock_timestamp();
+            v_hidden := pgqueue._find_hidden();
+            v_next.hidden_at := v_now;
+            v_next.hidden_took := clock_timestamp() - v_looked_at;
         exception when others then
             v_failures := pgqueue._with_failure(v_failures, v_last.failures, v_step, sqlstate, sqlerrm, v_now);
         end;
@@ -183,7 +216,7 @@ begin
 
     insert into pgqueue.housekeeping (
         at, gap_at, stepped_from, minute_at, partitions_at, drop_at, drop_failures, rescued, prolonged, found_lanes,
-        failures, unparked, key_cursor
+        failures, unparked, key_cursor, hidden, hidden_at, hidden_took
     )
     values (
         v_now, v_next.gap_at, v_next.stepped_from, v_next.minute_at, v_next.partitions_at, v_next.drop_at,
@@ -193,7 +226,10 @@ begin
         coalesce(v_last.found_lanes, 0) + v_found,
         v_failures,
         coalesce(v_last.unparked, 0) + v_net.released,
-        v_next.key_cursor
+        v_next.key_cursor,
+        coalesce(v_last.hidden, 0) + v_hidden,
+        v_next.hidden_at,
+        v_next.hidden_took
     );
     return query
     select true, v_leases.rescued, v_leases.prolonged, v_expired, pgqueue._call_again_in(v_now);
@@ -215,7 +251,7 @@ as $$
 $$;
 
 comment on function pgqueue._lock_class() is
-    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; from 2^30: retry budgets; negative: limits.';
+    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads; from 2^30: retry budgets; negative: limits.';
 
 create or replace function pgqueue._with_failure(
     p_failures jsonb, p_before jsonb, p_step text, p_state text, p_message text, p_now timestamptz

@@ -21,6 +21,7 @@ as $$
 declare
     v_unheld bigint[];
     v_crashed bigint[];
+    v_head timestamptz := pgqueue._lease_head();
 begin
     perform pgqueue._check_name('worker', release_unheld.worker, 256);
     perform pgqueue._check_pairs(release_unheld.job_ids, release_unheld.reservations);
@@ -31,6 +32,7 @@ begin
         select j.id, j.started is not distinct from j.reservation as started
         from pgqueue.jobs j
         where j.state = 'executing'
+            and j.lease_expires_at >= v_head
             and j.reserved_by = release_unheld.worker
             and (j.leader is null or j.leader = j.id)
             and not exists (

@@ -79,6 +79,11 @@ declare
     v_rescued boolean := false;
     v_limited_tasks text[];
     v_limited_queues boolean := false;
+    -- Parts of lanes that it took from whose heads are old; v_began: when it had no xid yet.
+    v_began timestamptz;
+    v_stale_queues text[] := '{}';
+    v_stale_priorities smallint[] := '{}';
+    v_stale_parts boolean[] := '{}';
     v_rooms jsonb := '{}';
     v_full text[] := '{}';
 begin
@@ -86,6 +91,9 @@ begin
     perform pgqueue._check_reserve(
         reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy
     );
+    if pg_current_xact_id_if_assigned() is null then
+        v_began := pgqueue._clock();
+    end if;
     v_free := array(select n from generate_series(1, reserve.max_jobs) n);
     v_in_slots := pgqueue._draws_slots(reserve.queues, reserve.weights, reserve.strategy);
 
@@ -115,18 +123,24 @@ begin
                     v_used := 0;
                     v_room := least(cardinality(v_draw.slots), (v_rooms -> v_draw.queue ->> 'room')::integer);
                     for v_lane in
-                        select a.priority, r.resumed
+                        select a.priority, r.resumed, coalesce(h.head, '-infinity') as head, h.at as head_at
                         from (select distinct x.priority from pgqueue.lanes x where x.queue = v_draw.queue) a
                         cross join (values (true), (false)) r (resumed)
+                        left join lateral pgqueue._head(v_draw.queue, a.priority, r.resumed) h on true
                         order by a.priority desc, r.resumed desc
                     loop
                         exit when v_used = v_room;
                         select c.rows, c.calls, c.used, c.keyed
                         into v_got
                         from pgqueue._claim_lane(
-                            v_draw.queue, v_lane.priority, v_lane.resumed, v_now, v_room - v_used,
+                            v_draw.queue, v_lane.priority, v_lane.resumed, v_lane.head, v_now, v_room - v_used,
                             case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
                         ) c;
+                        if v_got.used > 0 and (v_lane.head_at is null or v_lane.head_at < v_now - interval '100 ms') then
+                            v_stale_queues := v_stale_queues || v_draw.queue;
+                            v_stale_priorities := v_stale_priorities || v_lane.priority;
+                            v_stale_parts := v_stale_parts || v_lane.resumed;
+                        end if;
                         v_taken := v_taken || v_got.rows;
                         v_keyed := v_keyed or v_got.keyed;
                         if v_marked or v_got.calls is not null then
@@ -157,9 +171,11 @@ begin
             end loop;
         else
             for v_lane in
-                select l.queue, l.priority, r.resumed
+                select l.queue, l.priority, r.resumed, r.head, r.head_at
                 from pgqueue._due_lanes(reserve.queues, v_now, v_full) l
-                cross join (values (true), (false)) r (resumed)
+                cross join lateral (
+                    values (true, l.resumed_head, l.resumed_head_at), (false, l.head, l.head_at)
+                ) r (resumed, head, head_at)
                 order by
                     case when reserve.strategy = 'strict' then array_position(reserve.queues, l.queue) end,
                     case when reserve.strategy = 'lag' then l.oldest_of_queue end,
@@ -174,9 +190,14 @@ begin
                 select c.rows, c.calls, c.used, c.keyed
                 into v_got
                 from pgqueue._claim_lane(
-                    v_lane.queue, v_lane.priority, v_lane.resumed, v_now, v_room,
+                    v_lane.queue, v_lane.priority, v_lane.resumed, v_lane.head, v_now, v_room,
                     case when v_again then v_taken else '{}' end, reserve.worker, reserve.lease, v_limited_tasks
                 ) c;
+                if v_got.used > 0 and (v_lane.head_at is null or v_lane.head_at < v_now - interval '100 ms') then
+                    v_stale_queues := v_stale_queues || v_lane.queue;
+                    v_stale_priorities := v_stale_priorities || v_lane.priority;
+                    v_stale_parts := v_stale_parts || v_lane.resumed;
+                end if;
                 v_taken := v_taken || v_got.rows;
                 v_keyed := v_keyed or v_got.keyed;
                 if v_marked or v_got.calls is not null then
@@ -207,6 +228,15 @@ begin
     if v_free = '{}' then
         -- There may be more than this worker can carry: pass the wake-up on.
         perform pgqueue._wake(v_last_queue, v_now, 1, reserve.worker);
+    end if;
+
+    -- A head is worth moving for some fifty jobs: claims of fewer leave it to one among them.
+    if v_stale_queues <> '{}' and random() * 50 < cardinality(v_taken) then
+        perform pgqueue._claimed_from(v_stale_queues, v_stale_priorities, v_stale_parts, v_began);
+    end if;
+    -- Where leases end must not be below the clock of a transaction with an xid: see _heads.
+    if v_taken <> '{}' then
+        v_now := pgqueue._ready_at(v_now);
     end if;
 
     if v_keyed and not v_marked then
@@ -314,10 +344,14 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
 
--- The lanes that have something due, each with the time of its first job, and of its queue's. No lane is scanned: a
--- probe of the ready index each, and a second one for a lane that has nothing due but what came back.
+-- The lanes that have something due, each with the time of its first job, and of its queue's, and with the heads of its
+-- two parts. No lane is scanned: a probe of the ready index each, and a second one for a lane that has nothing due but
+-- what came back.
 create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz, p_without text[])
-returns table (queue text, priority smallint, ready_at timestamptz, oldest_of_queue timestamptz)
+returns table (
+    queue text, priority smallint, ready_at timestamptz, oldest_of_queue timestamptz,
+    head timestamptz, head_at timestamptz, resumed_head timestamptz, resumed_head_at timestamptz
+)
 language plpgsql
 volatile
 parallel unsafe
@@ -329,7 +363,9 @@ declare
     v_without text[] := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
 begin
     return query
-    select l.queue, l.priority, first.ready_at, min(first.ready_at) over (partition by l.queue)
+    select
+        l.queue, l.priority, first.ready_at, min(first.ready_at) over (partition by l.queue),
+        coalesce(h.head, '-infinity'), h.at, coalesce(r.head, '-infinity'), r.at
     from (
         select a.queue, a.priority
         from pgqueue.lanes a
@@ -339,6 +375,8 @@ begin
         from unnest(p_queues) q (name)
         join pgqueue.lanes a on a.queue = q.name
     ) l
+    left join lateral pgqueue._head(l.queue, l.priority, false) h on true
+    left join lateral pgqueue._head(l.queue, l.priority, true) r on true
     cross join lateral (
         (
             select j.ready_at
@@ -347,6 +385,7 @@ begin
                 and j.queue = l.queue
                 and j.priority = l.priority
                 and j.resumed = false
+                and j.ready_at >= coalesce(h.head, '-infinity')
                 and j.ready_at <= p_now
             order by j.ready_at, j.id
             limit 1
@@ -359,6 +398,7 @@ begin
                 and j.queue = l.queue
                 and j.priority = l.priority
                 and j.resumed = true
+                and j.ready_at >= coalesce(r.head, '-infinity')
                 and j.ready_at <= p_now
             order by j.ready_at, j.id
             limit 1
@@ -395,6 +435,8 @@ begin
     cross join lateral (
         select
         from pgqueue.lanes a
+        left join lateral pgqueue._head(a.queue, a.priority, false) h on true
+        left join lateral pgqueue._head(a.queue, a.priority, true) r on true
         cross join lateral (
             (
                 select j.ready_at
@@ -403,6 +445,7 @@ begin
                     and j.queue = a.queue
                     and j.priority = a.priority
                     and j.resumed = false
+                    and j.ready_at >= coalesce(h.head, '-infinity')
                     and j.ready_at <= p_now
                 order by j.ready_at, j.id
                 limit 1
@@ -415,6 +458,7 @@ begin
                     and j.queue = a.queue
                     and j.priority = a.priority
                     and j.resumed = true
+                    and j.ready_at >= coalesce(r.head, '-infinity')
                     and j.ready_at <= p_now
                 order by j.ready_at, j.id
                 limit 1
@@ -622,6 +666,28 @@ $$;
 
 comment on function pgqueue._check_reserve(text, integer, text[], integer[], interval, text) is
     'Private: refuses wrong arguments of reserve, each by its name.';
+
+-- A claim of a transaction that holds for this statement alone moves heads under a lock that others do not wait for, so
+-- that not all workers do it at once. One that may stay open for long does without.
+create or replace function pgqueue._claimed_from(
+    p_queues text[], p_priorities smallint[], p_parts boolean[], p_began timestamptz
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._propose(p_began);
+    if statement_timestamp() > transaction_timestamp() or pg_try_advisory_xact_lock(pgqueue._lock_class(), 4) then
+        perform pgqueue._move_heads(p_queues || ''::text, p_priorities || 0::smallint, p_parts || false, true);
+    end if;
+end
+$$;
+
+comment on function pgqueue._claimed_from(text[], smallint[], boolean[], timestamptz) is
+    'Private: moves the heads of parts of lanes that jobs were claimed from, unless somebody is at it.';
 
 -- What reserve does when it comes up short. True when there is a reason to look at the lanes again.
 create or replace function pgqueue._rescue_and_find(p_empty_handed boolean)

@@ -109,7 +109,8 @@ comment on function pgqueue._retry_function_flaw(text, oid) is
 
 -- The one place where a name that was stored is called.
 create or replace function pgqueue._ask_retry_function(
-    p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb, out delay interval, out flaw text
+    p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb,
+    out delay interval, out flaw text, out canceled boolean
 )
 returns record
 language plpgsql
@@ -139,6 +140,7 @@ begin
             -- query_canceled too: a statement_timeout, or a worker that waited for 30 s, ends a function that does
             -- not return, and the job is retried all the same.
             flaw := sqlstate || ': ' || sqlerrm;
+            canceled := sqlstate = '57014';
         end;
     end if;
     if flaw is not null then
@@ -149,4 +151,4 @@ end
 $$;
 
 comment on function pgqueue._ask_retry_function(text, bigint, integer, jsonb) is
-    'Private: what a task''s own function says of a failed job: a delay, or null for dead; or why there is no answer.';
+    'Private: what a task''s own function says of a failed job: a delay, or null for dead; or why there is no answer, and whether that is because it was canceled.';

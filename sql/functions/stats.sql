@@ -114,6 +114,7 @@ begin
                 'rescued', coalesce(max(h.rescued), 0),
                 'prolonged', coalesce(max(h.prolonged), 0),
                 'found_lanes', coalesce(max(h.found_lanes), 0),
+                'hidden', coalesce(max(h.hidden), 0),
                 'unparked', coalesce(max(h.unparked), 0),
                 'failures', coalesce(min(h.failures::text)::jsonb, '{}'),
                 'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now)),
@@ -128,4 +129,4 @@ $$;
 comment on function pgqueue.stats() is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (of these, not due yet), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: what is wrong with which); '
-    'limits (each with executing and parked: how many jobs run and wait under it now); housekeeping (when it last ran, what it rescued, what it found parked for nothing, which of its steps fail, which partitions are overdue).';
+    'limits (each with executing and parked: how many jobs run and wait under it now); housekeeping (when it last ran, what it rescued, what it found parked for nothing, or hidden by a wrong head, which of its steps fail, which partitions are overdue).';

@@ -10,7 +10,10 @@ import psycopg
 from pgqueue import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
-UNPINNED = {"_clock", "_ready_at", "_channel", "_lock_class", "_may_notify", "_old_snapshot", "_schedule_rule"}
+UNPINNED = {
+    "_clock", "_head", "_ready_at", "_channel", "_is_plain", "_lock_class", "_may_notify", "_old_snapshot",
+    "_schedule_rule",
+}  # fmt: skip
 
 
 def names(conn: psycopg.Connection, query: str) -> list[str]:

@@ -62,7 +62,11 @@ def test_python_block_enqueues_in_the_callers_transaction(database: Database, co
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), {"dsn": database.dsn, "__name__": "readme"})
     assert conn.execute("select count(*) from orders").fetchone() == (1,)
-    found = conn.execute("select task, queue, ready_at > now() from pgqueue.jobs order by id").fetchall()
+    loaded = conn.execute("select count(*), count(distinct key) from pgqueue.jobs where task = 'resize'").fetchone()
+    assert loaded == (1000, 10)
+    found = conn.execute(
+        "select task, queue, ready_at > now() from pgqueue.jobs where task <> 'resize' order by id"
+    ).fetchall()
     assert found == [
         ("send_email", "default", False),
         ("confirm", "default", False),

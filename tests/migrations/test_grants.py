@@ -16,12 +16,14 @@ from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
 ANYONE = {"version", "_clock"}
-PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch"}
+PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
 WORKER = ANYONE | {
     "reserve",
     "complete",
     "complete_many",
     "fail",
+    "fail_many",
+    "exchange",
     "extend",
     "release",
     "release_unheld",

@@ -280,6 +280,73 @@ def test_what_a_batch_cannot_send_is_refused_and_names_the_job(conn: psycopg.Con
     assert jobs(conn) == []
 
 
+def test_a_copy_takes_the_options_of_each_job(conn: psycopg.Connection) -> None:
+    at = datetime(2040, 1, 1, 12, tzinfo=timezone(timedelta(hours=3)))
+    given = [
+        {"task": "t"},
+        {"task": send, "args": {"to": "a\t\n\\"}, "run_at": at, "expires_in": timedelta(days=1), "tags": ("x", "y")},
+        send.using(delay=timedelta(minutes=5), key="k", dedupe="d").job("b", copies=2),
+        send.using(dedupe="d").job("c"),
+        {"task": "t", "priority": 3, "headers": {"h": 1}, "score": 1.5},
+    ]
+    assert pgqueue.enqueue_copy(conn, (each for each in given)) == {"inserted": 4, "skipped": 1}
+    found = [job(conn, job_id) for (job_id,) in conn.execute("select id from pgqueue.jobs order by id")]
+    assert [each.task for each in found] == ["t", send.name, send.name, "t"]
+    assert (found[1].args["to"], found[1].run_at, found[1].tags) == ("a\t\n\\", at, ["x", "y"])
+    assert (found[2].key, found[2].args["copies"]) == ("k", 2)
+    assert found[2].run_at - found[2].created_at == timedelta(minutes=5)
+    assert (found[3].priority, found[3].headers) == (3, {"h": 1})
+    assert pgqueue.enqueue_copy(conn, []) == {}
+
+
+def test_a_copy_is_committed_and_rolled_back_with_the_callers_transaction(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    own = database.connect(autocommit=False)
+    assert pgqueue.enqueue_copy(own, [{"task": "t"}, {"task": "u"}]) == {"inserted": 2}
+    assert jobs(conn) == []
+    own.rollback()
+    assert pgqueue.enqueue_copy(own, [{"task": "v"}]) == {"inserted": 1}
+    own.commit()
+    assert [task for task, _ in jobs(conn)] == ["v"]
+
+
+async def test_a_copy_on_an_async_connection(async_conn: psycopg.AsyncConnection, conn: psycopg.Connection) -> None:
+    assert await pgqueue.enqueue_copy(async_conn, ({"task": "t", "args": {"n": n}} for n in range(50))) == {
+        "inserted": 50
+    }
+    await async_conn.commit()
+    assert await pgqueue.enqueue_copy(async_conn, []) == {}
+    with pytest.raises(InvalidArgument, match="row 2 of the load: priority must be"):
+        await pgqueue.enqueue_copy(async_conn, [{"task": "t"}, {"task": "t", "priority": 1000}])
+    assert [args["n"] for _, args in jobs(conn)] == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"task": ""}, "row 2 of the load: task must be"),
+        ({"task": "t", "delay": "soon"}, "line 2, column delay"),
+        ({"task": "t", "args": {"x": object()}}, "args of job 2 of the load cannot be written as JSON"),
+        ({"task": "t", "run_at": datetime(2040, 1, 1)}, "run_at of job 2 of the load has no time zone"),
+        ({"task": "t", "dealy": "1 s"}, "there is no option 'dealy', in job 2 of the load"),
+        ({"task": "t", "key": "a\0b"}, "NUL"),
+    ],
+)
+def test_a_wrong_job_of_a_copy_is_named_and_nothing_is_enqueued(
+    conn: psycopg.Connection, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        pgqueue.enqueue_copy(conn, [{"task": "t"}, wrong])
+    assert jobs(conn) == []
+    assert pgqueue.enqueue_copy(conn, [{"task": "t"}]) == {"inserted": 1}
+
+
+def test_a_copy_needs_psycopg() -> None:
+    with pytest.raises(TypeError, match=r"needs a connection of psycopg, not sqlite3\.Connection"):
+        pgqueue.enqueue_copy(sqlite3.connect(":memory:"), [])  # type: ignore[call-overload]
+
+
 # Arguments
 
 
@@ -431,7 +498,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     own = database.connect(autocommit=False)
     own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with pytest.raises(WrongIsolation, match="READ COMMITTED"):
-        queries.perform(own, queries.reserve("w", 1, None, None, 30, "weighted"))
+        queries.perform(own, queries.exchange(queries.Claim("w", None, None, 30, "weighted"), 1))
     own.rollback()
 
     conn = database.connect()
@@ -441,7 +508,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     holder.run("begin")
     holder.run("select 1 from pgqueue.jobs for update")
     with pytest.raises(LockedTooLong, match="nothing was changed"):
-        queries.perform(conn, queries.fail(held.id, held.reservation, {}))
+        queries.perform(conn, queries.fail(queries.Failure(held.id, held.reservation, {})))
 
 
 def test_an_error_that_is_not_the_queues_comes_as_it_is(database: Database) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 import pgqueue
 from pgqueue import App, ConfigError, Dead, Discard, Enqueuing, Event, InvalidArgument, Job, Snooze
-from tests.calls import enqueue, job, value
+from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
 from tests.workers import WorkerProcess, done, is_asleep, working, write_module
@@ -300,6 +300,38 @@ async def test_hooks_are_told_of_a_workers_life_and_its_jobs(database: Database,
     assert (failed.worker, failed.task, failed.queue, failed.attempt) == (worker.config.name, "t", "default", 1)
     assert failed.error is not None
     assert failed.error["message"] == "not today"
+    assert failed.seconds is not None
+    assert {each.kind for each in events if each.seconds is None} == {"reserved", "started", "released"}
+
+
+@pytest.mark.covers("A12")
+async def test_hooks_are_told_of_a_job_that_completed_itself_and_of_one_that_was_cancelled_while_it_ran(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    events: list[Event] = []
+    app.on_event(events.append)
+
+    @app.task
+    async def settles(job: Job) -> None:
+        async with job.transaction():
+            pass
+
+    @app.task
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    def of(job_id: int) -> list[str]:
+        return [each.kind for each in events if each.job_id == job_id]
+
+    settled, cancelled = enqueue(conn, "settles"), enqueue(conn, "waits")
+    async with working(app, database.dsn):
+        await wait_until_async(lambda: of(cancelled) == ["started"])
+        assert call(conn, "cancel", cancelled) == "requested"
+        assert await done(conn, settled, cancelled) == ["succeeded", "cancelled"]
+        await wait_until_async(lambda: len(of(settled) + of(cancelled)) == 4)
+    assert of(settled) == ["started", "succeeded"]
+    assert of(cancelled) == ["started", "cancelled"]
 
 
 @pytest.mark.covers("L8", "L14")

@@ -44,6 +44,8 @@ from (
     from generate_series(1, 3000) n
 ) x;
 insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
+-- Those jobs are older than whatever heads there are.
+delete from pgqueue.heads;
 update pgqueue.limits set max_executing = 5;
 insert into pgqueue.limit_waits (name, next_at) values ('limit_key:l', clock_timestamp());
 insert into pgqueue.lanes (queue, priority, seen_at)

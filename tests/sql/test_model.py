@@ -188,7 +188,8 @@ class Queue(RuleBasedStateMachine):
         answer = call(self.conn, "retry", job_id)
         assert answer is (now_failed or job.state in ("dead", "cancelled"))
         if job.state in ("dead", "cancelled"):
-            job.state = "live"
+            # Out of the history it comes as new.
+            job.state, job.failed = "live", False
             job.run_at = value(self.conn, "select run_at from pgqueue.jobs where id = %s", job_id)
 
     @rule(which=st.sampled_from(LIMITS), at_most=st.sampled_from([0, 1, 2, None]))

@@ -146,6 +146,33 @@ CASES: list[Case] = [
     ("fail", [None, 1], {}, BAD, "job id"),
     ("fail", [1, 1], {"retry_in": "-1 s"}, BAD, "retry_in"),
     ("fail", [1, 1], {"retry_in": "11 years"}, BAD, "retry_in"),
+    ("fail_many", [[1, 2], [1]], {}, BAD, "reservation"),
+    ("fail_many", [[1, None], [1, 2]], {}, BAD, "job id"),
+    ("fail_many", [None, None], {}, BAD, "reservation"),
+    ("fail_many", [[1], [1], [_EMPTY, _EMPTY]], {}, BAD, "errors"),
+    ("fail_many", [[1], [1]], {"retry_in": ["1 s", "1 s"]}, BAD, "retry_in"),
+    ("fail_many", [[1], [1]], {"retry": [True, True]}, BAD, "retry"),
+    ("fail_many", [[1], [1]], {"policies": ["fixed", "fixed"]}, BAD, "policies"),
+    ("fail_many", [[1], [1]], {"cancel": [True, True]}, BAD, "cancel"),
+    ("exchange", [None], {}, BAD, "worker"),
+    ("exchange", [""], {}, BAD, "worker"),
+    ("exchange", ["w", -1], {}, BAD, "max_jobs"),
+    ("exchange", ["w", None], {}, BAD, "max_jobs"),
+    ("exchange", ["w", 100001], {}, BAD, "max_jobs"),
+    ("exchange", ["w"], {"lease": "0"}, BAD, "lease"),
+    ("exchange", ["w"], {"lease": None}, BAD, "lease"),
+    ("exchange", ["w", 1], {"queues": []}, BAD, "queues"),
+    ("exchange", ["w", 1], {"strategy": "fastest"}, BAD, "strategy"),
+    ("exchange", ["w", 1], {"weights": [1]}, BAD, "weights"),
+    ("exchange", ["w"], {"completed": [1], "completed_reservations": []}, BAD, "reservation"),
+    ("exchange", ["w"], {"completed": None}, BAD, "reservation"),
+    ("exchange", ["w"], {"completed": [None], "completed_reservations": [1]}, BAD, "job id"),
+    ("exchange", ["w"], {"completed": [1], "completed_reservations": [1], "results": []}, BAD, "results"),
+    ("exchange", ["w"], {"failed": [1]}, BAD, "reservation"),
+    ("exchange", ["w"], {"failed": [1], "failed_reservations": [1], "errors": []}, BAD, "errors"),
+    ("exchange", ["w"], {"failed": [1], "failed_reservations": [1], "cancel": [True, True]}, BAD, "cancel"),
+    ("exchange", ["w"], {"extended": [1]}, BAD, "reservation"),
+    ("exchange", ["w"], {"extended": [1], "extended_reservations": [1], "started": []}, BAD, "started"),
     ("extend", [[1], [1, 2]], {}, BAD, "reservation"),
     ("extend", [[1], [1]], {"lease": "0"}, BAD, "lease"),
     ("release", [[1], None], {}, BAD, "reservation"),
@@ -255,14 +282,14 @@ def test_infinite_intervals_are_refused_where_they_exist(conn: psycopg.Connectio
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-@pytest.mark.parametrize("function", ["reserve", "maintain"])
-def test_reserve_and_maintain_refuse_an_old_snapshot(
+@pytest.mark.parametrize("function", ["reserve", "maintain", "exchange"])
+def test_reserve_maintain_and_exchange_refuse_an_old_snapshot(
     conn: psycopg.Connection, function: str, level: str
 ) -> None:
     job_id = enqueue(conn)
     conn.execute(f"set default_transaction_isolation = '{level}'")
     with pytest.raises(psycopg.Error) as refused:
-        call(conn, function, *(["w"] if function == "reserve" else []))
+        call(conn, function, *([] if function == "maintain" else ["w"]))
     assert refused.value.sqlstate == "25001"
     assert "read committed" in (refused.value.diag.message_hint or "")
     assert job(conn, job_id).state == "waiting"

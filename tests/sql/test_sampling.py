@@ -29,9 +29,11 @@ def shares(conn: psycopg.Connection, claims: int, batch: int, **options: object)
     got: Counter[str] = Counter()
     # Many to a statement, but not all: a claim walks what its own transaction has taken before.
     for done in range(0, claims, 1000):
+        calls = min(1000, claims - done) // batch
         rows = conn.execute(
-            f"select r.queue, count(*) from generate_series(1, {min(1000, claims - done) // batch}) n"
-            f" cross join lateral (select x.queue from pgqueue.reserve('w' || n, {batch}{named}) x) r group by 1".encode(),
+            f"select r.queue, count(*) from generate_series(1, {calls}) n"
+            f" cross join lateral (select x.queue from pgqueue.reserve('w' || n, {batch}{named}) x) r"
+            " group by 1".encode(),
             options,
         ).fetchall()
         got.update(dict(rows))

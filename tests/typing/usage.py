@@ -68,6 +68,7 @@ def on_a_sync_connection_ids_come_at_once(sync: Sync, rows: psycopg.Connection[D
     assert_type(pgqueue.enqueue_outcome(sync, add, {"a": 1}, dedupe="d"), Enqueued)
     assert_type(add.using(dedupe="d").enqueue_outcome(sync, 1).job_id, int)
     assert_type(pgqueue.enqueue_batch(sync, [add.using(key="k").job(1), {"task": add}]), list[BatchResult])
+    assert_type(pgqueue.enqueue_copy(sync, ({"task": add, "args": {"a": n}} for n in range(3))), dict[str, int])
 
 
 async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncConnection[DictRow]) -> None:
@@ -80,6 +81,7 @@ async def on_an_async_connection_ids_are_awaited(on: Async, rows: psycopg.AsyncC
     assert_type(await add.using(dedupe="d").enqueue_outcome(on, 1), Enqueued)
     assert_type((await pgqueue.enqueue_batch(on, [{"task": "t"}]))[0].error, dict[str, Any] | None)
     assert_type(await pgqueue.enqueue_many(on, send, [{"to": "a"}]), list[int])
+    assert_type(await pgqueue.enqueue_copy(on, [{"task": "t"}]), dict[str, int])
     wrong: int = pgqueue.enqueue(on, send, {"to": "a"})  # type: ignore[assignment]
     del wrong
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import socket
@@ -14,8 +15,9 @@ import orjson
 import psycopg
 import pytest
 
+from pgqueue import health
 from tests.calls import enqueue
-from tests.facts import wait_until
+from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
 from tests.workers import WorkerProcess, write_module
 
@@ -135,6 +137,18 @@ def test_what_is_no_question_harms_nobody(request_: bytes, answer: bytes, start_
     assert got.startswith(answer)
     assert get(worker, "/live")[0] == 200
     assert "Traceback" not in worker.log()
+
+
+async def test_a_client_that_does_not_read_its_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_PATIENCE", 0.3)
+    serving = health.Health(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000})
+    port = await serving.start("127.0.0.1", 0)
+    before = asyncio.all_tasks()
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+        await wait_until_async(lambda: asyncio.all_tasks() - before)
+        await wait_until_async(lambda: not asyncio.all_tasks() - before)
+    serving.close()
 
 
 def test_a_port_that_is_taken_is_one_line_and_exit_code_2(start_worker: Start) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import psycopg
@@ -191,6 +193,28 @@ async def test_progress_is_stored_about_once_a_second(
         assert (found["done"], found["total"], found["note"]) == (999, 1000, "step 999")
         go.set()
         await done(conn, job_id)
+
+
+async def test_progress_in_odd_numbers_and_texts_is_stored_and_costs_no_lease(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = asyncio.Event()
+
+    @app.task
+    async def t(job: Job) -> None:
+        job.progress(Fraction(1, 2), Decimal(2), "half\ud800\0")  # type: ignore[arg-type]
+        await go.wait()
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn, lease=1.5):
+        await wait_until_async(lambda: job(conn, job_id).progress)
+        found = job(conn, job_id).progress
+        assert (found["done"], found["total"], found["note"]) == (0.5, 2, "half?\ufffd")
+        first = job(conn, job_id).lease_expires_at
+        await wait_until_async(lambda: job(conn, job_id).lease_expires_at > first)
+        go.set()
+        assert await done(conn, job_id) == ["succeeded"]
 
 
 async def test_a_job_extends_its_lease_when_it_asks(database: Database, conn: psycopg.Connection) -> None:

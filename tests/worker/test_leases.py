@@ -15,6 +15,7 @@ from pgqueue import App, Job
 from tests.calls import call, enqueue, job, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
+from tests.proxy import Proxy
 from tests.workers import done, working
 
 
@@ -94,6 +95,62 @@ async def test_a_lost_lease_stops_the_async_handler_and_nothing_of_it_is_stored(
     assert call(conn, "complete", job_id, reservation, Jsonb({"by": "thief"})) is True
     found = job(conn, job_id)
     assert (found.state, found.result, found.errors, found.attempts) == ("succeeded", {"by": "thief"}, None, 1)
+
+
+async def test_a_job_whose_end_cannot_be_stored_is_not_called_lost_again_and_again(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        started.set()
+        await go.wait()
+
+    job_id = enqueue(conn)
+    with Proxy(database.dsn) as proxy, caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, proxy.dsn, lease=1.0, listen=False):
+            await asyncio.wait_for(started.wait(), 10)
+            proxy.freeze()
+            go.set()
+            await wait_until_async(
+                lambda: value(
+                    conn, "select clock_timestamp() > lease_expires_at + '1 s' from pgqueue.jobs where id = %s", job_id
+                )
+            )
+            proxy.drop()
+            proxy.thaw()
+            await done(conn, job_id)
+    assert [each.getMessage() for each in caplog.records if "is lost" in each.getMessage()] == []
+
+
+async def test_a_statement_that_hangs_keeps_no_lease_from_being_extended(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    go = asyncio.Event()
+    ran: list[int] = []
+
+    @app.task
+    async def t(job: Job) -> None:
+        ran.append(job.attempt)
+        await go.wait()
+
+    job_id = enqueue(conn)
+    holder = database.session()
+    async with working(app, database.dsn, name="w", lease=3.0, listen=False):
+        await wait_until_async(lambda: ran)
+        first = lease_of(conn, job_id)
+        # Whoever rewrites this table: each beat hangs until it is given up, again and again.
+        holder.run("begin")
+        holder.run("lock table pgqueue.workers in access exclusive mode")
+        await wait_until_async(lambda: (lease_of(conn, job_id) - first).total_seconds() > 6, timeout=15)
+        holder.run("commit")
+        go.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert ran == [1]
+    assert job(conn, job_id).losses == 0
 
 
 @pytest.mark.parametrize("outcome", ["returns", "raises"])

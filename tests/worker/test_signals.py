@@ -19,6 +19,7 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from tests.calls import enqueue, job, value
 from tests.databases import Database
+from tests.workers import done, working
 
 NOON = "2030-01-01 12:00+00"
 
@@ -120,7 +121,7 @@ async def test_signals_are_no_errors_in_the_log(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-@pytest.mark.parametrize("signal", [Snooze("soon"), Retry("soon"), Snooze("-1 s"), Retry("-1 s")])
+@pytest.mark.parametrize("signal", [Snooze("soon"), Retry("soon"), Snooze("-1 s"), Retry("-1 s"), Snooze("\ud800")])
 async def test_a_delay_that_the_database_refuses_is_a_failure_that_says_so(
     database: Database, conn: psycopg.Connection, clock: Clock, signal: Exception
 ) -> None:
@@ -128,7 +129,7 @@ async def test_a_delay_that_the_database_refuses_is_a_failure_that_says_so(
     await work(raising(signal), database)
     assert due_in(conn, clock, job_id) == 30
     [entry] = job(conn, job_id).errors
-    assert "interval" in str(entry) or "between zero and ten years" in str(entry)
+    assert any(each in str(entry) for each in ("interval", "between zero and ten years", "surrogates"))
 
 
 @pytest.mark.parametrize("make", [Snooze, Retry])
@@ -203,6 +204,30 @@ async def test_a_rule_is_told_the_exception_and_the_retries_so_far_where_the_han
     assert told == [(error, n, not in_thread) for n in range(3)]
     assert (job(conn, job_id).state, job(conn, job_id).attempts) == ("dead", 3)
     assert job(conn, job_id).errors[-1]["class"] == "KeyError"
+
+
+@pytest.mark.covers("G10")
+async def test_a_rule_is_asked_after_a_timeout_too(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    told: list[str] = []
+
+    def rule(exc: BaseException, n: int) -> bool:
+        told.append(f"{type(exc).__name__}: {exc}")
+        return False
+
+    @app.task(timeout="50 ms", retry=rule)
+    async def ruled() -> None:
+        await asyncio.sleep(60)
+
+    @app.task(timeout="50 ms", discard_on=(TimeoutError,))
+    async def discarded() -> None:
+        await asyncio.sleep(60)
+
+    jobs = [enqueue(conn, "ruled"), enqueue(conn, "discarded")]
+    async with working(app, database.dsn):
+        assert await done(conn, *jobs) == ["dead", "dead"]
+    assert told == ["TimeoutError: it ran longer than its timeout of 0.05 s"]
+    assert [job(conn, each).errors[-1]["class"] for each in jobs] == ["Timeout", "Timeout"]
 
 
 def _raise(exc: BaseException, n: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.calls import enqueue, enqueue_many, state, value
+from tests.calls import enqueue, enqueue_many, job, state, value
 from tests.facts import wait_until
 from tests.worker.conftest import Start
 from tests.workers import WorkerProcess, write_module
@@ -59,6 +59,11 @@ TASKS = """
     @app.task(timeout="0.5 s", max_attempts=1)
     def hang(job: Job):
         say("hangs", job)
+        time.sleep(600)
+
+    @app.task(max_crashes=1)
+    async def stick(job: Job):
+        say("sticks", job)
         time.sleep(600)
 
     @app.task
@@ -150,6 +155,17 @@ def test_no_two_processes_ever_share_a_name(conn: psycopg.Connection, start_work
             alive.add(name)
         else:
             alive.remove(name)
+
+
+@pytest.mark.covers("G14")
+def test_processes_that_start_at_the_same_time_have_names_of_their_own(
+    conn: psycopg.Connection, start_worker: Start
+) -> None:
+    supervisor = start_worker("-r", "jobs", "--processes", "4", "--name", "s")
+    assert set(ready(supervisor, 4)) == {"s:1", "s:2", "s:3", "s:4"}
+    assert value(conn, "select count(*) from pgqueue.workers") == 4
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
 
 
 @pytest.mark.covers("G14")
@@ -358,3 +374,55 @@ def test_a_bad_setting_is_said_at_once_with_exit_code_2(
     worker = start_worker("-r", "jobs", *options, "--log-level", "warning")
     assert worker.wait() == 2
     assert says in worker.log()
+
+
+@pytest.mark.covers("G14")
+def test_a_job_that_blocks_its_process_for_ever_costs_that_process_and_ends_as_poison(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    # The first thing that it reserves, so that it never says that it is ready.
+    job_id = enqueue(conn, "stick")
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--lease", "2", "--name", "s")
+    wait_until(lambda: state(conn, job_id) == "dead", timeout=60)
+    assert job(conn, job_id).errors[-1]["class"] == "Poison"
+    assert re.search(r"has not reported for \d+ s and is killed", supervisor.log())
+    ready(supervisor, 2)
+    other = enqueue(conn, "quick", {"i": 1})
+    wait_until(lambda: state(conn, other) == "succeeded", timeout=20)
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 0
+
+
+@pytest.mark.covers("L15")
+def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervisor(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    job_id = enqueue(conn, "stick")
+    supervisor = start_worker("-r", "jobs", "--processes", "2", "--lease", "600", "--name", "s")
+    wait_until(lambda: said(tmp_path, "sticks")[job_id] == 1, timeout=30)
+    supervisor.send(signal.SIGTERM)
+    wait_until(lambda: "SIGTERM: 1 workers are told to stop" in supervisor.log())
+    supervisor.send(signal.SIGTERM)
+    assert supervisor.wait() == 128 + signal.SIGTERM
+    assert "did not end and is killed" in supervisor.log()
+
+
+@pytest.mark.covers("G14", "A11")
+def test_a_process_that_was_replaced_and_does_not_end_is_told_to_stop(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    supervisor = start_worker(
+        "-r", "jobs", "--processes", "1", "--max-jobs", "1", "--replace-timeout", "0.5", "--shutdown-timeout", "0.5"
+    )
+    [first] = ready(supervisor, 1).values()
+    long = enqueue(conn, "long")
+    wait_until(lambda: said(tmp_path, "began")[long] == 1)
+    enqueue(conn, "quick", {"i": 1})
+    ready(supervisor, 2)
+    wait_until(lambda: not is_running(first), timeout=20)
+    assert "goes on 0.5 s after it was replaced: it is told to stop" in supervisor.log()
+    # As at any shutdown: it counts as a try that failed.
+    assert "shutdown timeout" in job(conn, long).errors[0]["message"]
+    # The others are as they were.
+    other = enqueue(conn, "quick", {"i": 2})
+    wait_until(lambda: state(conn, other) == "succeeded", timeout=20)

@@ -20,7 +20,7 @@ from pgqueue import App, InvalidArgument, Job, LeaseLost
 from tests.calls import column, enqueue, job, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, working
+from tests.workers import NEVER, done, working
 
 SCHEMA = Path(__file__).parents[2] / "examples" / "handover" / "schema.sql"
 
@@ -133,8 +133,11 @@ async def test_a_lost_lease_rolls_everything_back_and_says_so(
             raise
 
     app.task(name="t")(asynchronous if kind == "async" else synchronous)
-    enqueue(conn)
-    async with working(app, database.dsn):
+    # Leases are extended when a worker has started and then never: an extension that finds the lease lost before the
+    # handler does would cancel it, and it would see that instead.
+    async with working(app, database.dsn, lease=NEVER) as worker:
+        await worker.started.wait()
+        enqueue(conn)
         await wait_until_async(lambda: raised)
     assert written() == []
     assert "rolled back" in str(raised[0])
@@ -316,6 +319,43 @@ async def test_an_open_transaction_and_an_unknown_connection_are_refused(
     assert [type(error) for error in raised] == [InvalidArgument, InvalidArgument, TypeError]
     assert "open on this connection already" in str(raised[0])
     engine.dispose()
+
+
+async def test_a_connection_of_sqlalchemy_that_commits_by_itself_is_refused(
+    database: Database, conn: psycopg.Connection, written: Callable[[], list[int]]
+) -> None:
+    pytest.importorskip("greenlet")
+    sqlalchemy: Any = importlib.import_module("sqlalchemy.ext.asyncio")
+    app = App()
+    url = database.dsn.replace("postgresql://", "postgresql+psycopg://", 1)
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    async_engine = sqlalchemy.create_async_engine(url, isolation_level="AUTOCOMMIT")
+    raised: list[str] = []
+
+    @app.task
+    def t(job: Job) -> None:
+        with engine.connect() as connection, Session(engine) as session:
+            for given in (connection, session):
+                with pytest.raises(InvalidArgument) as error, job.transaction(given):
+                    given.execute(text("insert into written values (1)"))
+                raised.append(str(error.value))
+
+    @app.task
+    async def asynchronous(job: Job) -> None:
+        async with async_engine.connect() as connection, sqlalchemy.AsyncSession(async_engine) as session:
+            for given in (connection, session):
+                with pytest.raises(InvalidArgument) as error:
+                    async with job.transaction(given):
+                        await given.execute(text("insert into written values (1)"))
+                raised.append(str(error.value))
+
+    jobs = [enqueue(conn, task) for task in app.tasks]
+    async with working(app, database.dsn):
+        assert await done(conn, *jobs) == ["succeeded"] * 2
+    assert ["AUTOCOMMIT" in each for each in raised] == [True] * 4
+    assert written() == []
+    engine.dispose()
+    await async_engine.dispose()
 
 
 @pytest.mark.covers("D6")

@@ -1,0 +1,197 @@
+"""What do 200 idle workers cost the server, with one enqueue a second, and how many of them does each enqueue wake?
+
+Each worker is one connection here, which says exactly what the worker of this package says while it sleeps, with the
+same statements and pauses: LISTEN, renewed every ten seconds, `idle` when its last answer said so, and a claim when it
+is woken, or told that something is due; who got the job completes it. (A real worker has three connections more, which
+are silent while it sleeps; and it looks for a second when it first lies down, which is before the measurement.) The
+processor time is that of all processes of the server, as /proc has it, so the server must run on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+
+from pgqueue import queries
+from pgqueue.config import WorkerConfig
+from pgqueue.link import connect
+
+from .harness import Bound, Report, Server, median, sized
+
+_WORKERS = 200
+_SECONDS = sized(60_000, least=15_000) / 1000
+
+# Until every worker sleeps.
+_SETTLE = 12.0
+
+_DEFAULTS = WorkerConfig()
+_PULSE = _DEFAULTS.lease / 3
+
+
+@dataclass(slots=True)
+class _Counts:
+    notified: int = 0
+    claims: int = 0
+    empty_claims: int = 0
+    statements: int = 0
+    started: list[float] = field(default_factory=list)
+
+
+def run(server: Server) -> Report:
+    with server.database("fleet") as dsn:
+        cpu, seconds, jobs, counts = asyncio.run(_measure(dsn))
+    share = 100 * cpu / seconds
+    woken = counts.notified / jobs
+    empty = counts.empty_claims / jobs
+    said = counts.statements / seconds
+    return Report(
+        f"idle_fleet: {_WORKERS} sleeping workers, one enqueue a second, {seconds:.0f} s",
+        ("", ""),
+        [
+            ("processor time of the server, percent of one core", f"{share:.2f}"),
+            ("statements a second, all workers", f"{said:.1f}"),
+            ("statements a second, each worker", f"{said / _WORKERS:.3f}"),
+            ("workers woken by an enqueue", f"{woken:.2f}"),
+            ("claims that found nothing, for each enqueue", f"{empty:.2f}"),
+            ("ms from enqueue to claim, median", f"{median(counts.started):.1f}"),
+            ("ms from enqueue to claim, max", f"{max(counts.started):.1f}"),
+        ],
+        {
+            "core_percent": share,
+            "statements_per_s": said,
+            "woken_per_enqueue": woken,
+            "empty_claims_per_enqueue": empty,
+            "median_ms": median(counts.started),
+            "max_ms": max(counts.started),
+            "jobs": jobs,
+        },
+        [
+            Bound("Percent of one core in the server", share, 5.0, is_ratio=False),
+            Bound("Workers woken by an enqueue", woken, 3.0, is_ratio=False),
+        ],
+    )
+
+
+async def _measure(dsn: str) -> tuple[float, float, int, _Counts]:
+    counts = _Counts()
+    producer = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+    postmaster = _postmaster(producer.info.backend_pid)
+    fleet = [asyncio.create_task(_sleep(dsn, f"sleeper {n}", counts)) for n in range(_WORKERS)]
+    try:
+        began = time.monotonic()
+        while time.monotonic() < began + _SETTLE:
+            _raise_first(fleet)
+            await asyncio.sleep(0.2)
+        before, began, jobs = _cpu(postmaster), time.monotonic(), 0
+        counts.notified = counts.claims = counts.empty_claims = counts.statements = 0
+        while time.monotonic() < began + _SECONDS:
+            _raise_first(fleet)
+            await producer.execute("select pgqueue.enqueue('noop')")
+            jobs += 1
+            await asyncio.sleep(began + jobs - time.monotonic())
+        seconds, spent = time.monotonic() - began, _cpu(postmaster) - before
+        rows = await producer.execute(
+            "select extract(epoch from h.reserved_at - h.created_at)::float8 * 1000 from pgqueue.history h"
+        )
+        counts.started = [row[0] for row in await rows.fetchall()]
+        if len(counts.started) < jobs - 1:
+            raise RuntimeError(f"{len(counts.started)} of {jobs} jobs ran")
+        return spent, seconds, jobs, counts
+    finally:
+        for each in fleet:
+            each.cancel()
+        await asyncio.gather(*fleet, return_exceptions=True)
+        await producer.close()
+
+
+def _raise_first(fleet: list[asyncio.Task[None]]) -> None:
+    for each in fleet:
+        if each.done():
+            each.result()
+
+
+async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
+    # Not all at once.
+    await asyncio.sleep(random.uniform(0.0, 5.0))
+    connection = await connect(dsn)
+    claim = queries.Claim(name, None, None, _DEFAULTS.lease, _DEFAULTS.strategy)
+    nap = _DEFAULTS.poll_interval
+
+    async def say(call: queries.Call[queries.T]) -> queries.T:
+        counts.statements += 1
+        return await queries.perform_async(connection, call)
+
+    async def is_notified(seconds: float) -> bool:
+        heard = False
+        async for each in connection.notifies(timeout=max(seconds, 0.0), stop_after=1):
+            heard = heard or each.payload == "wake"
+        counts.notified += heard
+        return heard
+
+    async def claimed() -> bool:
+        rows = await say(queries.exchange(claim, _DEFAULTS.concurrency))
+        counts.claims += 1
+        counts.empty_claims += not rows
+        if rows:
+            await say(queries.exchange(claim, 0, [(row[0], row[9]) for row in rows]))
+        return bool(rows)
+
+    try:
+        channel = await say(queries.hello(name, None, {}))
+        await connection.execute(f'listen "{channel}"'.encode())
+        pulse_at = time.monotonic() + _PULSE
+        call_at = 0.0
+        # The looks of a worker that lies down.
+        for _ in range(10):
+            await claimed()
+        while True:
+            now = time.monotonic()
+            if now >= pulse_at:
+                counts.statements += 1
+                await connection.execute(f'listen "{channel}"'.encode())
+                pulse_at = now + _PULSE
+            due_at = float("inf")
+            if now >= call_at:
+                _, due_in, again_in, _ = await say(queries.idle(name, None, nap))
+                call_at = now + min(again_in, nap * random.uniform(0.9, 1.0))
+                due_at = float("inf") if due_in is None else now + due_in
+            if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()):
+                # It may have been announced for later, or be somebody else's by now: idle tells.
+                await claimed()
+                call_at = 0.0
+            elif time.monotonic() >= due_at:
+                await claimed()
+    finally:
+        await connection.close()
+
+
+def _postmaster(backend: int) -> int:
+    stat = Path(f"/proc/{backend}/stat")
+    if not stat.exists() or "postgres" not in stat.read_text():
+        raise RuntimeError("the server does not run on this machine, or /proc is missing: its time cannot be read")
+    return int(_fields(backend)[1])
+
+
+def _cpu(postmaster: int) -> float:
+    """Processor seconds of the server, with its processes that have ended."""
+    ticks = sum(int(each) for each in _fields(postmaster)[11:15])
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = _fields(int(entry.name))
+            except OSError:
+                continue
+            if int(fields[1]) == postmaster:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _fields(pid: int) -> list[str]:
+    # Of stat, after the name, which may hold anything: state, parent, ...
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

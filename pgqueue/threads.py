@@ -1,0 +1,127 @@
+"""Threads that run calls for the event loop, with one word between the two for many of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+# What a call returned, or raised.
+Outcome = tuple[object, BaseException | None]
+
+
+class Threads:
+    """At most so many threads, made when they are needed, that share one queue of calls.
+
+    A call that is handed over costs an append. One thread at a time is woken; it wakes another one when it finds more
+    than it can take, so quick calls are made by one of them, and slow ones by many. What is for the loop goes back the
+    same way: it is told once of all that has come since it last looked. A ThreadPoolExecutor tells every end by itself,
+    with a lock, a condition and a system call.
+    """
+
+    def __init__(self, most: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._most = most
+        self._loop = loop
+        self._calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
+        self._reports: deque[Callable[[], None]] = deque()
+        self._is_told = False
+        # Each permit stands for a thread that is to look at the queue.
+        self._wake = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._is_waking = False
+        self._closed = False
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Have a thread make this call, which must not raise: see `contained`."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.append((future, call))
+        if not self._is_waking:
+            self._wake_one()
+        return future
+
+    def report(self, report: Callable[[], None]) -> None:
+        """From a thread: have the loop call this soon."""
+        self._reports.append(report)
+        # In this order: whoever empties the queue lowers the flag before.
+        if not self._is_told:
+            self._is_told = True
+            # A loop that is closed waits for nothing any more.
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._hear)
+
+    def close(self) -> None:
+        """Start nothing more. Threads that still run a call go on until it returns, or the process ends."""
+        self._closed = True
+        self._calls.clear()
+        with self._lock:
+            for _ in range(self._idle):
+                self._wake.release()
+            self._idle = 0
+
+    def _wake_one(self) -> None:
+        with self._lock:
+            if self._is_waking:
+                return
+            if self._idle:
+                self._idle -= 1
+                self._is_waking = True
+                self._wake.release()
+            elif self._threads < self._most:
+                self._threads += 1
+                self._is_waking = True
+                # A daemon: a handler that does not return keeps no process alive.
+                threading.Thread(target=self._work, name=f"pgqueue_{self._threads}", daemon=True).start()
+
+    def _work(self) -> None:
+        while not self._closed:
+            try:
+                future, call = self._calls.popleft()
+            except IndexError:
+                with self._lock:
+                    self._is_waking = False
+                    if self._calls or self._closed:
+                        # It came just now, when nobody was idle.
+                        continue
+                    self._idle += 1
+                self._wake.acquire()
+                continue
+            self._is_waking = False
+            if self._calls:
+                self._wake_one()
+            if not future.cancelled():
+                self.report(_Ended(future, call()))
+            del future, call
+
+    def _hear(self) -> None:
+        self._is_told = False
+        while self._reports:
+            self._reports.popleft()()
+
+
+class _Ended:
+    """Gives a future its result."""
+
+    __slots__ = ("_future", "_result")
+
+    def __init__(self, future: asyncio.Future[Any], result: object) -> None:
+        self._future = future
+        self._result = result
+
+    def __call__(self) -> None:
+        if not self._future.done():
+            self._future.set_result(self._result)
+
+
+def contained(call: Callable[[], object]) -> Outcome:
+    """Make a call and return what it returned, or raised: SystemExit in a thread would end it, and no future can hold
+    StopIteration."""
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error

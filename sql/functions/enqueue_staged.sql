@@ -1,0 +1,267 @@
+-- enqueue_staged: makes jobs of the rows that were copied into pgqueue_staged, all or none, in the order of the rows.
+--
+-- One statement inserts the plain rows, those in which nothing is to be refused or compared, reading what task and
+-- queue say by a join. Only where there are others (large args, retries, dedupe keys, whatever is wrong) are rows read
+-- one by one; then all get their ids first, so that jobs of one key keep the order of the rows. Those with a dedupe
+-- key come last, in the order of their keys, so that two loads cannot deadlock; they may wait as enqueue_outcome does.
+-- One exception block names the row that is refused: one for each row would be a subtransaction for each row.
+-- Plans are made anew for each load, for the table has another size each time.
+
+create or replace function pgqueue.enqueue_staged()
+returns table (outcome text, jobs bigint)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 5
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_custom_plan
+set jit = off
+set client_min_messages = warning
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_accumulating text[];
+    v_rows bigint;
+    v_plain bigint;
+    v_lanes jsonb;
+    v_lane record;
+    v_outcomes jsonb := '{}';
+begin
+    perform pgqueue._check_staged();
+    v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
+
+    -- What there is, in one pass: how much of it is plain, and into which lanes that goes.
+    with loads as (
+        select
+            s.task, s.queue, s.priority, count(*) as n, min(greatest(s.run_at, v_now + s.delay, v_now)) as ready_at,
+            count(*) filter (
+                where pgqueue._is_plain(
+                    v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
+                    s.limit_key, s.headers, s.max_attempts,
+                    num_nonnulls(
+                        s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
+                        s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max
+                    )
+                )
+            ) as plain
+        from pg_temp.pgqueue_staged s
+        group by s.task, s.queue, s.priority
+    ),
+    lanes as (
+        select w.queue, coalesce(l.priority, t.priority, q.priority, 0) as priority, min(l.ready_at) as ready_at
+        from loads l
+        left join pgqueue.effective_tasks t on t.name = l.task
+        cross join lateral (select coalesce(l.queue, t.queue, 'default') as queue) w
+        left join pgqueue.queues q on q.name = w.queue
+        where l.plain > 0
+        group by 1, 2
+    )
+    select
+        (select coalesce(sum(l.n), 0) from loads l),
+        (select coalesce(sum(l.plain), 0) from loads l),
+        (select jsonb_agg(to_jsonb(a) order by a.queue, a.priority) from lanes a)
+    into v_rows, v_plain, v_lanes;
+
+    -- The rows go with the transaction, and where each statement is one of its own, all are gone by now: this is how
+    -- to find out.
+    if v_rows = 0 then
+        perform pgqueue._refuse_unstaged();
+    end if;
+    if v_plain < v_rows then
+        update pg_temp.pgqueue_staged s set id = nextval('pgqueue.jobs_id_seq');
+    end if;
+
+    -- The subquery numbers the rows as they stand, whatever a join does to their order.
+    insert into pgqueue.jobs (
+        id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key,
+        headers, max_attempts
+    )
+    overriding system value
+    select
+        s.job_id, coalesce(s.queue, t.queue, 'default'), s.task, coalesce(s.args, '{}'),
+        coalesce(s.priority, t.priority, q.priority, 0), coalesce(s.run_at, v_now + s.delay, v_now),
+        greatest(s.run_at, v_now + s.delay, v_now), v_now,
+        greatest(s.run_at, v_now + s.delay, v_now) + coalesce(s.expires_in, t.expires_in), s.key, s.score, s.limit_key,
+        s.headers, s.max_attempts
+    from (
+        select
+            coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
+            p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
+            p.headers, p.max_attempts
+        from pg_temp.pgqueue_staged p
+        where v_plain = v_rows
+            or pgqueue._is_plain(
+                v_accumulating, p.task, p.args, p.queue, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score,
+                p.limit_key, p.headers, p.max_attempts,
+                num_nonnulls(
+                    p.timeout, p.dedupe, p.dedupe_for, p.on_conflict, p.depends_on, p.tags, p.retention,
+                    p.retry_policy, p.retry_delay, p.retry_queue, p.debounce_max
+                )
+            )
+    ) s
+    left join pgqueue.effective_tasks t on t.name = s.task
+    left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, 'default');
+
+    for v_lane in
+        select l.queue, l.priority, l.ready_at
+        from jsonb_to_recordset(v_lanes) l (queue text, priority smallint, ready_at timestamptz)
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+    end loop;
+
+    if v_plain < v_rows then
+        v_outcomes := pgqueue._enqueue_staged_others(v_now, v_accumulating);
+    end if;
+    truncate pg_temp.pgqueue_staged;
+
+    return query
+    select o.outcome, sum(o.jobs)::bigint
+    from (
+        select 'inserted' as outcome, v_plain as jobs
+        union all
+        select e.key, e.value::bigint from jsonb_each_text(v_outcomes) e
+    ) o
+    where o.jobs > 0
+    group by o.outcome
+    order by o.outcome;
+end
+$$;
+
+comment on function pgqueue.enqueue_staged() is
+    'Enqueue what was copied into pgqueue_staged since stage(), in the order of the rows, all or none, and say how many '
+    'jobs came to which outcome, as of enqueue_outcome(). An error names the row, the first being 1. '
+    'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, key) from stdin; '
+    'select * from pgqueue.enqueue_staged(); commit;';
+
+-- Not pinned, so that it is inlined: it is asked of each row.
+create or replace function pgqueue._is_plain(
+    p_accumulating text[],
+    p_task text,
+    p_args jsonb,
+    p_queue text,
+    p_priority integer,
+    p_run_at timestamptz,
+    p_delay interval,
+    p_expires_in interval,
+    p_key text,
+    p_score numeric,
+    p_limit_key text,
+    p_headers jsonb,
+    p_max_attempts integer,
+    p_others integer
+)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select coalesce(
+        p_others = 0
+        and pg_catalog.octet_length(p_task) between 1 and 128
+        and (p_args is null or pg_catalog.pg_column_size(p_args) <= 1000)
+        and (p_args is null or pg_catalog.jsonb_typeof(p_args) = 'object')
+        and (p_key is null or pg_catalog.octet_length(p_key) between 1 and 512)
+        and (p_key is not null or p_task <> all (p_accumulating))
+        and (p_queue is null or pg_catalog.octet_length(p_queue) between 1 and 128)
+        and (p_priority is null or p_priority between -100 and 100)
+        and (p_run_at is null or p_delay is null)
+        and (p_run_at is null or p_run_at between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00')
+        and (p_delay is null or p_delay between '0' and '1000 years')
+        and (p_expires_in is null or p_expires_in between '1 us' and '1000 years')
+        and (p_limit_key is null or pg_catalog.octet_length(p_limit_key) between 1 and 512)
+        and (p_headers is null or pg_catalog.jsonb_typeof(p_headers) = 'object')
+        and (p_headers is null or pg_catalog.pg_column_size(p_headers) <= 1000)
+        and (p_max_attempts is null or p_max_attempts between 1 and 100000)
+        and (p_score is null or p_score not in ('NaN', 'Infinity', '-Infinity')),
+        false
+    )
+$$;
+
+comment on function pgqueue._is_plain(
+    text[], text, jsonb, text, integer, timestamptz, interval, interval, text, numeric, text, jsonb, integer, integer
+) is 'Private: whether a staged job is right beyond doubt and needs nothing but to be inserted.';
+
+create or replace function pgqueue._enqueue_staged_others(p_now timestamptz, p_accumulating text[])
+returns jsonb
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_deadline constant timestamptz := pgqueue._dedupe_deadline();
+    v_row record;
+    v_job pgqueue.jobs;
+    v_jobs pgqueue.jobs[] := '{}';
+    v_done record;
+    v_inserted bigint := 0;
+    v_skipped bigint := 0;
+    v_edited jsonb := '{}';
+    v_detail text;
+    v_hint text;
+begin
+    for v_row in
+        select n.*
+        from (
+            select row_number() over (order by s.id) as n, s.*
+            from pg_temp.pgqueue_staged s
+        ) n
+        where not pgqueue._is_plain(
+            p_accumulating, n.task, n.args, n.queue, n.priority, n.run_at, n.delay, n.expires_in, n.key, n.score,
+            n.limit_key, n.headers, n.max_attempts,
+            num_nonnulls(
+                n.timeout, n.dedupe, n.dedupe_for, n.on_conflict, n.depends_on, n.tags, n.retention,
+                n.retry_policy, n.retry_delay, n.retry_queue, n.debounce_max
+            )
+        )
+        order by n.dedupe is not null, case when n.dedupe is not null then n.task end collate "C", n.dedupe collate "C", n.n
+    loop
+        v_job := pgqueue._checked_job(
+            v_row.id, p_now, v_row.task, coalesce(v_row.args, '{}'), v_row.queue, v_row.priority, v_row.run_at,
+            v_row.delay, v_row.expires_in, v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe,
+            v_row.dedupe_for, v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention,
+            v_row.retry_policy, v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max
+        );
+        if v_job.dedupe is null then
+            v_jobs := v_jobs || v_job;
+            v_inserted := v_inserted + 1;
+            if cardinality(v_jobs) = 1000 then
+                perform pgqueue._insert_jobs(v_jobs);
+                v_jobs := '{}';
+            end if;
+            continue;
+        end if;
+        select d.job_id, d.outcome into v_done
+        from pgqueue._dedupe(v_job, v_row.dedupe_for, v_row.on_conflict, v_row.debounce_max, v_deadline) d;
+        case v_done.outcome
+            when 'inserted' then
+                v_inserted := v_inserted + 1;
+            when 'skipped' then
+                v_skipped := v_skipped + 1;
+            when 'refused' then
+                perform pgqueue._refuse_duplicate(v_job.task, v_job.dedupe, v_done.job_id);
+            else
+                v_edited := v_edited || jsonb_build_object(
+                    v_done.outcome, coalesce((v_edited ->> v_done.outcome)::bigint, 0) + 1
+                );
+        end case;
+    end loop;
+    perform pgqueue._insert_jobs(v_jobs);
+    return v_edited || jsonb_build_object('inserted', v_inserted, 'skipped', v_skipped);
+exception
+    when lock_not_available then
+        perform pgqueue._refuse_held(v_job.task, v_job.dedupe, format('row %s of the load: ', v_row.n));
+    when others then
+        if left(sqlstate, 2) <> all ('{0A,22,23,54}'::text[]) then
+            raise;
+        end if;
+        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+        perform pgqueue._refuse(format('row %s of the load: %s', v_row.n, sqlerrm), v_detail, v_hint, sqlstate);
+end
+$$;
+
+comment on function pgqueue._enqueue_staged_others(timestamptz, text[]) is
+    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many came to which outcome.';

@@ -1,0 +1,125 @@
+-- stage: makes the table that a large load is copied into, before enqueue_staged makes jobs of its rows.
+--
+-- A temporary table: what is copied into it writes no WAL, stands in nobody's way and is seen by nobody else, and is
+-- gone when the transaction ends, however it ends. COPY into jobs itself could apply no options; into a view it would
+-- call a trigger for each row.
+-- It belongs to the owner of the queue, and callers may insert and nothing else. Whoever calls enqueue_staged has it
+-- read with the owner's rights, so a table that anybody else has put there, with rules or defaults of his own, is
+-- refused. A session makes it once; behind a pooler another role may find it, empty.
+
+create or replace function pgqueue.stage()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set client_min_messages = warning
+as $$
+begin
+    if to_regclass('pg_temp.pgqueue_staged') is not null then
+        perform pgqueue._check_staged();
+        if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = pgqueue._staged_shape() then
+            return;
+        end if;
+        -- Of another release.
+        drop table pg_temp.pgqueue_staged;
+    end if;
+    create temporary table pgqueue_staged (
+        task text,
+        args jsonb,
+        queue text,
+        priority integer,
+        run_at timestamptz,
+        delay interval,
+        expires_in interval,
+        timeout interval,
+        max_attempts integer,
+        key text,
+        score numeric,
+        dedupe text,
+        dedupe_for interval,
+        on_conflict text,
+        depends_on bigint[],
+        headers jsonb,
+        tags text[],
+        retention interval,
+        retry_policy text,
+        retry_delay interval,
+        retry_queue text,
+        limit_key text,
+        debounce_max interval,
+        id bigint
+    ) on commit delete rows;
+    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 1.';
+    -- To whoever uses this session, by whatever role; no other session reaches it. Not id, which is ours.
+    grant insert (
+        task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
+        on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
+        debounce_max
+    ) on pg_temp.pgqueue_staged to public;
+end
+$$;
+
+comment on function pgqueue.stage() is
+    'Make the temporary table pgqueue_staged, for loads of many jobs: COPY rows into it, whose columns are the options of '
+    'enqueue(), and call enqueue_staged() in the same transaction. '
+    'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, delay) from stdin; '
+    'select * from pgqueue.enqueue_staged(); commit;';
+
+create or replace function pgqueue._staged_shape()
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 1.'
+$$;
+
+comment on function pgqueue._staged_shape() is 'Private: the comment of a table pgqueue_staged that has the columns of this release.';
+
+create or replace function pgqueue._check_staged()
+returns void
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if to_regclass('pg_temp.pgqueue_staged') is null then
+        perform pgqueue._refuse_unstaged();
+    end if;
+    if not exists (
+        select from pg_class c
+        where c.oid = to_regclass('pg_temp.pgqueue_staged')
+            and c.relnamespace = pg_my_temp_schema()
+            and c.relkind = 'r'
+            and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
+    ) then
+        perform pgqueue._refuse(
+            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to somebody else.',
+            'Drop it, and call pgqueue.stage().'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_staged() is 'Private: refuses to read any pgqueue_staged but our own.';
+
+create or replace function pgqueue._refuse_unstaged()
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or is not there.',
+        'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_unstaged() is 'Private: refuses enqueue_staged() of nothing.';

@@ -1,0 +1,39 @@
+"""`pgqueue bench`: what it measures is no matter here, only that it does, and tells."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks.harness import WIDE, Bound
+from tests.cli.conftest import Run
+from tests.databases import Database
+
+
+def test_a_benchmark_prints_a_table_and_a_line_of_json(run_process: Run, empty_database: Database) -> None:
+    ran = run_process("bench", "schedules", "--dsn", empty_database.dsn, "--scale", "0.1")
+    *table, line = ran.out.strip().splitlines()
+    assert table[0].startswith("schedules: "), ran.err
+    found = json.loads(line)
+    assert found["benchmark"] == "schedules"
+    [bound] = found["bounds"]
+    assert bound["holds"] == (bound["measured"] <= bound["limit"])
+    assert ran.code == (0 if found["holds"] else 1)
+
+
+def test_a_small_run_fails_on_ratios_far_out_of_their_bounds_and_on_nothing_else() -> None:
+    missed = [
+        Bound("a little above", 1.5, 1.0),
+        Bound("a little below", 0.5, 1.0, at_least=True),
+        Bound("milliseconds of this machine", 100.0, 1.0, is_ratio=False),
+    ]
+    assert [bound.holds for bound in missed] == [False] * 3
+    assert [bound.holds_widely for bound in missed] == [True] * 3
+    far = [Bound("far above", 1.0 + WIDE, 1.0), Bound("far below", 0.9 / WIDE, 1.0, at_least=True)]
+    assert [bound.holds_widely for bound in far] == [False] * 2
+
+
+def test_one_that_is_not_there_is_refused_with_those_that_are(run_process: Run) -> None:
+    ran = run_process("bench", "nope")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("pgqueue: there is no benchmark 'nope'")
+    assert "drain" in ran.err
