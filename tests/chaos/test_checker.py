@@ -481,3 +481,30 @@ def test_history_that_is_not_kept_is_caught(stage: Stage) -> None:
     stage.work_off()
     stage.conn.execute("delete from pgqueue.history")
     assert stage.rules() == ["history", "lost"]
+
+
+def let_heads_move(stage: Stage) -> None:
+    """A job waits, and housekeeping passes times that are behind it."""
+    job = stage.enqueue("keyed")
+    # One that saw the job, and one that sees what that one wrote.
+    behind = "select min(n) < max(n) from pgqueue.horizons where at > (select ready_at from pgqueue.jobs where id = %s)"
+    wait_until(lambda: maintain(stage.conn) and value(stage.conn, behind, job), timeout=20)
+    stage.conn.execute("select pgqueue._move_heads(array['q'], array[0]::smallint[], array[false], false)")
+    stage.work_off()
+
+
+def test_a_head_taken_without_the_second_look_is_caught(stage: Stage) -> None:
+    look = "v_first := pgqueue._first_of(v_part.queue, v_part.priority, v_part.resumed, v_base, v_horizon.at);"
+    stage.bug("pgqueue._move_heads", look, "")
+    let_heads_move(stage)
+    assert stage.rules() == ["stuck"]
+    # Also where the net has caught it.
+    stage.conn.execute("update pgqueue.housekeeping set hidden_at = null")
+    wait_until(lambda: maintain(stage.conn).ran)
+    stage.work_off()
+    assert stage.rules() == ["net"]
+
+
+def test_the_same_with_the_second_look_breaks_nothing(stage: Stage) -> None:
+    let_heads_move(stage)
+    assert stage.rules() == []
