@@ -172,8 +172,11 @@ class Scene:
 
         def inject(faults: Sequence[Any], seed: int) -> None:
             rng = random.Random(seed)
+            # In a new order each time round, so that all of them come.
+            left: list[Any] = []
             while not done.is_set():
-                fault = rng.choice(faults)
+                left = left or rng.sample(faults, len(faults))
+                fault = left.pop()
                 try:
                     self.inject(fault, rng)
                 except Exception as error:

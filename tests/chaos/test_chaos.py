@@ -16,7 +16,6 @@ from pgqueue import embedded
 from tests.chaos import report
 from tests.chaos.faults import (
     backends_terminated,
-    deadlocks,
     server_crashes,
     statements_cancelled,
     worker_killed,
@@ -30,7 +29,7 @@ pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded s
 
 SEED = int(os.environ.get("PGQUEUE_CHAOS_SEED", str(secrets.randbelow(1_000_000))))
 CLIENTS = [worker_killed, worker_stopped, backends_terminated, statements_cancelled]
-SERVERS = [server_crashes, writer_held, deadlocks]
+SERVERS = [server_crashes, writer_held]
 
 
 @pytest.fixture
