@@ -13,7 +13,7 @@ bin := $(VENV)/bin
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions check check-sql bench digest clean
+.PHONY: help demo test test-versions check check-sql bench chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ check-sql: $(installed) ## what plpgsql_check says of the SQL; needs Debian's Po
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
+
+chaos: $(installed) ## break everything for PGQUEUE_CHAOS_MINUTES, over PGQUEUE_CHAOS_JOBS jobs; see tests/chaos/REPORT.md
+	$(bin)/python -m tests.chaos
 
 digest: ## pin the digest of sql/ in the newest revision, after a change of it
 	sed -i 's/^SQL_DIGEST = .*/SQL_DIGEST = "'$$($(bin)/python -m pgqueue.bundled)'"/' $$(ls migrations/versions/[0-9]*.py | tail -1)

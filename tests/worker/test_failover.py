@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar, Self
 
 import psycopg
 import pytest
@@ -40,6 +41,8 @@ TASKS = """
 class Server:
     """A server in a directory of its own."""
 
+    options: ClassVar[dict[str, str]] = {"synchronous_commit": "on", "shared_buffers": "32MB"}
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start()
@@ -48,13 +51,13 @@ class Server:
 
     def start(self) -> None:
         # A crash of the server leaves what it has written to the machine, which does not crash.
-        embedded.start(self.directory, durable=False, options={"synchronous_commit": "on", "shared_buffers": "32MB"})
+        embedded.start(self.directory, durable=False, options=self.options)
 
     def execute(self, statement: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
             conn.execute(statement.encode())
 
-    def standby(self, directory: Path) -> Server:
+    def standby(self, directory: Path) -> Self:
         """Copy the server into a directory, and start the copy as its standby."""
         directory.mkdir(mode=0o700)
         data = directory / "data"
@@ -74,7 +77,7 @@ class Server:
                 os.chown(path, nobody.pw_uid, nobody.pw_gid, follow_symlinks=False)
         # By this the embedded server knows a directory of its own.
         (directory / "users.lock").touch(mode=0o600)
-        return Server(directory)
+        return type(self)(directory)
 
     def stop(self) -> None:
         """As an operator does it: sessions are ended, then a checkpoint."""

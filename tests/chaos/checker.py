@@ -1,0 +1,450 @@
+"""What must hold after faults, checked against what was written down while they happened.
+
+Pure: it reads streams of records and returns violations. Where the records come from, and how they are sorted, is said
+in `recorder.py`; the tests of this module write theirs by hand.
+
+Three witnesses are heard. The producers say which jobs were committed, rolled back, or sent with a commit that was
+never answered. The handlers say, each in a file that outlives its process, which job they ran under which reservation,
+from when to when. And the ledger says, written by a trigger in the queue's own transactions and numbered by a
+sequence, when the database gave a reservation out and when it took it back: of two numbers the lower was drawn first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+COMMITTED = "committed"
+ROLLED_BACK = "rolled back"
+UNKNOWN = "unknown"
+
+HELD = "h"
+LEFT = "l"
+GONE = "g"
+
+# So many of one rule are told; the others are counted.
+TOLD = 10
+
+
+class Promise(NamedTuple):
+    """A job in a producer's log. `at` is when the answer to its commit came; times are seconds since the epoch."""
+
+    job: int
+    outcome: str
+    at: float
+    kind: str
+    token: str
+
+
+class Entry(NamedTuple):
+    """A line of the ledger: a reservation was given out, or ended while the job lives on, or the job is gone.
+
+    `asked_at` is when the statement came that did it, `clock` what the queue took for the time when it claimed.
+    """
+
+    job: int
+    n: int
+    what: str
+    reservation: int
+    at: float
+    asked_at: float
+    clock: float
+    queue: str
+    key: str | None
+    leader: int | None
+    was_executing: bool
+
+
+class Run(NamedTuple):
+    """A call of a handler, from its file. `how` is ok, failed, or empty for one that never came to its end."""
+
+    job: int
+    reservation: int
+    started_at: float
+    ended_at: float | None
+    how: str
+
+
+class Effect(NamedTuple):
+    """What a handler wrote in its job's own transaction. `turn` counts the effects of its key."""
+
+    job: int
+    reservation: int
+    turn: int | None
+
+
+class End(NamedTuple):
+    """A row of history."""
+
+    job: int
+    reservation: int
+    state: str
+    token: str
+    merged: bool
+
+
+class Live(NamedTuple):
+    """A job that is still there when everything should have ended, and why."""
+
+    job: int
+    why: str
+    token: str
+
+
+class Birth(NamedTuple):
+    """A keyed job: when its producer knew that it was committed (None: it never knew), and when it was due."""
+
+    queue: str
+    key: str
+    job: int
+    acknowledged_at: float | None
+    due_at: float
+
+
+class Turn(NamedTuple):
+    """An effect of a key."""
+
+    queue: str
+    key: str
+    turn: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit, and the ledger of the jobs under it in the order of `n`."""
+
+    name: str
+    max_executing: int | None
+    rate: int | None
+    per: float
+    ledger: Iterable[Entry]
+
+
+class Violation(NamedTuple):
+    rule: str
+    subject: str
+    what: str
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that was written down. The first six are sorted by job (the ledger by job and n), each read once.
+
+    births and keyed   by queue, key, job and by queue, key, n
+    turns              the effects of keys, by queue, key, turn
+    transactional      kinds whose handlers write an effect in their job's transaction
+    unrun              kinds whose jobs may succeed with no run of their own: other payloads' calls take them along
+    cancellable        kinds that somebody may have cancelled
+    losses             times in which a server took what it had acknowledged with it
+    unparked           jobs that the net under the keys had to release
+    hidden             lanes with something ready below their heads, which the net under the heads had to find
+    found_lanes        lanes that nobody had registered
+    stepped            the queue's clock was set back: what a job waits for may then be due no longer, and the nets are
+                       what finds it
+    """
+
+    promises: Iterable[Promise] = ()
+    ledger: Iterable[Entry] = ()
+    runs: Iterable[Run] = ()
+    effects: Iterable[Effect] = ()
+    ends: Iterable[End] = ()
+    live: Iterable[Live] = ()
+    births: Iterable[Birth] = ()
+    keyed: Iterable[Entry] = ()
+    turns: Iterable[Turn] = ()
+    limits: Sequence[Limit] = ()
+    transactional: frozenset[str] = frozenset()
+    unrun: frozenset[str] = frozenset()
+    cancellable: frozenset[str] = frozenset()
+    losses: Sequence[tuple[float, float]] = ()
+    unparked: int = 0
+    hidden: int = 0
+    found_lanes: int = 0
+    stepped: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """`violations` are at most TOLD of each rule; `broken` counts all of them, `counts` what was looked at."""
+
+    violations: list[Violation] = field(default_factory=list)
+    broken: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, found: Iterable[Violation]) -> None:
+        for each in found:
+            self.broken[each.rule] += 1
+            if self.broken[each.rule] <= TOLD:
+                self.violations.append(each)
+
+    def __bool__(self) -> bool:
+        """Whether everything held."""
+        return not self.broken
+
+
+def check(evidence: Evidence) -> Findings:
+    """Return what does not hold."""
+    findings = Findings()
+    streams = (
+        evidence.promises,
+        evidence.ledger,
+        evidence.runs,
+        evidence.effects,
+        evidence.ends,
+        evidence.live,
+    )
+    merged = heapq.merge(*streams, key=attrgetter("job"))
+    for job, records in groupby(merged, key=attrgetter("job")):
+        story = _Story(job)
+        for record in records:
+            story.tell(record)
+        findings.add(_check_job(story, evidence, findings.counts))
+    findings.add(_check_keys(evidence, findings.counts))
+    findings.add(_check_turns(evidence.turns))
+    for limit in evidence.limits:
+        findings.add(_check_limit(limit, findings.counts))
+    if evidence.unparked and not evidence.stepped:
+        what = f"{evidence.unparked} jobs were parked behind nobody until the net found them"
+        findings.add([Violation("net", "keys", what)])
+    if evidence.hidden and not evidence.stepped:
+        findings.add([Violation("net", "heads", f"{evidence.hidden} lanes held something ready below their heads")])
+    findings.counts["nets: parked behind nobody"] += evidence.unparked
+    findings.counts["nets: hidden below a head"] += evidence.hidden
+    findings.counts["nets: lanes that nobody had registered"] += evidence.found_lanes
+    return findings
+
+
+@dataclass(slots=True)
+class _Story:
+    """All that is known of one job id."""
+
+    job: int
+    promises: list[Promise] = field(default_factory=list)
+    ledger: list[Entry] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    live: list[Live] = field(default_factory=list)
+
+    def tell(self, record: object) -> None:
+        match record:
+            case Promise():
+                self.promises.append(record)
+            case Entry():
+                self.ledger.append(record)
+            case Run():
+                self.runs.append(record)
+            case Effect():
+                self.effects.append(record)
+            case End():
+                self.ends.append(record)
+            case Live():
+                self.live.append(record)
+
+    def breaks(self, rule: str, what: str) -> Violation:
+        return Violation(rule, f"job {self.job}", what)
+
+
+def _check_job(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    yield from _check_promises(story, evidence, counts)
+    yield from _check_ledger(story, counts)
+    yield from _check_runs(story, evidence, counts)
+    if len(story.ends) > 1:
+        yield story.breaks("ended twice", f"history has {len(story.ends)} rows: {_states(story)}")
+    for end in story.ends:
+        counts[f"ended: {end.state}"] += 1
+        yield from _check_end(story, end, evidence)
+    for live in story.live:
+        yield story.breaks("stuck", live.why)
+
+
+def _check_promises(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    tokens = {end.token for end in story.ends} | {live.token for live in story.live}
+    for promise in story.promises:
+        counts[f"promised: {promise.outcome}"] += 1
+        is_there = promise.token in tokens
+        if promise.outcome == COMMITTED and not is_there:
+            if _is_lost(promise.at, evidence):
+                counts["lost with the server: jobs"] += 1
+            else:
+                what = f"a {promise.kind}, committed at {promise.at:.3f}, has not ended and is not there"
+                yield story.breaks("lost", what)
+        elif promise.outcome == ROLLED_BACK and is_there:
+            yield story.breaks("rolled back", f"a {promise.kind} is there, though its transaction was rolled back")
+        elif promise.outcome == UNKNOWN:
+            counts["promised: unknown, and there" if is_there else "promised: unknown, and not there"] += 1
+    if story.runs and story.promises and all(each.outcome == ROLLED_BACK for each in story.promises):
+        yield story.breaks("rolled back", "a handler ran it, though its transaction was rolled back")
+
+
+def _check_ledger(story: _Story, counts: Counter[str]) -> Iterator[Violation]:
+    held: Entry | None = None
+    last = 0
+    gone = 0
+    for entry in story.ledger:
+        if gone:
+            yield story.breaks("ended twice", f"the ledger goes on after its end, with {entry.what} at {entry.n}")
+        if entry.what == HELD:
+            counts["reservations"] += 1
+            if held is not None:
+                yield story.breaks("two holders", f"{entry.reservation} was given out while {held.reservation} held")
+            if entry.reservation <= last:
+                yield story.breaks("reservation", f"{entry.reservation} came after {last}: they must grow")
+            held, last = entry, entry.reservation
+            continue
+        if entry.was_executing and (held is None or held.reservation != entry.reservation):
+            holder = "nobody" if held is None else str(held.reservation)
+            yield story.breaks("fence", f"{entry.reservation} ended at {entry.n} while {holder} held")
+        held = None
+        gone += entry.what == GONE
+    if gone != len(story.ends) and not (gone > 1 or len(story.ends) > 1):
+        yield story.breaks("history", f"it went {gone} times, and history has {len(story.ends)} rows")
+
+
+def _check_runs(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    # Of one that was given out twice, the first time.
+    given = {entry.reservation: entry for entry in reversed(story.ledger) if entry.what == HELD}
+    taken = {entry.reservation: entry for entry in story.ledger if entry.what != HELD and entry.was_executing}
+    for reservation, times in Counter(run.reservation for run in story.runs).items():
+        if times > 1:
+            yield story.breaks("ran twice", f"handlers ran it {times} times under {reservation}")
+    for run in story.runs:
+        counts["runs"] += 1
+        if run.ended_at is None:
+            counts["runs that never came to their end"] += 1
+        held = given.get(run.reservation)
+        if held is None:
+            if _is_lost(run.started_at, evidence):
+                counts["lost with the server: runs"] += 1
+            else:
+                yield story.breaks("unheld", f"a handler ran it under {run.reservation}, which was never given out")
+        elif run.started_at < held.at:
+            early = held.at - run.started_at
+            yield story.breaks("unheld", f"a handler ran it {early:.3f} s before {run.reservation} was given out")
+        end = taken.get(run.reservation)
+        if end is not None and run.ended_at is not None and run.ended_at > end.at:
+            counts["runs that went on after their lease"] += 1
+
+
+def _check_end(story: _Story, end: End, evidence: Evidence) -> Iterator[Violation]:
+    kinds = {promise.kind for promise in story.promises if promise.token == end.token}
+    # Of the last end: what came before belongs to a job that a server has lost.
+    left = next((entry for entry in reversed(story.ledger) if entry.what == GONE), None)
+    if end.state == "cancelled" and kinds and not kinds & evidence.cancellable:
+        yield story.breaks("cancelled", f"a {'/'.join(kinds)} ended as cancelled, though nobody asked for it")
+    if end.state == "succeeded" and not kinds & evidence.unrun and not end.merged:
+        finished = [run for run in story.runs if run.reservation == end.reservation and run.how == "ok"]
+        if not finished:
+            yield story.breaks("fence", f"it succeeded under {end.reservation}, which no handler had finished")
+        elif left is not None and all((run.ended_at or 0) > left.at for run in finished):
+            yield story.breaks("fence", f"it was gone before the handler under {end.reservation} had finished")
+    if kinds & evidence.transactional:
+        expected = 1 if end.state == "succeeded" else 0
+        if len(story.effects) != expected:
+            what = f"a {'/'.join(kinds)} that {end.state} left {len(story.effects)} effects"
+            yield story.breaks("effects", what)
+    for effect in story.effects:
+        if effect.reservation != end.reservation:
+            yield story.breaks("effects", f"{effect.reservation} left one, and {end.reservation} ended it")
+
+
+def _check_keys(evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    place = attrgetter("queue", "key")
+    births = groupby(evidence.births, key=place)
+    born = next(births, None)
+    for name, entries in groupby(evidence.keyed, key=place):
+        while born is not None and born[0] < name:
+            born = next(births, None)
+        mine = list(born[1]) if born is not None and born[0] == name else []
+        counts["keys"] += 1
+        yield from check_key(mine, entries)
+
+
+def check_key(births: Sequence[Birth], ledger: Iterable[Entry]) -> Iterator[Violation]:
+    """Check one key: nothing overlaps, and none is claimed while an earlier one has its place."""
+    by_job = {birth.job: birth for birth in births}
+    standing = sorted(by_job)
+    first_held: dict[int, float] = {}
+    holder: tuple[int, int] | None = None
+    for entry in ledger:
+        if entry.leader not in (None, entry.job):
+            continue
+        subject = f"key {entry.key} of {entry.queue}"
+        if entry.what != HELD:
+            if holder == (entry.job, entry.reservation):
+                holder = None
+            if entry.what == GONE:
+                at = bisect_left(standing, entry.job)
+                if at < len(standing) and standing[at] == entry.job:
+                    del standing[at]
+            continue
+        if holder is not None and holder[0] != entry.job:
+            what = f"job {entry.job} was claimed at {entry.n} while job {holder[0]} was held"
+            yield Violation("overlap", subject, what)
+        holder = (entry.job, entry.reservation)
+        for job in standing:
+            if job >= entry.job:
+                break
+            if first_held.get(job, entry.asked_at) < entry.asked_at or _was_due(by_job.get(job), entry):
+                yield Violation("order", subject, f"job {entry.job} was claimed at {entry.n} before job {job}")
+                break
+        first_held.setdefault(entry.job, entry.at)
+        if entry.job not in by_job and entry.job not in standing:
+            # Of one whose commit was never answered nothing is known until it is held; then it has its place.
+            insort(standing, entry.job)
+
+
+def _was_due(birth: Birth | None, claim: Entry) -> bool:
+    """Whether it was committed and due when this claim looked."""
+    if birth is None or birth.acknowledged_at is None:
+        return False
+    return birth.acknowledged_at < claim.asked_at and birth.due_at <= claim.clock
+
+
+def _check_turns(turns: Iterable[Turn]) -> Iterator[Violation]:
+    for (queue, key, turn), same in groupby(turns, key=attrgetter("queue", "key", "turn")):
+        jobs = [each.job for each in same]
+        if len(jobs) > 1:
+            yield Violation("overlap", f"key {key} of {queue}", f"the effects of jobs {jobs} are both number {turn}")
+
+
+def _check_limit(limit: Limit, counts: Counter[str]) -> Iterator[Violation]:
+    counts["limits"] += 1
+    executing: set[int] = set()
+    starts: deque[float] = deque()
+    moved: float | None = None
+    for entry in limit.ledger:
+        if entry.what != HELD:
+            executing.discard(entry.job)
+            continue
+        executing.add(entry.job)
+        if limit.max_executing is not None and len(executing) > limit.max_executing:
+            what = f"{len(executing)} executed at {entry.n}, and {limit.max_executing} may"
+            yield Violation("limit", limit.name, what)
+        if limit.rate is None:
+            continue
+        # A step of the queue's clock begins a new count: the same time comes twice, or never.
+        if moved is not None and abs(entry.clock - entry.at - moved) > 60:
+            starts.clear()
+        moved = entry.clock - entry.at
+        insort(starts, entry.clock)
+        while starts and starts[0] <= starts[-1] - limit.per:
+            starts.popleft()
+        if len(starts) > limit.rate:
+            what = f"{len(starts)} started within {limit.per} s at {entry.n}, and {limit.rate} may"
+            yield Violation("limit", limit.name, what)
+
+
+def _is_lost(at: float, evidence: Evidence) -> bool:
+    return any(start <= at <= end for start, end in evidence.losses)
+
+
+def _states(story: _Story) -> str:
+    return ", ".join(end.state for end in story.ends)

@@ -1,0 +1,339 @@
+"""What is written down while faults happen, and how it is laid before the checker.
+
+In the database, by triggers in the queue's own transactions: the ledger of all reservations. In files, a line at a time
+with no buffer, so that they outlive a SIGKILL: what handlers ran, what producers committed. When all has ended the
+files are copied into tables, and the checker reads everything sorted by the server, so that its memory does not grow
+with the jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+
+from tests.chaos.checker import COMMITTED, UNKNOWN, Birth, Effect, End, Entry, Evidence, Limit, Live, Promise, Run, Turn
+
+SCHEMA = """
+create schema chaos;
+
+-- n says the order: clocks may step, and sequences never go back behind what is committed.
+create table chaos.ledger (
+    n bigint generated always as identity,
+    what "char" not null, job bigint not null, reservation bigint not null, leader bigint,
+    at timestamptz not null default clock_timestamp(), asked_at timestamptz not null default statement_timestamp(),
+    clock timestamptz, was_executing boolean not null,
+    queue text collate "C" not null, key text collate "C", task text not null, limit_key text
+);
+
+create table chaos.effects (
+    n bigint generated always as identity,
+    job bigint not null, reservation bigint not null, turn bigint, queue text collate "C", key text collate "C",
+    at timestamptz not null default clock_timestamp()
+);
+create index on chaos.effects (queue, key, turn);
+
+-- Not logged: written when all is over.
+create unlogged table chaos.promises (
+    job bigint, outcome text, at double precision, kind text, token text, delay double precision,
+    queue text collate "C", key text collate "C"
+);
+create unlogged table chaos.runs (
+    job bigint, reservation bigint, started_at double precision, ended_at double precision, how text
+);
+
+create function chaos.note_update() returns trigger language plpgsql as $$
+begin
+    if old.state = 'executing' then
+        insert into chaos.ledger (what, job, reservation, leader, was_executing, queue, key, task, limit_key)
+        values ('l', old.id, old.reservation, old.leader, true, old.queue, old.key, old.task, old.limit_key);
+    end if;
+    if new.state = 'executing' then
+        insert into chaos.ledger (what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key)
+        values (
+            'h', new.id, new.reservation, new.leader, new.reserved_at, true, new.queue, new.key, new.task, new.limit_key
+        );
+    end if;
+    return null;
+end
+$$;
+create function chaos.note_delete() returns trigger language plpgsql as $$
+begin
+    insert into chaos.ledger (what, job, reservation, leader, was_executing, queue, key, task, limit_key)
+    values (
+        'g', old.id, old.reservation, old.leader, old.state = 'executing', old.queue, old.key, old.task, old.limit_key
+    );
+    return null;
+end
+$$;
+create trigger chaos_update after update on pgqueue.jobs for each row
+when (
+    (old.state = 'executing' or new.state = 'executing')
+    and (old.state, old.reservation) is distinct from (new.state, new.reservation)
+)
+execute function chaos.note_update();
+create trigger chaos_delete after delete on pgqueue.jobs for each row execute function chaos.note_delete();
+
+grant usage on schema chaos to public;
+grant select, insert on chaos.effects to public;
+"""
+
+# Numbered by what is there: two handlers of one key at a time would give the same number.
+EFFECT = """
+insert into chaos.effects (job, reservation, queue, key, turn)
+select %(job)s, %(reservation)s, %(queue)s, %(key)s,
+    case when %(key)s::text is not null then (
+        select coalesce(max(e.turn), 0) + 1 from chaos.effects e where e.queue = %(queue)s and e.key = %(key)s
+    ) end
+"""
+
+
+class Witness:
+    """The file of one process, in which handlers say what they run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    @classmethod
+    def of_this_process(cls, directory: str | os.PathLike[str]) -> Witness:
+        return cls(Path(directory) / f"{os.getpid()}-{secrets.token_hex(4)}.runs")
+
+    def ran(self, job: int, reservation: int) -> None:
+        """It ran, and took no time."""
+        now = _now()
+        self._say(f"x {job} {reservation} {now:.6f}\n")
+
+    @contextmanager
+    def running(self, job: int, reservation: int) -> Iterator[None]:
+        self.starts(job, reservation)
+        try:
+            yield
+        except BaseException:
+            self._say(f"f {job} {reservation} {_now():.6f}\n")
+            raise
+        # The transaction of a job has been committed by now: its end in the ledger may be before this.
+        self._say(f"e {job} {reservation} {_now():.6f}\n")
+
+    def starts(self, job: int, reservation: int) -> None:
+        self._say(f"s {job} {reservation} {_now():.6f}\n")
+
+    def done(self, job: int, reservation: int) -> None:
+        """Nothing is left to do but to complete it."""
+        self._say(f"d {job} {reservation} {_now():.6f}\n")
+
+    def _say(self, line: str) -> None:
+        os.write(self._file, line.encode())
+
+
+class ProducerLog:
+    """The log of one producer: a line before each commit, and one after its answer."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / f"{secrets.token_hex(4)}.promises"
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.committed = 0
+
+    def intends(self, token: str, jobs: Sequence[Intent]) -> None:
+        lines = (f"i {token} {each.job} {each.kind} {each.delay} {each.queue} {each.key or '-'}\n" for each in jobs)
+        os.write(self._file, "".join(lines).encode())
+
+    def learns(self, token: str, outcome: str, count: int) -> None:
+        os.write(self._file, f"o {token} {_now():.6f} {outcome}\n".encode())
+        if outcome == COMMITTED:
+            self.committed += count
+
+
+class Intent(NamedTuple):
+    """A job about to be committed."""
+
+    job: int
+    kind: str
+    queue: str
+    key: str | None
+    delay: float
+
+
+def _now() -> float:
+    # Not time.time(): that one is made to lie.
+    return time.clock_gettime(time.CLOCK_REALTIME)
+
+
+class Records:
+    """All that one run has written down, in a directory and in a database."""
+
+    def __init__(self, directory: Path, dsn: str) -> None:
+        self.directory = directory
+        self._dsn = dsn
+        self.losses: list[tuple[float, float]] = []
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        """Make the tables and triggers in a database in which the migrations have run."""
+        with psycopg.connect(self._dsn, autocommit=True) as conn:
+            conn.execute(SCHEMA.encode())
+
+    def load(self) -> None:
+        """Copy the files into the database."""
+        with psycopg.connect(self._dsn) as conn:
+            conn.execute("truncate chaos.promises, chaos.runs")
+            with conn.cursor() as cursor, cursor.copy("copy chaos.promises from stdin") as copy:
+                for path in self.directory.glob("*.promises"):
+                    for promise in _promises(path):
+                        copy.write_row(promise)
+            with conn.cursor() as cursor, cursor.copy("copy chaos.runs from stdin") as copy:
+                for path in self.directory.glob("*.runs"):
+                    for run in _runs(path):
+                        copy.write_row(run)
+            for table in ("promises", "runs", "ledger", "effects"):
+                conn.execute(f"analyze chaos.{table}".encode())
+
+    @contextmanager
+    def evidence(self, **known: Any) -> Iterator[Evidence]:
+        """Lay everything before the checker, in one snapshot."""
+        with psycopg.connect(self._dsn) as conn:
+            conn.execute("set transaction isolation level repeatable read")
+            conn.execute("set local work_mem = '256MB'")
+            conn.execute("set local enable_nestloop = off")
+            reader = _Reader(conn)
+            [(unparked, found, hidden)] = conn.execute(_NETS.encode()).fetchall()
+            yield Evidence(
+                promises=reader.read(Promise, _PROMISES),
+                ledger=reader.read(Entry, f"{_LEDGER} order by job, n"),
+                runs=reader.read(Run, _RUNS),
+                effects=reader.read(Effect, _EFFECTS),
+                ends=reader.read(End, _ENDS),
+                live=reader.read(Live, _LIVE),
+                births=reader.read(Birth, _BIRTHS),
+                keyed=reader.read(Entry, f"{_LEDGER} where key is not null order by queue, key, n"),
+                turns=reader.read(Turn, _TURNS),
+                limits=list(_limits(conn, reader)),
+                losses=tuple(self.losses),
+                unparked=unparked,
+                hidden=hidden,
+                found_lanes=found,
+                **known,
+            )
+
+
+# What the nets had to catch. (A schema without heads of lanes has none of theirs.)
+_NETS = """
+select
+    coalesce(max(h.unparked), 0),
+    coalesce(max(h.found_lanes), 0),
+    coalesce(max((to_jsonb(h) ->> 'hidden')::bigint), 0)
+from pgqueue.housekeeping h
+"""
+_LEDGER = """
+select job, n, what::text, reservation, extract(epoch from at)::float8, extract(epoch from asked_at)::float8,
+    extract(epoch from coalesce(clock, at))::float8, queue, key, leader, was_executing
+from chaos.ledger
+"""
+_PROMISES = "select job, outcome, at, kind, token from chaos.promises order by job"
+_RUNS = "select job, reservation, started_at, ended_at, how from chaos.runs order by job"
+_EFFECTS = "select job, reservation, turn from chaos.effects order by job"
+_ENDS = """
+select id, reservation, state::text, coalesce(args ->> 'token', ''), merged_into is not null
+from pgqueue.history
+order by id
+"""
+_LIVE = """
+select j.id,
+    concat_ws(
+        ' ', 'a', j.task, 'of', j.queue, 'is', j.state, 'behind ' || j.blocked_on, 'key ' || j.key,
+        'attempts', j.attempts, 'due', j.ready_at, 'at', pgqueue._clock(), 'held by ' || j.reserved_by,
+        'until ' || j.lease_expires_at
+    ),
+    coalesce(j.args ->> 'token', '')
+from pgqueue.jobs j
+order by j.id
+"""
+_BIRTHS = f"""
+select p.queue, p.key, p.job, case when p.outcome = '{COMMITTED}' then p.at end,
+    extract(epoch from j.created_at)::float8 + p.delay
+from chaos.promises p
+join (
+    select h.id, h.created_at, h.args ->> 'token' as token from pgqueue.history h where h.key is not null
+    union all
+    select l.id, l.created_at, l.args ->> 'token' from pgqueue.jobs l where l.key is not null
+) j on j.id = p.job and j.token = p.token
+where p.key is not null and p.outcome in ('{COMMITTED}', '{UNKNOWN}') and p.kind <> 'gathered'
+order by p.queue, p.key, p.job
+"""
+_TURNS = 'select queue, key, turn, job from chaos.effects where key is not null order by queue, key, turn, job'
+
+
+class _Reader:
+    def __init__(self, conn: psycopg.Connection) -> None:
+        self._conn = conn
+        self._count = 0
+
+    def read(self, shape: Any, query: str, params: Sequence[object] = ()) -> Iterator[Any]:
+        self._count += 1
+        # Not opened before it is read: there are many.
+        with self._conn.cursor(f"stream_{self._count}") as cursor:
+            cursor.itersize = 20_000
+            cursor.execute(query.encode(), params or None)
+            for row in cursor:
+                yield shape._make(row)
+
+
+def _limits(conn: psycopg.Connection, reader: _Reader) -> Iterator[Limit]:
+    rows = conn.execute(
+        "select l.kind, l.target, l.max_executing, l.rate, extract(epoch from l.per)::float8 from pgqueue.limits l"
+    ).fetchall()
+    for kind, target, max_executing, rate, per in rows:
+        targets = [target]
+        if target.endswith("*"):
+            found = "select distinct limit_key from chaos.ledger where limit_key is not null order by 1"
+            targets = [name for (name,) in conn.execute(found.encode()) if name.startswith(target[:-1])]
+        column = {"task": "task", "queue": "queue", "limit_key": "limit_key"}[kind]
+        for each in targets:
+            query = f"{_LEDGER} where {column} = %s order by n"
+            yield Limit(f"{kind} {each}", max_executing, rate, per or 0.0, reader.read(Entry, query, [each]))
+
+
+def _promises(path: Path) -> Iterator[tuple[object, ...]]:
+    open_: dict[str, list[list[str]]] = {}
+    with path.open() as file:
+        for line in file:
+            what, token, *rest = line.split()
+            if what == "i":
+                open_.setdefault(token, []).append(rest)
+                continue
+            at, outcome = float(rest[0]), " ".join(rest[1:])
+            for job, kind, delay, queue, key in open_.pop(token, []):
+                yield int(job), outcome, at, kind, token, float(delay), queue, None if key == "-" else key
+    for token, intended in open_.items():
+        for job, kind, delay, queue, key in intended:
+            yield int(job), UNKNOWN, 0.0, kind, token, float(delay), queue, None if key == "-" else key
+
+
+def _runs(path: Path) -> Iterator[tuple[object, ...]]:
+    # A job may run twice at once in one process, under two reservations; never under one.
+    started: dict[tuple[int, int], float] = {}
+    done: dict[tuple[int, int], float] = {}
+    with path.open() as file:
+        for line in file:
+            parts = line.split()
+            if len(parts) != 4:
+                # The last one of a process that was killed in the middle of it.
+                continue
+            what, pair, at = parts[0], (int(parts[1]), int(parts[2])), float(parts[3])
+            if what == "x":
+                yield *pair, at, at, "ok"
+            elif what == "s":
+                started[pair] = at
+            elif what == "d":
+                done[pair] = at
+            elif pair in started:
+                # What it had to do was done before it completed the job.
+                how = "ok" if what == "e" or pair in done else "failed"
+                yield *pair, started.pop(pair), done.pop(pair, at), how
+    for pair, at in started.items():
+        yield *pair, at, done.get(pair), "ok" if pair in done else ""
