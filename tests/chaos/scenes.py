@@ -137,8 +137,15 @@ class Pair:
 
     def rebuild(self) -> None:
         embedded.stop(self.standby.directory)
-        shutil.rmtree(self.standby.directory)
-        self.standby = self.primary.standby(self.standby.directory)
+        for left in reversed(range(5)):
+            shutil.rmtree(self.standby.directory)
+            try:
+                self.standby = self.primary.standby(self.standby.directory)
+                break
+            except subprocess.CalledProcessError:
+                # Another fault may have ended the session that copies.
+                if not left:
+                    raise
         self._attach()
 
     def close(self) -> None:
