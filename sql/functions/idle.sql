@@ -8,8 +8,9 @@
 -- housekeeping. Whoever kept house is told to call again in a second and does so again; the others, told to come back
 -- later, take over when nobody did for two. (Taking turns instead, each of 200 sessions plans every step for itself.)
 -- It looks as well whether something is due, and says so with next_due: then reserve. Where others sleep, what is due for
--- less than 250 ms was announced to them, and is about to be taken. It claims nothing itself, and asks for no limit: a reserve after it
--- may come back empty.
+-- less than 250 ms was announced to them, and is about to be taken. It claims nothing itself, and asks for the limits of
+-- queues alone (what another limit stops is parked by the first reserve that meets it): a reserve after it may come back
+-- empty.
 -- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
 -- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
 
@@ -35,6 +36,7 @@ declare
     v_next_due timestamptz;
     v_rank bigint;
     v_registered boolean;
+    v_full text[] := '{}';
 begin
     perform pgqueue._check_name('worker', idle.worker, 256);
     perform pgqueue._check_queues(idle.queues);
@@ -95,8 +97,15 @@ begin
         );
     end if;
 
+    if exists (select from pgqueue.limits l where l.kind = 'queue') then
+        v_full := array(
+            select r.key
+            from jsonb_each(pgqueue._queue_rooms(idle.queues, v_now)) r
+            where (r.value ->> 'room')::integer = 0
+        );
+    end if;
     select min(l.ready_at) + least(v_rank, 1) * interval '250 ms' into v_next_due
-    from pgqueue._due_lanes(idle.queues, v_now, '{}') l;
+    from pgqueue._due_lanes(idle.queues, v_now, v_full) l;
     if v_next_due is not null then
         v_next_due := greatest(v_next_due, v_now);
     else
