@@ -516,7 +516,7 @@ as $$
 declare
     v_started timestamptz := clock_timestamp();
     -- Of the leases: see _heads.
-    v_now timestamptz := pgqueue._ready_at(p_now);
+    v_leased_at timestamptz := pgqueue._ready_at(p_now);
     v_waited boolean := false;
     v_row record;
     v_marked tid[];
@@ -531,10 +531,10 @@ begin
                     state = 'executing',
                     reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
                     attempts = j.attempts + 1,
-                    reserved_at = v_now,
+                    reserved_at = p_now,
                     reserved_by = p_worker,
                     lease = p_lease,
-                    lease_expires_at = v_now + p_lease,
+                    lease_expires_at = v_leased_at + p_lease,
                     lease_prolonged = false
                 from unnest(p_rows, p_calls, p_kinds) with ordinality w (row_at, call, kind, n)
                 where j.ctid = w.row_at and w.kind <> 'plain'
@@ -578,7 +578,7 @@ begin
         end if;
         begin
             if v_row.kind = 'gather' then
-                v_marked := pgqueue._gather(v_row.row_at, v_now, p_worker, p_lease);
+                v_marked := pgqueue._gather(v_row.row_at, p_now, p_worker, p_lease);
             else
                 with marked as (
                     update pgqueue.jobs j
@@ -586,10 +586,10 @@ begin
                         state = 'executing',
                         reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
                         attempts = j.attempts + 1,
-                        reserved_at = v_now,
+                        reserved_at = p_now,
                         reserved_by = p_worker,
                         lease = p_lease,
-                        lease_expires_at = v_now + p_lease,
+                        lease_expires_at = v_leased_at + p_lease,
                         lease_prolonged = false
                     where j.ctid = v_row.row_at
                     returning j.ctid as row_at
@@ -641,6 +641,8 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    -- See _heads.
+    v_leased_at timestamptz := pgqueue._ready_at(p_now);
     v_job record;
     v_rows tid[];
     v_more tid[];
@@ -718,7 +720,7 @@ begin
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = case when w.n = 1 then p_now + p_lease end,
+            lease_expires_at = case when w.n = 1 then v_leased_at + p_lease end,
             lease_prolonged = false
         from unnest(v_ids) with ordinality w (id, n)
         where j.id = w.id
@@ -753,6 +755,9 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '20ms'
 as $$
 #variable_conflict use_column
+declare
+    -- See _heads.
+    v_leased_at timestamptz := pgqueue._ready_at(p_now);
 begin
     return query
     with claimed as (
@@ -764,7 +769,7 @@ begin
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = p_now + p_lease,
+            lease_expires_at = v_leased_at + p_lease,
             lease_prolonged = false
         from unnest(p_rows, p_places) taken (row_at, place)
         where j.ctid = taken.row_at

@@ -81,6 +81,8 @@ declare
     v_limited_queues boolean := false;
     -- Parts of lanes that it took from whose heads are old; v_began: when it had no xid yet.
     v_began timestamptz;
+    -- What leases are counted from: later than v_now, at which it looked, and which starts and rates are counted by.
+    v_leased_at timestamptz;
     v_stale_queues text[] := '{}'::text[];
     v_stale_priorities smallint[] := '{}'::smallint[];
     v_stale_parts boolean[] := '{}'::boolean[];
@@ -236,7 +238,7 @@ begin
     end if;
     -- Where leases end must not be below the clock of a transaction with an xid: see _heads.
     if v_taken <> '{}' then
-        v_now := pgqueue._ready_at(v_now);
+        v_leased_at := pgqueue._ready_at(v_now);
     end if;
 
     if v_keyed and not v_marked then
@@ -281,7 +283,7 @@ begin
                 reserved_at = v_now,
                 reserved_by = reserve.worker,
                 lease = reserve.lease,
-                lease_expires_at = v_now + reserve.lease,
+                lease_expires_at = v_leased_at + reserve.lease,
                 lease_prolonged = false
             from taken t
             where j.ctid = t.row_at and j.state in ('waiting', 'failed')
@@ -297,7 +299,7 @@ begin
         select
             h.id, h.task, h.args, h.headers, h.queue, h.key, h.priority::integer, h.attempts,
             coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
-            h.reservation, h.run_at, h.created_at, coalesce(h.lease_expires_at, v_now + reserve.lease),
+            h.reservation, h.run_at, h.created_at, coalesce(h.lease_expires_at, v_leased_at + reserve.lease),
             case when h.leader is not null then first_value(h.id) over (partition by h.place order by h.n) end,
             h.score, coalesce(h.timeout, t.timeout), h.losses, coalesce(cardinality(h.crashed_on), 0),
             coalesce(t.store_result, false)
@@ -317,7 +319,7 @@ begin
             reserved_at = v_now,
             reserved_by = reserve.worker,
             lease = reserve.lease,
-            lease_expires_at = v_now + reserve.lease,
+            lease_expires_at = v_leased_at + reserve.lease,
             lease_prolonged = false
         from unnest(v_taken, v_places) taken (row_at, place)
         where j.ctid = taken.row_at

@@ -197,6 +197,17 @@ def test_a_rate_gives_what_it_promises_also_over_short_times(conn: psycopg.Conne
     assert 20 <= count <= 26
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_starts_are_counted_by_the_time_at_which_jobs_say_that_they_were_reserved(
+    conn: psycopg.Connection, key: str | None
+) -> None:
+    # Of the real clock: a later one of the two would let one start too many into an interval.
+    limit(conn, "task", "t", rate=1, per="10 s")
+    enqueue(conn, "t", key=key)
+    assert len(reserve(conn, 10)) == 1
+    assert value(conn, "select j.reserved_at = s.at from pgqueue.jobs j cross join pgqueue.limit_starts s") is True
+
+
 @pytest.mark.parametrize(("kind", "target"), [("queue", "q"), ("task", "t"), ("limit_key", "l")])
 def test_a_sleeper_is_told_when_the_next_start_is_free(
     conn: psycopg.Connection, standing: Clock, kind: str, target: str
