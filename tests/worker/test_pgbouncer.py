@@ -202,7 +202,7 @@ async def test_without_listen_everything_works_and_nothing_is_left_in_a_session(
     with caplog.at_level(logging.WARNING, "pgqueue"):
         async with (
             busy_neighbours(pooler),
-            working(app, pooler.dsn, name="w", listen=False, poll_interval=0.05, lease=1.5, concurrency=10),
+            working(app, pooler.dsn, name="w", listen=False, poll_interval=0.05, lease=6, concurrency=10),
         ):
             long = enqueue(producer, "longer_than_a_lease")
             twice = enqueue(producer, "second_time")
