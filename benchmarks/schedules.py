@@ -6,9 +6,9 @@ import time
 
 import psycopg
 
-from .harness import Bound, Connection, Report, Server, median
+from .harness import Bound, Connection, Report, Server, median, sized
 
-_SCHEDULES = 10_000
+_SCHEDULES = sized(10_000, least=1_000)
 _ROUNDS = 5
 _LIMIT_S = 1.0
 

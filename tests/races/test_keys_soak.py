@@ -22,7 +22,7 @@ import pytest
 from tests.calls import maintain, value
 from tests.databases import Database
 
-JOBS = int(os.environ.get("PGQUEUE_SOAK", "1500"))
+JOBS = int(os.environ.get("PGQUEUE_SOAK", "1000"))
 KEYS = 200
 WORKERS = 20
 BUFFER = 8

@@ -95,7 +95,7 @@ def shared(cloner: Cloner) -> Iterator[Database]:
 
 
 @given(steps)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_job_stands_for_a_key_and_the_right_one(shared: Database, steps: list[tuple[Any, ...]]) -> None:
     conn = shared.connect()
     clock = Clock(conn)

@@ -112,7 +112,8 @@ async def test_connections_that_hang_without_a_word_are_left_before_a_lease_laps
             await wait_until_async(lambda: lines(caplog, "answers again after"))
     assert started == [mine]
     assert not lines(caplog, "is lost")
-    assert len(lines(caplog, "trying again until it answers")) <= 2
+    # Each of its three connections may find out by itself.
+    assert len(lines(caplog, "trying again until it answers")) <= 3
     assert "no answer within" in lines(caplog, "trying again until it answers")[0]
 
 
