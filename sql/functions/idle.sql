@@ -36,7 +36,7 @@ declare
     v_next_due timestamptz;
     v_rank bigint;
     v_registered boolean;
-    v_full text[] := '{}';
+    v_full text[] := '{}'::text[];
 begin
     perform pgqueue._check_name('worker', idle.worker, 256);
     perform pgqueue._check_queues(idle.queues);
