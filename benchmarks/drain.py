@@ -16,7 +16,7 @@ import psycopg
 from .harness import Bound, Report, Server, fill, median, pgbench, sized
 from .probe import command
 
-_JOBS = sized(200_000)
+_JOBS = sized(200_000, least=40_000)
 _BATCH = 500
 _CLIENTS = 2
 _ROUNDS = 3
