@@ -153,13 +153,13 @@ async def test_a_worker_at_concurrency_1000_keeps_1000_handlers_in_flight(
         await asyncio.sleep(1)
         count(-1)
 
-    rounds = 4
+    # So many that beginning and end weigh little.
+    rounds = 6
     enqueue_many(conn, 1000 * rounds, "sleeps")
     async with working(app, database.dsn, concurrency=1000):
         await wait_until_async(lambda: running == 1000, 30)
         await wait_until_async(
             lambda: value(conn, "select count(*) from pgqueue.history") == 1000 * rounds, 10 * rounds
         )
-    # On average over the whole run, its beginning and its end among it. (A machine that has much else to do takes
-    # longer over both; one that ran them by the hundred would not come near.)
-    assert spent / (last - first) > 500
+    # On average over the whole run, its beginning and its end among it.
+    assert spent / (last - first) > 700
