@@ -240,11 +240,15 @@ class Runner:
 
         Free slots, and a buffer of what was started in the last 100 ms.
         """
-        useful = self._concurrency + self._pace.buffer()
+        buffer = self._pace.buffer()
+        useful = self._concurrency + buffer
         room = useful - len(self.busy) - len(self._waiting) - coming
         # In batches: as long as there is something to start, wait until half of all is free.
         if (coming or self._waiting) and room < useful / 2:
             return 0
+        if buffer > self._concurrency:
+            # Under load by halves: while the server works on one, the other is run here.
+            room = min(room, useful // 2)
         return max(room, 0)
 
     def take(self, several: Sequence[Held]) -> None:
