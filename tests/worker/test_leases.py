@@ -27,7 +27,7 @@ def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
 def take_away(conn: psycopg.Connection, job_id: int) -> int:
     """Have the queue believe that the lease lapsed, and reserve the job for somebody else; the new reservation."""
     with conn.transaction():
-        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity' where id = %s", [job_id])
+        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
         # Rescued once already, so that it is not prolonged.
         conn.execute("update pgqueue.jobs set lease_prolonged = true where id = %s", [job_id])
         taken = reserve_one(conn, "thief", lease="1 hour")
@@ -226,7 +226,7 @@ async def test_a_job_that_comes_back_to_the_same_worker_runs_under_the_new_reser
         first = lease_of(conn, job_id)
         await wait_until_async(lambda: lease_of(conn, job_id) > first)
         # Right after an extension: for two seconds now the worker does not learn that this reservation is over.
-        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity', lease_prolonged = true")
+        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), lease_prolonged = true")
         await wait_until_async(lambda: len(started) == 2)
         await wait_until_async(lambda: stopped == started[:1])
         go.set()

@@ -35,7 +35,9 @@ def written(conn: psycopg.Connection) -> Callable[[], list[int]]:
 def take_away(conn: psycopg.Connection, job_id: int) -> None:
     with conn.transaction():
         conn.execute(
-            "update pgqueue.jobs set lease_expires_at = '-infinity', lease_prolonged = true where id = %s", [job_id]
+            # Now, and not long ago: leases have a head, below which nobody looks.
+            "update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), lease_prolonged = true where id = %s",
+            [job_id],
         )
         assert reserve_one(conn, "thief", lease="1 hour").id == job_id
 
