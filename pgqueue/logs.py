@@ -46,6 +46,8 @@ def set_up(level: str, style: str, worker: str | None = None) -> None:
 
     Raises ConfigError for a level or a format that there is not.
     """
+    # It tells of each of its plugins when it is imported, which is when the embedded server is brought up to date.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ConfigError(f"there is no log level {level!r}", hint="give debug, info, warning or error")

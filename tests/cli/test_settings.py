@@ -176,3 +176,10 @@ def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run
     finally:
         embedded.stop(project / ".pgqueue")
     wait_until(lambda: not (project / ".pgqueue" / "socket").exists())
+
+
+def test_a_worker_on_the_private_server_logs_nothing_of_the_migration(run_process: Run, tmp_path: Path) -> None:
+    (tmp_path / "quiet.py").write_text("from pgqueue import App\napp = App()\n@app.task\ndef t(): ...\n")
+    ran = run_process("worker", "-r", "quiet:app", "--until-empty")
+    assert ran.code == 0, ran.err
+    assert "alembic" not in ran.err
