@@ -319,7 +319,7 @@ begin
         v_ready_at := pgqueue._ready_at(null);
         update pgqueue.jobs
         set
-            state = case when errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+            state = pgqueue._state_again(errors, case when p_state = 'dead' then 0 else attempts - 1 end),
             leader = null,
             attempts = case when p_state = 'dead' then 0 else greatest(attempts - 1, 0) end,
             ready_at = v_ready_at,

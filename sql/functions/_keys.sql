@@ -82,7 +82,7 @@ begin
                 v_ready_at := pgqueue._ready_at(null);
                 update pgqueue.jobs j
                 set
-                    state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+                    state = pgqueue._state_again(j.errors, j.attempts),
                     ready_at = v_ready_at,
                     resumed = true
                 where j.id = v_id

@@ -237,7 +237,7 @@ begin
         with back as (
             update pgqueue.jobs j
             set
-                state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+                state = pgqueue._state_again(j.errors, j.attempts),
                 blocked_on = null,
                 -- In their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',

@@ -194,7 +194,7 @@ begin
         with back as (
             update pgqueue.jobs j
             set
-                state = case when j.errors is null then 'waiting'::pgqueue.job_state else 'failed'::pgqueue.job_state end,
+                state = pgqueue._state_again(j.errors, j.attempts - 1),
                 ready_at = v_ready_at,
                 resumed = (p_delay <= '0'),
                 attempts = greatest(j.attempts - 1, 0),
@@ -245,3 +245,19 @@ $$;
 
 comment on function pgqueue._put_back(bigint[], interval, boolean, bigint[]) is
     'Private: puts executing jobs, locked by the caller, back into the ready index.';
+
+-- Out of the history a job comes back with its errors and a fresh count: it has not failed since. Inlined: no SET.
+create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
+returns pgqueue.job_state
+language sql
+immutable
+parallel safe
+as $$
+    select case
+        when p_errors is null or p_attempts <= 0 then 'waiting'::pgqueue.job_state
+        else 'failed'::pgqueue.job_state
+    end
+$$;
+
+comment on function pgqueue._state_again(jsonb, integer) is
+    'Private: the state of a job that can be claimed again, by its errors and by how many of its tries have counted.';

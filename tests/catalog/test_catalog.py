@@ -12,7 +12,7 @@ from pgqueue import bundled
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
     "_clock", "_head", "_ready_at", "_channel", "_is_plain", "_lock_class", "_may_notify", "_old_snapshot",
-    "_schedule_rule",
+    "_schedule_rule", "_state_again",
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
@@ -159,3 +161,15 @@ def test_stats_count_jobs_by_queue_and_in_total(conn: psycopg.Connection, clock:
     }
     assert {name: a[name] for name in expected} == expected
     assert found.total == expected
+
+
+def test_what_comes_out_of_the_history_has_not_failed_until_it_fails_again(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    call(conn, "fail", job_id, reserve_one(conn).reservation, retry=False)
+    call(conn, "retry", job_id)
+    for _ in range(2):
+        assert state(conn, job_id) == "waiting"
+        call(conn, "release", [job_id], [reserve_one(conn).reservation])
+    call(conn, "fail", job_id, reserve_one(conn).reservation, retry_in=timedelta(0))
+    call(conn, "release", [job_id], [reserve_one(conn).reservation])
+    assert state(conn, job_id) == "failed"
