@@ -34,8 +34,12 @@ declare
     v_kept_house boolean := false;
     v_until timestamptz;
     v_next_due timestamptz;
+    v_due boolean;
     v_rank bigint;
     v_registered boolean;
+    v_beat_at timestamptz;
+    v_limited boolean;
+    v_rated boolean;
     v_full text[] := '{}'::text[];
 begin
     perform pgqueue._check_name('worker', idle.worker, 256);
@@ -66,50 +70,32 @@ begin
     -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
     v_until := v_now + idle."for" + interval '1 s';
 
-    select count(distinct asleep.worker) into v_rank
-    from (
-        select s.worker
-        from pgqueue.sleepers s
-        where s.queue = coalesce(idle.queues[1], '')
-            and s.until > v_now
-            and s.worker <> idle.worker
-        limit 100
-    ) asleep;
-
     insert into pgqueue.sleepers (queue, until, worker, channel)
     select q.name, v_until, idle.worker, pgqueue._channel(idle.worker)
     from unnest(coalesce(idle.queues, array[''])) q (name);
 
-    v_registered := exists (select from pgqueue.workers w where w.name = idle.worker);
-    if v_registered then
-        -- See beat. A clock that stepped back leaves none of the future in the way.
-        insert into pgqueue.beats (worker, at)
-        select idle.worker, v_now
-        where not coalesce(
-            (
-                select b.at between v_now - interval '9 s' and v_now
-                from pgqueue.beats b
-                where b.worker = idle.worker
-                order by b.n desc
-                limit 1
-            ),
-            false
-        );
+    select
+        exists (select from pgqueue.workers w where w.name = idle.worker),
+        (select b.at from pgqueue.beats b where b.worker = idle.worker order by b.n desc limit 1),
+        exists (select from pgqueue.limits l where l.kind = 'queue'),
+        exists (select from pgqueue.limits l where l.rate is not null)
+    into v_registered, v_beat_at, v_limited, v_rated;
+    -- See beat. A clock that stepped back leaves none of the future in the way.
+    if v_registered and (v_beat_at between v_now - interval '9 s' and v_now) is not true then
+        insert into pgqueue.beats (worker, at) values (idle.worker, v_now);
     end if;
 
-    if exists (select from pgqueue.limits l where l.kind = 'queue') then
+    if v_limited then
         v_full := array(
             select r.key
             from jsonb_each(pgqueue._queue_rooms(idle.queues, v_now)) r
             where (r.value ->> 'room')::integer = 0
         );
     end if;
-    select min(l.ready_at) + least(v_rank, 1) * interval '250 ms' into v_next_due
-    from pgqueue._due_lanes(idle.queues, v_now, v_full) l;
-    if v_next_due is not null then
-        v_next_due := greatest(v_next_due, v_now);
-    else
-        select min(first.ready_at) + v_rank * interval '20 ms' into v_next_due
+    select min(l.ready_at) into v_next_due from pgqueue._due_lanes(idle.queues, v_now, v_full) l;
+    v_due := v_next_due is not null;
+    if not v_due then
+        select min(first.ready_at) into v_next_due
         from (
             select distinct a.queue, a.priority
             from pgqueue.lanes a
@@ -128,11 +114,25 @@ begin
             limit 1
         ) first;
 
-        if exists (select from pgqueue.limits l where l.rate is not null) then
-            v_next_due := least(
-                v_next_due, pgqueue._next_room(idle.queues, v_now) + v_rank * interval '20 ms'
-            );
+        if v_rated then
+            v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
         end if;
+    end if;
+
+    if v_next_due is not null then
+        -- Asked for only here: it costs as much as all the rest, and most of the time there is nothing to wait for.
+        select count(distinct asleep.worker) into v_rank
+        from (
+            select s.worker
+            from pgqueue.sleepers s
+            where s.queue = coalesce(idle.queues[1], '')
+                and s.until > v_now
+                and s.worker <> idle.worker
+            limit case when v_due then 1 else 100 end
+        ) asleep;
+        v_next_due := greatest(
+            v_next_due + v_rank * case when v_due then interval '250 ms' else interval '20 ms' end, v_now
+        );
     end if;
 
     return query
