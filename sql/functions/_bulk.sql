@@ -47,9 +47,9 @@ begin
             );
         end if;
     end if;
-    if array_position(p_job_ids, null) is not null or cardinality(p_job_ids) > 10000 then
+    if array_ndims(p_job_ids) > 1 or array_position(p_job_ids, null) is not null or cardinality(p_job_ids) > 10000 then
         perform pgqueue._refuse(
-            'job_ids must be at most 10000 ids without nulls', format('It has %s elements.', cardinality(p_job_ids)),
+            'job_ids must be a plain array of at most 10000 ids without nulls', format('It has %s elements.', cardinality(p_job_ids)),
             'Give job_ids in several calls.'
         );
     end if;

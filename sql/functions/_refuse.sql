@@ -76,11 +76,13 @@ as $$
 begin
     if p_job_ids is null or p_reservations is null
         or cardinality(p_job_ids) <> cardinality(p_reservations)
+        or array_ndims(p_job_ids) > 1
+        or array_ndims(p_reservations) > 1
         or array_position(p_job_ids, null) is not null
         or array_position(p_reservations, null) is not null
     then
         perform pgqueue._refuse(
-            'job_ids and reservations must be arrays of one length without nulls',
+            'job_ids and reservations must be plain arrays of one length without nulls',
             format('They have %s and %s elements.',
                 coalesce(cardinality(p_job_ids)::text, 'no'), coalesce(cardinality(p_reservations)::text, 'no')),
             'Give, for each job id, the reservation that reserve() returned with it.'
