@@ -28,8 +28,8 @@ as $$
     select
         case
             -- Read after the row was seen: a clock before it has stepped back.
-            when h.at > pgqueue._clock() then '-infinity'::timestamptz
-            when not pg_catalog.pg_visible_in_snapshot(h.xid, pg_catalog.pg_current_snapshot())
+            when h.at > (select pgqueue._clock()) then '-infinity'::timestamptz
+            when not pg_catalog.pg_visible_in_snapshot(h.xid, (select pg_catalog.pg_current_snapshot()))
                 and h.xid is distinct from pg_catalog.pg_current_xact_id_if_assigned()
             then '-infinity'::timestamptz
             when h.open_xids is null then h.head
@@ -38,7 +38,7 @@ as $$
                 (
                     select min(o.floor)
                     from unnest(h.open_xids, h.floors) o (xid, floor)
-                    where pg_catalog.pg_visible_in_snapshot(o.xid, pg_catalog.pg_current_snapshot())
+                    where pg_catalog.pg_visible_in_snapshot(o.xid, (select pg_catalog.pg_current_snapshot()))
                 )
             )
         end,
