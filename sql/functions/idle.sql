@@ -30,6 +30,7 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
+    v_house bigint;
     v_house_at timestamptz;
     v_kept_house boolean := false;
     v_until timestamptz;
@@ -52,19 +53,19 @@ begin
     end if;
 
     -- First, for it may find work. maintain refuses an old snapshot.
-    select h.at into v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
+    select h.n, h.at into v_house, v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
     if not pgqueue._old_snapshot() and (
         v_house_at is null
         or v_house_at not between v_now - interval '2 s' and v_now
-        or v_house_at < v_now - interval '0.8 s' and exists (
-            -- It called a moment ago: it kept house then, or was woken.
-            select
-            from pgqueue.sleepers s
-            where s.worker = idle.worker and s.until > v_now + idle."for" - interval '1 s'
-        )
+        or v_house_at < v_now - interval '0.8 s' and current_setting('pgqueue.house', true) = concat(v_house, ' ', idle.worker)
     ) then
         select m.ran into v_kept_house from pgqueue.maintain('0.8 s') m;
         v_now := pgqueue._clock();
+        if v_kept_house then
+            -- So that it is known as the one who did, by this session.
+            select h.n into v_house from pgqueue.housekeeping h order by h.n desc limit 1;
+            perform set_config('pgqueue.house', concat(v_house, ' ', idle.worker), false);
+        end if;
     end if;
 
     -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
@@ -92,31 +93,46 @@ begin
             where (r.value ->> 'room')::integer = 0
         );
     end if;
-    select min(l.ready_at) into v_next_due from pgqueue._due_lanes(idle.queues, v_now, v_full) l;
-    v_due := v_next_due is not null;
-    if not v_due then
-        select min(first.ready_at) into v_next_due
-        from (
-            select distinct a.queue, a.priority
-            from pgqueue.lanes a
-            where (idle.queues is null or a.queue = any (idle.queues))
-                and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
-        ) l
-        cross join lateral (
+    -- The first of each lane is due, or it says when the lane is. Where a queue is full what is due waits, and what comes
+    -- later waits behind it.
+    select min(first.ready_at) into v_next_due
+    from (
+        select distinct a.queue, a.priority
+        from pgqueue.lanes a
+        where (idle.queues is null or a.queue = any (idle.queues))
+            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+    ) l
+    left join lateral pgqueue._head(l.queue, l.priority, false) h on true
+    left join lateral pgqueue._head(l.queue, l.priority, true) r on true
+    cross join lateral (
+        (
             select j.ready_at
             from pgqueue.jobs j
             where j.state in ('waiting', 'failed')
                 and j.queue = l.queue
                 and j.priority = l.priority
                 and j.resumed = false
-                and j.ready_at > v_now
+                and j.ready_at >= coalesce(h.head, '-infinity')
             order by j.ready_at, j.id
             limit 1
-        ) first;
-
-        if v_rated then
-            v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
-        end if;
+        )
+        union all
+        (
+            select j.ready_at
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = l.queue
+                and j.priority = l.priority
+                and j.resumed = true
+                and j.ready_at >= coalesce(r.head, '-infinity')
+            order by j.ready_at, j.id
+            limit 1
+        )
+    ) first
+    where first.ready_at > v_now or l.queue <> all (v_full);
+    v_due := coalesce(v_next_due <= v_now, false);
+    if v_rated and not v_due then
+        v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
     end if;
 
     if v_next_due is not null then
@@ -170,11 +186,11 @@ begin
     if v_at is null or v_at not between p_now - interval '2 s' and p_now + interval '1 s' then
         return random() * interval '200 ms';
     end if;
-    select count(*) into v_workers from (select from pgqueue.workers limit 4) w;
+    select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
     -- Not rarer than every 5 s each: whoever was killed still counts for a while, and a gap of 5 s costs leases
     -- their punctuality. maintain itself skips a call that comes too soon after another. A worker alone says nothing
     -- else while it sleeps, and should not say more than one thing a second.
-    return greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()) * interval '1 s';
+    return least(greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()), 5) * interval '1 s';
 end
 $$;
 
