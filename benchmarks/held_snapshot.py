@@ -51,7 +51,8 @@ def run(server: Server) -> Report:
     pages: dict[str, list[float]] = {}
     for name, hold in _HOLDERS.items():
         with server.database(f"held_{name}") as dsn:
-            rates[name], pages[name] = _drain(dsn, hold)
+            # Beside the others it shows what the machine does by itself: that takes no million.
+            rates[name], pages[name] = _drain(dsn, hold, _JOBS if name in _BOUNDS else _JOBS // 5)
     ratios = {name: each[-1] / each[0] for name, each in rates.items()}
     return Report(
         f"held_snapshot: {_JOBS:,} jobs drained by one client, jobs a second in each tenth",
@@ -76,7 +77,7 @@ def run(server: Server) -> Report:
     )
 
 
-def _drain(dsn: str, hold: Callable[[Connection], None]) -> tuple[list[float], list[float]]:
+def _drain(dsn: str, hold: Callable[[Connection], None], jobs: int) -> tuple[list[float], list[float]]:
     rates: list[float] = []
     pages: list[float] = []
     with (
@@ -84,7 +85,7 @@ def _drain(dsn: str, hold: Callable[[Connection], None]) -> tuple[list[float], l
         psycopg.connect(dsn, autocommit=True) as keeper,
         psycopg.connect(dsn, autocommit=True) as holder,
     ):
-        fill(connection, _JOBS)
+        fill(connection, jobs)
         # Plans and caches, not the first tenth.
         fill(connection, 10 * _BATCH)
         for _ in range(10):
@@ -99,7 +100,7 @@ def _drain(dsn: str, hold: Callable[[Connection], None]) -> tuple[list[float], l
             if now > kept + 1:
                 keeper.execute("select pgqueue.maintain()")
                 kept = now
-            if done >= _JOBS // _TENTHS:
+            if done >= jobs // _TENTHS:
                 rates.append(done / (now - started))
                 pages.append((_pages(connection) - touched) / done)
                 touched = _pages(connection)

@@ -21,8 +21,8 @@ import psycopg
 from .harness import Bound, Connection, Report, Server, fill, median, percentile
 from .probe import CHANNEL, READY, probing
 
-_SAMPLES = 160
-_POLL_SAMPLES = 40
+_SAMPLES = 100
+_POLL_SAMPLES = 20
 
 # Seconds: shortest and longest.
 _PAUSES = (0.005, 1.2)
@@ -35,7 +35,6 @@ _BURST = 60
 _HELD = {
     "single statement": None,
     "transaction open 5 ms": 0.005,
-    "transaction open 30 ms": 0.030,
     "transaction open 150 ms": 0.150,
 }
 _NOTIFY = "bare NOTIFY"
