@@ -22,9 +22,10 @@ import orjson
 import psycopg
 import typer
 from rich.console import Console
-from rich.json import JSON
+from rich.highlighter import JSONHighlighter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from pgqueue import __version__, bundled, embedded, queries
 from pgqueue.concurrency import parse as parse_concurrency
@@ -433,7 +434,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     table = Table("", "", show_header=False)
     for name, value in job.items():
         if value is not None:
-            table.add_row(name, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+            table.add_row(name, _shown(job, name))
     _out.print(table)
 
 
@@ -670,7 +671,7 @@ def show_schedule(
     table = Table("", "", show_header=False)
     for field, value in found.items():
         if value is not None and field != "runs":
-            table.add_row(field, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+            table.add_row(field, _shown(found, field))
     _out.print(table)
     history = Table("due", "decided", "outcome", "job", "state", "error", title="Last runs")
     for each in found["runs"]:
@@ -980,9 +981,32 @@ def _none_such(job_id: int, message: str | None = None) -> NoReturn:
     raise typer.Exit(1)
 
 
+def _shown(document: queries.Document, name: str) -> Text | str:
+    value = document[name]
+    if not isinstance(value, dict | list):
+        return str(value)
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        # Writing goes less deep than reading.
+        return document.texts[name]
+    return JSONHighlighter()(text)
+
+
 def _print_json(value: object) -> None:
     # Not orjson: PostgreSQL holds numbers beyond 64 bits.
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_indented(value) + "\n")
+
+
+def _indented(value: object) -> str:
+    match value:
+        case queries.Document():
+            # As PostgreSQL wrote it: it need not be anything that can be read here.
+            fields = ",\n".join(f"  {json.dumps(name)}: {text}" for name, text in value.texts.items())
+            return f"{{\n{fields}\n}}"
+        case [queries.Document(), *_]:
+            return "[\n" + ",\n".join(_indented(each) for each in value) + "\n]"
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _when(instant: str | None) -> str:

@@ -188,6 +188,19 @@ def test_a_number_that_only_postgresql_can_hold_is_shown(run: Run, conn: psycopg
     assert run("jobs", "show", job_id).code == 0
 
 
+@pytest.mark.parametrize(
+    "args", ['{"n": 1e5000}', '{"deep":' * 3000 + "1" + "}" * 3000, '{"deep":' * 960 + "1" + "}" * 960]
+)
+def test_what_python_cannot_read_is_shown_all_the_same(args: str, run: Run, conn: psycopg.Connection) -> None:
+    job_id = value(conn, "select pgqueue.enqueue('t', %s::jsonb)", args)
+    value(conn, "select pgqueue.schedule('s', '@daily', 't', %s::jsonb)", args)
+    for command in (["jobs", "list"], ["jobs", "show", job_id], ["schedules", "show", "s"]):
+        done = run(*command)
+        assert (done.code, done.err) == (0, "")
+        assert run(*command, "--json").out.count(value(conn, "select args::text from pgqueue.jobs")) == 1
+    assert str(job_id) in run("jobs", "list").out
+
+
 def test_jobs_retry_runs_a_dead_job_again(run: Run, conn: psycopg.Connection, dead: int) -> None:
     done = run("jobs", "retry", dead)
     assert (done.code, done.out) == (0, f"Job {dead}: retried\n")
