@@ -34,6 +34,7 @@ from pgqueue.demo import run_demo
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.leash import Leash
 from pgqueue.link import one_line
+from pgqueue.logs import printable
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.memory import parse as parse_memory
 from pgqueue.process import run_worker
@@ -93,9 +94,23 @@ LimitTarget = Annotated[
     ),
 ]
 
-# Names and messages of users are shown as they are: [/this] is no markup, and :boom: no emoji.
-_out = Console(markup=False, emoji=False)
-_err = Console(stderr=True, markup=False, emoji=False)
+
+
+class _Plain(Console):
+    """Shows names and messages of users as they are.
+
+    [/this] is no markup, :boom: no emoji, and what a terminal would obey is written as an escape.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+_out = _Plain()
+_err = _Plain(stderr=True)
 
 
 def main() -> NoReturn:
@@ -849,7 +864,7 @@ def _bulk(
     dsn: str | None,
 ) -> None:
     """Act on all jobs that the filters mean, chunk by chunk, each in a transaction of its own."""
-    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in filters.items())
+    said = printable(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in filters.items()))
     if job_ids:
         filters["job_ids"] = job_ids
     elif everything:
@@ -990,7 +1005,7 @@ def _shown(document: queries.Document, name: str) -> Text | str:
     except RecursionError:
         # Writing goes less deep than reading.
         return document.texts[name]
-    return JSONHighlighter()(text)
+    return JSONHighlighter()(printable(text))
 
 
 def _print_json(value: object) -> None:

@@ -201,6 +201,20 @@ def test_what_python_cannot_read_is_shown_all_the_same(args: str, run: Run, conn
     assert str(job_id) in run("jobs", "list").out
 
 
+def test_nothing_of_a_job_is_obeyed_by_a_terminal(run: Run, conn: psycopg.Connection) -> None:
+    clear = "\x1b[2J\x9b2J\b"
+    job_id = enqueue(conn, clear, {"a": "\x9b2J"}, queue=clear)
+    for command in (["status"], ["jobs", "list"], ["jobs", "show", job_id]):
+        done = run(*command)
+        assert done.code == 0
+        assert "\\x1b[2J\\x9b2J\\x08" in done.out
+        assert not {"\x1b", "\x9b", "\b"} & {*done.out}
+    assert run("jobs", "explain", job_id).code == 0
+    refused = run("enqueue", "t", "--delay", clear)
+    assert refused.code == 2
+    assert "\\x1b[2J" in refused.err
+
+
 def test_jobs_retry_runs_a_dead_job_again(run: Run, conn: psycopg.Connection, dead: int) -> None:
     done = run("jobs", "retry", dead)
     assert (done.code, done.out) == (0, f"Job {dead}: retried\n")
