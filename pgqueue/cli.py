@@ -878,7 +878,11 @@ def _bulk(
         _database(dsn) as found,
         psycopg.connect(found, autocommit=True) as connection,
         Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=_err, transient=True
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            console=_err,
+            transient=True,
+            # Else it ends with an empty line, in a file as well.
+            disable=not _err.is_terminal,
         ) as progress,
     ):
         bar = progress.add_task(action, total=None)

@@ -253,6 +253,13 @@ def failed(conn: psycopg.Connection, count: int) -> list[int]:
     return job_ids
 
 
+def test_a_bulk_command_that_is_refused_says_so_in_one_line(run: Run) -> None:
+    refused = run("jobs", "run", "--key", "k", "--yes")
+    assert (refused.code, refused.out) == (2, "")
+    assert len(refused.err.splitlines()) == 1
+    assert run("jobs", "run", "--queue", "q", "--yes").err == ""
+
+
 @pytest.mark.covers("L9")
 def test_jobs_are_run_killed_retried_cancelled_and_deleted_by_filter_in_chunks(
     run: Run, conn: psycopg.Connection
