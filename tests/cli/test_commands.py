@@ -403,5 +403,12 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
     assert {row["worker"] for row in verdict["ran"]} <= {"worker 1", "worker 2"}
 
 
+def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = run("demo", "--directory", tmp_path / "file" / "receipts")
+    assert (refused.code, refused.out) == (2, "")
+    assert "Not a directory; give another --directory" in refused.err
+
+
 def test_version(run: Run, database: Database) -> None:
     assert run("--version").out.startswith("pgqueue ")
