@@ -160,6 +160,13 @@ def test_a_server_that_is_not_there_is_one_line(run_process: Run) -> None:
     assert "refused" in line
 
 
+def test_a_dsn_that_is_no_text_is_refused(run: Run) -> None:
+    # As the system hands over a byte that is no UTF-8.
+    refused = run("status", "--dsn", "host=\udcff")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--dsn is not a PostgreSQL DSN: it is no text in UTF-8" in refused.err
+
+
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run_process: Run, tmp_path: Path) -> None:
     project = tmp_path / "a project of mine"
