@@ -954,7 +954,8 @@ def _load(modules: list[str]) -> App:
     return together
 
 
-def _parse_object(text: str, what: str) -> dict[str, Any]:
+def _parse_object(text: str, what: str) -> orjson.Fragment:
+    """Check that the text is a JSON object. It is sent as it stands: read, a number of many digits would be rounded."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -963,7 +964,7 @@ def _parse_object(text: str, what: str) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
-    return value
+    return orjson.Fragment(text)
 
 
 def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:

@@ -263,7 +263,9 @@ def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[
     return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), _column)
 
 
-def enqueue_outcome(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[Enqueued]:
+def enqueue_outcome(
+    task: str, args: Mapping[str, Any] | orjson.Fragment, options: Mapping[str, object]
+) -> Call[Enqueued]:
     """One job; reads its id and what became of it."""
     names, values = _options(options)
     return Call(

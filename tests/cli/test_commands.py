@@ -52,6 +52,14 @@ def test_enqueue_takes_every_option_of_a_job(run: Run, conn: psycopg.Connection)
     assert str(value(conn, "select retention from pgqueue.jobs")) == "30 days, 0:00:00"
 
 
+def test_enqueue_sends_numbers_as_they_are_written(run: Run, conn: psycopg.Connection) -> None:
+    digits = "123456789012345678901234567890"
+    done = run("enqueue", "greet", f'{{"id": {digits}, "share": 0.{digits}}}', "--headers", f'{{"id": {digits}}}')
+    assert done.code == 0, done.err
+    stored = "select args ->> 'id' || ' ' || (args ->> 'share') || ' ' || (headers ->> 'id') from pgqueue.jobs"
+    assert value(conn, stored) == f"{digits} 0.{digits} {digits}"
+
+
 def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -> None:
     job_id = run("enqueue", "greet", "--delay", "2 hours", "--json").json()["id"]
     assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
