@@ -3,7 +3,8 @@
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
 PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
-jobs were cut off); 2 wrong settings, wrong arguments, or a database that cannot be used.
+jobs were cut off); 2 wrong settings, wrong arguments, or a database that cannot be used; 130 a question was not
+answered with yes.
 """
 
 from __future__ import annotations
@@ -285,10 +286,17 @@ def migrate(
     from pgqueue import migrate as migrations  # noqa: PLC0415
 
     if sql:
+        for option, is_given in (("--to", to != "head"), ("--check", check), ("--json", as_json)):
+            if is_given:
+                raise ConfigError(
+                    f"--sql and {option} were both given", hint="--sql prints what leads to head; with it goes --from"
+                )
         sys.stdout.write(migrations.script(start=start))
         return
+    if start != "base":
+        raise ConfigError("--from was given without --sql", hint="a database knows where it is: leave --from out")
     if to == "base" and not check and not yes:
-        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True)
+        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True, err=True)
     with _database(dsn, migrated=False) as found:
         now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if as_json:
