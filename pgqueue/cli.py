@@ -116,13 +116,17 @@ _err = _Plain(stderr=True)
 
 def main() -> NoReturn:
     """Run the command line and exit. What is wrong is said in one line."""
+    if sys.stdout is None:
+        # It was closed: no socket must get its number.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = cli(standalone_mode=False) or 0
+        sys.stdout.flush()
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:
         code = 130
-    except (PgQueueError, psycopg.Error) as error:
+    except (PgQueueError, psycopg.Error, OSError) as error:
         _err.print(f"pgqueue: {one_line(error)}", markup=False, highlight=False, soft_wrap=True)
         code = 2
     except Exception as error:
@@ -132,8 +136,16 @@ def main() -> NoReturn:
         # A usage error of the command line itself.
         show()
         code = 2
-    sys.stdout.flush()
+    _leave_nothing_to_write()
     sys.exit(code)
+
+
+def _leave_nothing_to_write() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The disk is full, and that has been said. The interpreter would try once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @cli.callback(invoke_without_command=True)

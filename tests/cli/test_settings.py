@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,23 @@ def test_a_dsn_that_is_no_text_is_refused(run: Run) -> None:
     refused = run("status", "--dsn", "host=\udcff")
     assert (refused.code, refused.out) == (2, "")
     assert "--dsn is not a PostgreSQL DSN: it is no text in UTF-8" in refused.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+@pytest.mark.parametrize("command", [["--version"], ["migrate", "--sql"]])
+def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pgqueue", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "pgqueue: [Errno 28] No space left on device\n")
+
+
+def test_output_may_be_closed() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m pgqueue --version >&-', sys.executable], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
