@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import typer
 
 from pgqueue import cli, embedded
 from tests.calls import enqueue, job, state, value
+from tests.cli.commands import commands
 from tests.cli.conftest import Run
 from tests.databases import Database
 from tests.facts import wait_until
@@ -28,16 +28,6 @@ TASKS = """
     def greet(name="you"):
         print("Hello", name)
 """
-
-
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with its path."""
-    command = command or typer.main.get_command(cli.cli)
-    if hasattr(command, "commands"):
-        for name, each in command.commands.items():
-            yield from commands(each, (*path, name))
-    else:
-        yield path, command
 
 
 def options() -> list[tuple[tuple[str, ...], Any]]:
