@@ -13,6 +13,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -936,7 +937,8 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
         name, comma, weight = option.rpartition(",")
         if not comma:
             name, weight = option, "1"
-        if not weight.strip().isdigit():
+        # Not isdigit(): ² is a digit, and no number.
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
         names.append(name)
         weights.append(int(weight))
