@@ -406,7 +406,8 @@ def show_status(as_json: AsJson = False, dsn: Dsn = None) -> None:
     workers = Table("worker", "queues", "version", "started", "last beat", title="Workers")
     for each in stats["workers"]:
         served = ", ".join(each["queues"]) if each["queues"] else "all"
-        info = each["info"] or {}
+        # A client of another make tells what it likes.
+        info = each["info"] if isinstance(each["info"], dict) else {}
         workers.add_row(
             each["worker"], served, str(info.get("version", "")), _when(each["started_at"]), _when(each["last_beat_at"])
         )

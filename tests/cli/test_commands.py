@@ -140,6 +140,16 @@ def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Co
     assert numbers["workers"][0]["worker"] == "worker-1"
 
 
+@pytest.mark.parametrize("info", ["[1]", '"me"', "null", "1"])
+def test_status_shows_a_worker_that_tells_no_object_of_itself(
+    info: str, run: Run, conn: psycopg.Connection
+) -> None:
+    value(conn, "select pgqueue.hello('stranger', null, %s::jsonb)", info)
+    done = run("status")
+    assert (done.code, done.err) == (0, "")
+    assert "stranger" in done.out
+
+
 def test_status_of_an_unused_queue_says_so(run: Run) -> None:
     done = run("status")
     assert done.code == 0
