@@ -3,7 +3,8 @@
 
 Every flag is also an environment variable: PGQUEUE_ and the names of command and flag, as in
 PGQUEUE_WORKER_CONCURRENCY. Exit codes: 0 done; 1 the answer is no (there is no such job, the schema is not current,
-jobs were cut off); 2 wrong settings, wrong arguments, or a database that cannot be used.
+jobs were cut off); 2 wrong settings, wrong arguments, or a database that cannot be used; 130 a question was not
+answered with yes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +24,10 @@ import orjson
 import psycopg
 import typer
 from rich.console import Console
-from rich.json import JSON
+from rich.highlighter import JSONHighlighter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from pgqueue import __version__, bundled, embedded, queries
 from pgqueue.concurrency import parse as parse_concurrency
@@ -33,6 +36,7 @@ from pgqueue.demo import run_demo
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.leash import Leash
 from pgqueue.link import one_line
+from pgqueue.logs import printable
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.memory import parse as parse_memory
 from pgqueue.process import run_worker
@@ -92,20 +96,38 @@ LimitTarget = Annotated[
     ),
 ]
 
-# Names and messages of users are shown as they are: [/this] is no markup, and :boom: no emoji.
-_out = Console(markup=False, emoji=False)
-_err = Console(stderr=True, markup=False, emoji=False)
+
+
+class _Plain(Console):
+    """Shows names and messages of users as they are.
+
+    [/this] is no markup, :boom: no emoji, and what a terminal would obey is written as an escape.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+_out = _Plain()
+_err = _Plain(stderr=True)
 
 
 def main() -> NoReturn:
     """Run the command line and exit. What is wrong is said in one line."""
+    if sys.stdout is None:
+        # It was closed: no socket must get its number.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = cli(standalone_mode=False) or 0
+        sys.stdout.flush()
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:
         code = 130
-    except (PgQueueError, psycopg.Error) as error:
+    except (PgQueueError, psycopg.Error, OSError) as error:
         _err.print(f"pgqueue: {one_line(error)}", markup=False, highlight=False, soft_wrap=True)
         code = 2
     except Exception as error:
@@ -115,8 +137,16 @@ def main() -> NoReturn:
         # A usage error of the command line itself.
         show()
         code = 2
-    sys.stdout.flush()
+    _leave_nothing_to_write()
     sys.exit(code)
+
+
+def _leave_nothing_to_write() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # The disk is full, and that has been said. The interpreter would try once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @cli.callback(invoke_without_command=True)
@@ -269,10 +299,17 @@ def migrate(
     from pgqueue import migrate as migrations  # noqa: PLC0415
 
     if sql:
+        for option, is_given in (("--to", to != "head"), ("--check", check), ("--json", as_json)):
+            if is_given:
+                raise ConfigError(
+                    f"--sql and {option} were both given", hint="--sql prints what leads to head; with it goes --from"
+                )
         sys.stdout.write(migrations.script(start=start))
         return
+    if start != "base":
+        raise ConfigError("--from was given without --sql", hint="a database knows where it is: leave --from out")
     if to == "base" and not check and not yes:
-        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True)
+        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True, err=True)
     with _database(dsn, migrated=False) as found:
         now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if as_json:
@@ -369,7 +406,8 @@ def show_status(as_json: AsJson = False, dsn: Dsn = None) -> None:
     workers = Table("worker", "queues", "version", "started", "last beat", title="Workers")
     for each in stats["workers"]:
         served = ", ".join(each["queues"]) if each["queues"] else "all"
-        info = each["info"] or {}
+        # A client of another make tells what it likes.
+        info = each["info"] if isinstance(each["info"], dict) else {}
         workers.add_row(
             each["worker"], served, str(info.get("version", "")), _when(each["started_at"]), _when(each["last_beat_at"])
         )
@@ -433,7 +471,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     table = Table("", "", show_header=False)
     for name, value in job.items():
         if value is not None:
-            table.add_row(name, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+            table.add_row(name, _shown(job, name))
     _out.print(table)
 
 
@@ -670,7 +708,7 @@ def show_schedule(
     table = Table("", "", show_header=False)
     for field, value in found.items():
         if value is not None and field != "runs":
-            table.add_row(field, JSON.from_data(value) if isinstance(value, dict | list) else str(value))
+            table.add_row(field, _shown(found, field))
     _out.print(table)
     history = Table("due", "decided", "outcome", "job", "state", "error", title="Last runs")
     for each in found["runs"]:
@@ -848,7 +886,7 @@ def _bulk(
     dsn: str | None,
 ) -> None:
     """Act on all jobs that the filters mean, chunk by chunk, each in a transaction of its own."""
-    said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in filters.items())
+    said = printable(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in filters.items()))
     if job_ids:
         filters["job_ids"] = job_ids
     elif everything:
@@ -862,7 +900,11 @@ def _bulk(
         _database(dsn) as found,
         psycopg.connect(found, autocommit=True) as connection,
         Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=_err, transient=True
+            *(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()),
+            console=_err,
+            transient=True,
+            # Else it ends with an empty line, in a file as well.
+            disable=not _err.is_terminal,
         ) as progress,
     ):
         bar = progress.add_task(action, total=None)
@@ -896,7 +938,8 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
         name, comma, weight = option.rpartition(",")
         if not comma:
             name, weight = option, "1"
-        if not weight.strip().isdigit():
+        # Not isdigit(): ² is a digit, and no number.
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
         names.append(name)
         weights.append(int(weight))
@@ -934,7 +977,8 @@ def _load(modules: list[str]) -> App:
     return together
 
 
-def _parse_object(text: str, what: str) -> dict[str, Any]:
+def _parse_object(text: str, what: str) -> orjson.Fragment:
+    """Check that the text is a JSON object. It is sent as it stands: read, a number of many digits would be rounded."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -943,7 +987,7 @@ def _parse_object(text: str, what: str) -> dict[str, Any]:
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
-    return value
+    return orjson.Fragment(text)
 
 
 def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
@@ -980,9 +1024,32 @@ def _none_such(job_id: int, message: str | None = None) -> NoReturn:
     raise typer.Exit(1)
 
 
+def _shown(document: queries.Document, name: str) -> Text | str:
+    value = document[name]
+    if not isinstance(value, dict | list):
+        return str(value)
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False)
+    except RecursionError:
+        # Writing goes less deep than reading.
+        return document.texts[name]
+    return JSONHighlighter()(printable(text))
+
+
 def _print_json(value: object) -> None:
     # Not orjson: PostgreSQL holds numbers beyond 64 bits.
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(_indented(value) + "\n")
+
+
+def _indented(value: object) -> str:
+    match value:
+        case queries.Document():
+            # As PostgreSQL wrote it: it need not be anything that can be read here.
+            fields = ",\n".join(f"  {json.dumps(name)}: {text}" for name, text in value.texts.items())
+            return f"{{\n{fields}\n}}"
+        case [queries.Document(), *_]:
+            return "[\n" + ",\n".join(_indented(each) for each in value) + "\n]"
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _when(instant: str | None) -> str:

@@ -50,10 +50,12 @@ def check_dsn(source: str, dsn: str) -> str:
     dsn = re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", dsn)
     try:
         parts = conninfo_to_dict(dsn)
-    except psycopg.Error as error:
+    except (psycopg.Error, UnicodeEncodeError) as error:
         # libpq quotes what it cannot read, with the password in it.
         reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
-        if "password" in dsn.lower():
+        if isinstance(error, UnicodeEncodeError):
+            reason = "it is no text in UTF-8"
+        elif "password" in dsn.lower():
             reason = "it cannot be read (not shown, for it holds a password)"
         raise ConfigError(
             f"{source} is not a PostgreSQL DSN: {reason}",

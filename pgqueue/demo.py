@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from pgqueue import bundled, queries
-from pgqueue.errors import PgQueueError
+from pgqueue.errors import ConfigError, PgQueueError
 
 # Every fifth order is rolled back: its row and its job must both be gone.
 _ROLLED_BACK = 5
@@ -46,9 +46,14 @@ def run_demo(dsn: str, orders: int, directory: Path, console: Console, *, as_jso
     examples = bundled.directory("examples")
     sys.path.insert(0, str(examples))
     shop = importlib.import_module("shop.app")
-    directory.mkdir(parents=True, exist_ok=True)
-    for old in directory.glob("order-*"):
-        old.unlink()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob("order-*"):
+            old.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"receipts cannot be written to {directory}: {error.strerror}", hint="give another --directory"
+        ) from error
 
     with psycopg.connect(dsn, autocommit=True, row_factory=tuple_row) as connection:
         first_id = _prepare(connection, examples)

@@ -92,11 +92,11 @@ class JsonLines(logging.Formatter):
             if name not in _STANDARD:
                 line.setdefault(name, value)
         if record.exc_info:
-            line["error"] = _printable(self.formatException(record.exc_info))
+            line["error"] = printable(self.formatException(record.exc_info))
         elif record.exc_text:
-            line["error"] = _printable(record.exc_text)
+            line["error"] = printable(record.exc_text)
         if record.stack_info:
-            line["stack"] = _printable(record.stack_info)
+            line["stack"] = printable(record.stack_info)
         options = orjson.OPT_NON_STR_KEYS
         try:
             return orjson.dumps(line, default=_as_text, option=options).decode()
@@ -109,7 +109,7 @@ class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record = logging.makeLogRecord(vars(record))
         record.msg, record.args = message_of(record), None
-        return _printable(super().format(record))
+        return printable(super().format(record))
 
 
 def message_of(record: logging.LogRecord) -> str:
@@ -119,7 +119,13 @@ def message_of(record: logging.LogRecord) -> str:
     except Exception as error:
         # Arguments that do not fit, or that cannot be shown.
         message = f"{_as_text(record.msg)} (its arguments cannot be shown: {type(error).__name__})"
-    return _printable(message)
+    return printable(message)
+
+
+def printable(text: str) -> str:
+    """Return text with what a terminal would obey, and what no file can take, written as escapes."""
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, object]:
@@ -134,13 +140,8 @@ def _job_of(record: logging.LogRecord) -> dict[str, object]:
     return {} if job is None else job.log_fields()
 
 
-def _printable(text: str) -> str:
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
-
-
 def _as_text(value: Any) -> str:
     try:
-        return _printable(value if isinstance(value, str) else repr(value))
+        return printable(value if isinstance(value, str) else repr(value))
     except Exception:
         return f"<{type(value).__name__} that cannot be shown>"

@@ -23,7 +23,7 @@ def resident(pid: int | None = None) -> int:
 
 def parse(text: str) -> int:
     """Read "500M", "1.5 GB" or a number of bytes. Raises ConfigError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if size < 2**20:
         raise ConfigError(f"{text!r} is no amount of memory for a worker", hint="give it as 500M or 2G")

@@ -7,6 +7,7 @@ connection has, and turn the SQLSTATEs of the queue into the errors of `pgqueue.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -194,6 +195,30 @@ def from_json(text: bytes | str) -> Any:
         return Unreadable(str(error))
 
 
+class Document(Mapping[str, Any]):
+    """One row as JSON; each column is read when it is asked for, and what Python cannot read of it is its text.
+
+    PostgreSQL holds numbers of more digits and nests deeper than any parser here goes. What one client has enqueued so
+    must not keep the others' jobs from being shown.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def __getitem__(self, name: str) -> Any:
+        text = self.texts[name]
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
 # Characters of JSON that a result may have: a job's row in history is no file store.
 _MAX_RESULT = 16_000_000
 
@@ -238,7 +263,9 @@ def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[
     return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), _column)
 
 
-def enqueue_outcome(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[Enqueued]:
+def enqueue_outcome(
+    task: str, args: Mapping[str, Any] | orjson.Fragment, options: Mapping[str, object]
+) -> Call[Enqueued]:
     """One job; reads its id and what became of it."""
     names, values = _options(options)
     return Call(
@@ -825,16 +852,17 @@ def list_schedules() -> Call[list[dict[str, Any]]]:
     )
 
 
-def find_schedule(name: str, runs: int) -> Call[dict[str, Any] | None]:
+def find_schedule(name: str, runs: int) -> Call[Document | None]:
     """Read one schedule and what became of its last runs, newest first."""
     return Call(
-        b"select to_jsonb(s) || jsonb_build_object('args', d.args, 'runs', coalesce(("
+        b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each("
+        b"to_jsonb(s) || jsonb_build_object('args', d.args, 'runs', coalesce(("
         b"select jsonb_agg(to_jsonb(r) order by r.n desc) from ("
         b"select h.* from pgqueue.schedule_history h where h.schedule = s.name order by h.n desc limit %s::integer"
-        b") r), '[]'))"
+        b") r), '[]'))) c)"
         b" from pgqueue.effective_schedules s join pgqueue.schedules d on d.name = s.name where s.name = %s::text",
         (runs, name),
-        _maybe_first,
+        _maybe_document,
     )
 
 
@@ -868,12 +896,12 @@ def revoke_access(kind: str, role: str) -> Call[bool]:
     return Call(b"select pgqueue.revoke_access(%s::text, %s::name)", (kind, role), _first)
 
 
-def find_job(job_id: int) -> Call[dict[str, Any] | None]:
+def find_job(job_id: int) -> Call[Document | None]:
     """Read everything about one job."""
-    return Call(b"select to_jsonb(j) from pgqueue.all_jobs j where j.id = %s::bigint", (job_id,), _maybe_first)
+    return Call(_JOB + b" where j.id = %s::bigint", (job_id,), _maybe_document)
 
 
-def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int) -> Call[list[dict[str, Any]]]:
+def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int) -> Call[list[Document]]:
     """Read jobs, newest first."""
     clauses = []
     params: list[object] = []
@@ -883,10 +911,15 @@ def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int
             params.append(value)
     where = f" where {' and '.join(clauses)}" if clauses else ""
     return Call(
-        f"select to_jsonb(j) from pgqueue.all_jobs j{where} order by j.id desc limit %s::integer".encode(),
+        _JOB + f"{where} order by j.id desc limit %s::integer".encode(),
         (*params, limit),
-        _column,
+        lambda rows: [Document(row[0]) for row in rows],
     )
+
+
+_JOB = (
+    b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"
+)
 
 
 # Reading
@@ -914,6 +947,10 @@ def _first(rows: list[Row]) -> Any:
 
 def _maybe_first(rows: list[Row]) -> Any:
     return rows[0][0] if rows else None
+
+
+def _maybe_document(rows: list[Row]) -> Document | None:
+    return Document(rows[0][0]) if rows else None
 
 
 def _nothing(rows: list[Row]) -> None:

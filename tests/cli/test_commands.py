@@ -52,6 +52,14 @@ def test_enqueue_takes_every_option_of_a_job(run: Run, conn: psycopg.Connection)
     assert str(value(conn, "select retention from pgqueue.jobs")) == "30 days, 0:00:00"
 
 
+def test_enqueue_sends_numbers_as_they_are_written(run: Run, conn: psycopg.Connection) -> None:
+    digits = "123456789012345678901234567890"
+    done = run("enqueue", "greet", f'{{"id": {digits}, "share": 0.{digits}}}', "--headers", f'{{"id": {digits}}}')
+    assert done.code == 0, done.err
+    stored = "select args ->> 'id' || ' ' || (args ->> 'share') || ' ' || (headers ->> 'id') from pgqueue.jobs"
+    assert value(conn, stored) == f"{digits} 0.{digits} {digits}"
+
+
 def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -> None:
     job_id = run("enqueue", "greet", "--delay", "2 hours", "--json").json()["id"]
     assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
@@ -132,6 +140,16 @@ def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Co
     assert numbers["workers"][0]["worker"] == "worker-1"
 
 
+@pytest.mark.parametrize("info", ["[1]", '"me"', "null", "1"])
+def test_status_shows_a_worker_that_tells_no_object_of_itself(
+    info: str, run: Run, conn: psycopg.Connection
+) -> None:
+    value(conn, "select pgqueue.hello('stranger', null, %s::jsonb)", info)
+    done = run("status")
+    assert (done.code, done.err) == (0, "")
+    assert "stranger" in done.out
+
+
 def test_status_of_an_unused_queue_says_so(run: Run) -> None:
     done = run("status")
     assert done.code == 0
@@ -188,6 +206,33 @@ def test_a_number_that_only_postgresql_can_hold_is_shown(run: Run, conn: psycopg
     assert run("jobs", "show", job_id).code == 0
 
 
+@pytest.mark.parametrize(
+    "args", ['{"n": 1e5000}', '{"deep":' * 3000 + "1" + "}" * 3000, '{"deep":' * 960 + "1" + "}" * 960]
+)
+def test_what_python_cannot_read_is_shown_all_the_same(args: str, run: Run, conn: psycopg.Connection) -> None:
+    job_id = value(conn, "select pgqueue.enqueue('t', %s::jsonb)", args)
+    value(conn, "select pgqueue.schedule('s', '@daily', 't', %s::jsonb)", args)
+    for command in (["jobs", "list"], ["jobs", "show", job_id], ["schedules", "show", "s"]):
+        done = run(*command)
+        assert (done.code, done.err) == (0, "")
+        assert run(*command, "--json").out.count(value(conn, "select args::text from pgqueue.jobs")) == 1
+    assert str(job_id) in run("jobs", "list").out
+
+
+def test_nothing_of_a_job_is_obeyed_by_a_terminal(run: Run, conn: psycopg.Connection) -> None:
+    clear = "\x1b[2J\x9b2J\b"
+    job_id = enqueue(conn, clear, {"a": "\x9b2J"}, queue=clear)
+    for command in (["status"], ["jobs", "list"], ["jobs", "show", job_id]):
+        done = run(*command)
+        assert done.code == 0
+        assert "\\x1b[2J\\x9b2J\\x08" in done.out
+        assert not {"\x1b", "\x9b", "\b"} & {*done.out}
+    assert run("jobs", "explain", job_id).code == 0
+    refused = run("enqueue", "t", "--delay", clear)
+    assert refused.code == 2
+    assert "\\x1b[2J" in refused.err
+
+
 def test_jobs_retry_runs_a_dead_job_again(run: Run, conn: psycopg.Connection, dead: int) -> None:
     done = run("jobs", "retry", dead)
     assert (done.code, done.out) == (0, f"Job {dead}: retried\n")
@@ -224,6 +269,13 @@ def failed(conn: psycopg.Connection, count: int) -> list[int]:
     for held in reserve(conn, count):
         call(conn, "fail", held.id, held.reservation, retry_in="1 day")
     return job_ids
+
+
+def test_a_bulk_command_that_is_refused_says_so_in_one_line(run: Run) -> None:
+    refused = run("jobs", "run", "--key", "k", "--yes")
+    assert (refused.code, refused.out) == (2, "")
+    assert len(refused.err.splitlines()) == 1
+    assert run("jobs", "run", "--queue", "q", "--yes").err == ""
 
 
 @pytest.mark.covers("L9")
@@ -367,6 +419,13 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
     assert (verdict["retried_and_succeeded"], verdict["dead"]) == (1, 1)
     assert len(list((tmp_path / "receipts").glob("order-*.txt"))) == 10
     assert {row["worker"] for row in verdict["ran"]} <= {"worker 1", "worker 2"}
+
+
+def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused = run("demo", "--directory", tmp_path / "file" / "receipts")
+    assert (refused.code, refused.out) == (2, "")
+    assert "Not a directory; give another --directory" in refused.err
 
 
 def test_version(run: Run, database: Database) -> None:

@@ -47,6 +47,22 @@ def test_the_script_installs_what_migrate_installs(run: Run, dsn: str) -> None:
     assert run("migrate", "--check", "--dsn", dsn).code == 0
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sql", "--to", "0003"], "--sql and --to were both given"),
+        (["--sql", "--check"], "--sql and --check were both given"),
+        (["--sql", "--json"], "--sql and --json were both given"),
+        (["--from", "0003"], "--from was given without --sql"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(arguments: list[str], said: str, run: Run, dsn: str) -> None:
+    refused = run("migrate", *arguments, "--dsn", dsn)
+    assert (refused.code, refused.out) == (2, "")
+    assert said in refused.err
+    assert not schema_exists(dsn)
+
+
 def test_going_to_base_removes_everything_but_not_without_a_yes(
     run: Run, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,6 +70,7 @@ def test_going_to_base_removes_everything_but_not_without_a_yes(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     refused = run("migrate", "--to", "base", "--dsn", dsn)
     assert refused.code != 0
+    assert "Go on? [y/N]" in refused.err
     assert schema_exists(dsn)
     assert run("migrate", "--to", "base", "--yes", "--dsn", dsn).code == 0
     assert not schema_exists(dsn)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import typer
 
 from pgqueue import cli, embedded
 from tests.calls import enqueue, job, state, value
+from tests.cli.commands import commands
 from tests.cli.conftest import Run
 from tests.databases import Database
 from tests.facts import wait_until
@@ -26,16 +28,6 @@ TASKS = """
     def greet(name="you"):
         print("Hello", name)
 """
-
-
-def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with its path."""
-    command = command or typer.main.get_command(cli.cli)
-    if hasattr(command, "commands"):
-        for name, each in command.commands.items():
-            yield from commands(each, (*path, name))
-    else:
-        yield path, command
 
 
 def options() -> list[tuple[tuple[str, ...], Any]]:
@@ -158,6 +150,30 @@ def test_a_server_that_is_not_there_is_one_line(run_process: Run) -> None:
     [line] = done.err.splitlines()
     assert line.startswith("pgqueue: ")
     assert "refused" in line
+
+
+def test_a_dsn_that_is_no_text_is_refused(run: Run) -> None:
+    # As the system hands over a byte that is no UTF-8.
+    refused = run("status", "--dsn", "host=\udcff")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--dsn is not a PostgreSQL DSN: it is no text in UTF-8" in refused.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+@pytest.mark.parametrize("command", [["--version"], ["migrate", "--sql"]])
+def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pgqueue", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "pgqueue: [Errno 28] No space left on device\n")
+
+
+def test_output_may_be_closed() -> None:
+    done = subprocess.run(
+        ["sh", "-c", '"$0" -m pgqueue --version >&-', sys.executable], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")

@@ -47,6 +47,8 @@ def modules(tmp_path: Path) -> None:
         (["-r", "jobs", "-r", "others"], "two functions are declared as task 't': jobs.t and others.t; give one"),
         (["-r", "jobs", "-q", "a,0"], "weights must be between 1 and 1000000"),
         (["-r", "jobs", "-q", "a,many"], "-q a,many: 'many' is no weight; give a queue as name or name,weight"),
+        (["-r", "jobs", "-q", "a,²"], "-q a,²: '²' is no weight"),
+        (["-r", "jobs", "--max-memory", "9" * 400], "is no amount of memory for a worker; give it as 500M or 2G"),
         (["-r", "jobs", "-q", ",1"], "queue must be 1 to 128 bytes long"),
         (["-r", "jobs", "--strategy", "fair"], "strategy is unknown: It is 'fair'; Give strategy as"),
         (["-r", "jobs", "--strategy", "strict"], "strategy strict needs queues"),
