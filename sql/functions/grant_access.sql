@@ -44,10 +44,17 @@ begin
             'Create it first: create role ... login.'
         );
     end if;
+    -- Narrower rights would take the place of those that all functions run with.
+    if p_role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue') then
+        perform pgqueue._refuse(
+            'role owns the queue', format('%s has every right already.', p_role),
+            'Let another role enqueue, work and look: create role ... login, then grant it its kind.'
+        );
+    end if;
 end
 $$;
 
-comment on function pgqueue._check_grant(text, name) is 'Private: refuses unknown kinds and roles.';
+comment on function pgqueue._check_grant(text, name) is 'Private: refuses unknown kinds and roles, and the owner of the queue.';
 
 create or replace function pgqueue._apply_grants()
 returns void

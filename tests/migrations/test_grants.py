@@ -245,3 +245,11 @@ def test_a_role_that_is_gone_stops_no_reload_and_can_be_forgotten(conn: psycopg.
     conn.execute("select pgqueue._apply_grants()")
     assert call(conn, "revoke_access", "reader", name) is True
     assert value(conn, "select count(*) from pgqueue.grants") == 0
+
+
+def test_the_owner_of_the_queue_keeps_the_rights_it_has(conn: psycopg.Connection) -> None:
+    owner = value(conn, "select current_user::text")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="owns the queue") as refused:
+        call(conn, "grant_access", "operator", owner)
+    assert refused.value.diag.message_hint
+    assert value(conn, "select count(*) from pgqueue.grants") == 0
