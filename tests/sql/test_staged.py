@@ -142,7 +142,7 @@ def test_dedupe_holds_among_the_rows_and_against_what_stands(conn: psycopg.Conne
         ({"task": "t", "key": "k" * 513}, "key must be"),
         ({"task": "t", "limit_key": ""}, "limit_key must be"),
         ({"task": "t", "delay": "1 h", "run_at": "2040-01-01 00:00+00"}, "run_at and delay were both given"),
-        ({"task": "t", "delay": "infinity"}, "delay must be a finite interval"),
+        ({"task": "t", "delay": "99999 years"}, "delay must be a finite interval"),
         ({"task": "t", "run_at": "infinity"}, "run_at must be finite"),
         ({"task": "t", "expires_in": "0"}, "expires_in must be above zero"),
         ({"task": "t", "max_attempts": 0}, "max_attempts must be between"),
