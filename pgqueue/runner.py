@@ -369,6 +369,10 @@ class Runner:
             task = self._app.tasks.get(row[1])
             if held.interrupt is not None:
                 self._end(held, held.interrupt)
+            elif held.deadline < time.monotonic():
+                # The process stood still, or no extension came through: somebody else may hold it by now.
+                log.debug("%s was not started within its lease and is given back", held)
+                self._end(held, End.RELEASED)
             elif task is None:
                 held.delay = 10.0
                 self._end(held, End.RELEASED)
@@ -493,7 +497,7 @@ class Runner:
             if following is None:
                 return None
             known = self._app.tasks.get(following.row[1])
-            if known is None or not self._is_plain(following, known):
+            if known is None or following.deadline < now or not self._is_plain(following, known):
                 self._waiting.appendleft(following)
                 return None
             held, task = following, known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from datetime import datetime
 
 import psycopg
@@ -16,7 +17,7 @@ from tests.calls import call, enqueue, job, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
-from tests.workers import done, working
+from tests.workers import done, is_asleep, working
 
 
 def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
@@ -254,3 +255,42 @@ def test_a_cancel_asked_for_while_nobody_listens_is_learned_with_the_next_extens
 
     asyncio.run(scenario())
     wait_until(lambda: value(conn, "select count(*) from pgqueue.workers") == 0)
+
+
+@pytest.mark.covers("G9", "D2")
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    ran: list[str] = []
+    held: list[str | None] = []
+    taken: list[int] = []
+
+    @app.task
+    async def blocks() -> None:
+        # As when the process is stopped: the other job was claimed with this one, and somebody else has it by now.
+        if taken:
+            # Its own lease lapses meanwhile as well.
+            return
+        with database.connect() as thief:
+            held.append(job(thief, waits).reserved_by)
+            taken.append(take_away(thief, waits))
+        time.sleep(1.2)  # noqa: ASYNC251 - that is the point
+
+    async def asynchronous() -> None:
+        ran.append("async")
+
+    def synchronous() -> None:
+        ran.append("sync")
+
+    app.task(name="waits")(asynchronous if kind == "async" else synchronous)
+    async with working(app, database.dsn, name="a", lease=1.0):
+        # It begins with a claim of one.
+        await wait_until_async(lambda: is_asleep(conn, "a"))
+        with conn.transaction():
+            blocking = enqueue(conn, "blocks")
+            waits = enqueue(conn, "waits")
+        await wait_until_async(lambda: taken and job(conn, blocking).state != "executing")
+        assert (held, job(conn, waits).reserved_by, ran) == (["a"], "thief", [])
+        assert call(conn, "complete", waits, taken[0]) is True
