@@ -143,6 +143,7 @@ class Evidence:
     unrun              kinds whose jobs may succeed with no run of their own: other payloads' calls take them along
     cancellable        kinds that somebody may have cancelled
     losses             times in which a server took what it had acknowledged with it
+    lease              seconds for which workers may start what they have claimed
     unparked           jobs that the net under the keys had to release
     hidden             lanes with something ready below their heads, which the net under the heads had to find
     found_lanes        lanes that nobody had registered
@@ -164,6 +165,7 @@ class Evidence:
     unrun: frozenset[str] = frozenset()
     cancellable: frozenset[str] = frozenset()
     losses: Sequence[tuple[float, float]] = ()
+    lease: float = 0.0
     unparked: int = 0
     hidden: int = 0
     found_lanes: int = 0
@@ -321,7 +323,8 @@ def _check_runs(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iter
             counts["runs that never came to their end"] += 1
         held = given.get(run.reservation)
         if held is None:
-            if _is_lost(run.started_at, evidence):
+            # Whoever claimed it in time does not know that the server has forgotten, and may start it for a lease.
+            if _is_lost(run.started_at, evidence, evidence.lease):
                 counts["lost with the server: runs"] += 1
             else:
                 yield story.breaks("unheld", f"a handler ran it under {run.reservation}, which was never given out")
@@ -448,8 +451,8 @@ def _check_limit(limit: Limit, counts: Counter[str]) -> Iterator[Violation]:
             yield Violation("limit", limit.name, what)
 
 
-def _is_lost(at: float, evidence: Evidence) -> bool:
-    return any(start <= at <= end for start, end in evidence.losses)
+def _is_lost(at: float, evidence: Evidence, late: float = 0.0) -> bool:
+    return any(start <= at <= end + late for start, end in evidence.losses)
 
 
 def _states(story: _Story) -> str:

@@ -246,7 +246,8 @@ class Scene:
 
     def verdict(self, drained_in: float | None) -> Verdict:
         self.records.load()
-        with self.records.evidence(transactional=TRANSACTIONAL, unrun=UNRUN, stepped=self.clock_moved) as evidence:
+        known = {"transactional": TRANSACTIONAL, "unrun": UNRUN, "stepped": self.clock_moved, "lease": LEASE_S}
+        with self.records.evidence(**known) as evidence:
             findings = check(evidence)
         findings.counts.update(self._told_by_the_server())
         findings.add(self.notes)

@@ -145,6 +145,9 @@ def test_what_a_server_has_lost_is_counted_and_nothing_else_is_excused() -> None
     assert findings
     assert findings.counts["lost with the server: jobs"] == findings.counts["lost with the server: runs"] == 1
     assert broken(promise(at=7.0), losses=[(4.0, 6.0)]) == ["lost"]
+    late = ran(R2, 8.0)
+    assert broken(promise(at=5.0), late, losses=[(4.0, 6.0)], lease=3.0) == []
+    assert broken(promise(at=5.0), late, losses=[(4.0, 6.0)], lease=1.0) == ["unheld"]
 
 
 def test_a_job_that_is_still_there_is_stuck() -> None:
