@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -16,11 +17,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgqueue import embedded
+from pgqueue import App, embedded
 from pgqueue.migrate import migrate
 from tests.calls import enqueue, value
-from tests.facts import wait_until
-from tests.workers import WorkerProcess, write_module
+from tests.facts import wait_until, wait_until_async
+from tests.workers import NEVER, WorkerProcess, is_asleep, working, write_module
 
 pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 
@@ -164,3 +165,23 @@ def test_a_worker_told_to_stop_during_an_outage_ends_within_its_bound(server: Se
         assert "could not be stored" in worker.log()
     finally:
         worker.kill()
+
+
+@pytest.mark.covers("A10", "G3")
+async def test_a_sleeper_announces_itself_anew_after_a_crash_which_takes_all_naps(server: Server) -> None:
+    app = App()
+    ran = asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        ran.set()
+
+    async with working(app, server.dsn, name="w", poll_interval=NEVER):
+        with psycopg.connect(server.dsn, autocommit=True) as conn:
+            await wait_until_async(lambda: is_asleep(conn, "w"))
+        await asyncio.to_thread(server.stop_immediately)
+        await asyncio.to_thread(server.start)
+        with psycopg.connect(server.dsn, autocommit=True) as conn:
+            await wait_until_async(lambda: is_asleep(conn, "w"), timeout=30)
+            enqueue(conn)
+        await asyncio.wait_for(ran.wait(), 30)
