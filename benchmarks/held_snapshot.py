@@ -70,10 +70,7 @@ def run(server: Server) -> Report:
             name: {"jobs_per_s": each, "last_to_first": ratios[name], "pages_per_job": pages[name]}
             for name, each in rates.items()
         },
-        [
-            Bound(f"First tenth to last with a {name} held", 1 / ratios[name], limit)
-            for name, limit in _BOUNDS.items()
-        ],
+        [Bound(f"First tenth to last with a {name} held", 1 / ratios[name], limit) for name, limit in _BOUNDS.items()],
     )
 
 

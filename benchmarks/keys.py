@@ -163,8 +163,12 @@ def _limit_elsewhere(server: Server, rows: Rows, figures: dict[str, object], bou
             else:
                 conn.execute("delete from pgqueue.limits")
             times[limited].append(_timed(conn, 100)[0])
-    rows.append(("reserve(100) without any limit, with one of another queue, ms",
-                 f"{median(times[False]):.2f}, {median(times[True]):.2f}"))
+    rows.append(
+        (
+            "reserve(100) without any limit, with one of another queue, ms",
+            f"{median(times[False]):.2f}, {median(times[True]):.2f}",
+        )
+    )
     figures["a limit of another queue"] = {"without_ms": median(times[False]), "with_ms": median(times[True])}
 
 
@@ -242,5 +246,3 @@ def _drain(conn: Connection, batch: int, size: int) -> float:
 
 def _spread(times: Sequence[float]) -> str:
     return f"{max(times):.0f}, {percentile(times, 99):.0f}, {median(times):.0f} ({len(times)} calls)"
-
-

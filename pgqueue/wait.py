@@ -45,9 +45,7 @@ class Outcome:
 @overload
 def wait(connection: psycopg.Connection[Any], job_id: int, timeout: float | None = None) -> Outcome: ...
 @overload
-def wait(
-    connection: psycopg.AsyncConnection[Any], job_id: int, timeout: float | None = None
-) -> Awaitable[Outcome]: ...
+def wait(connection: psycopg.AsyncConnection[Any], job_id: int, timeout: float | None = None) -> Awaitable[Outcome]: ...
 def wait(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], job_id: int, timeout: float | None = None
 ) -> Outcome | Awaitable[Outcome]:

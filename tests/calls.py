@@ -95,6 +95,4 @@ def stats(conn: psycopg.Connection) -> SimpleNamespace:
 def _query(function: str, args: tuple[Any, ...], named: dict[str, Any]) -> sql.Composed:
     arguments = [sql.SQL("%s")] * len(args)
     arguments += [sql.SQL("{} => %s").format(sql.Identifier(name)) for name in named]
-    return sql.SQL("select * from pgqueue.{}({})").format(
-        sql.Identifier(function), sql.SQL(", ").join(arguments)
-    )
+    return sql.SQL("select * from pgqueue.{}({})").format(sql.Identifier(function), sql.SQL(", ").join(arguments))

@@ -147,9 +147,7 @@ class Cloner:
         self._conn.close()
 
     def drop_template(self) -> None:
-        self._conn.execute(
-            sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(self._template))
-        )
+        self._conn.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(self._template)))
 
     def _create(self, how: sql.Composable) -> Database:
         name = f"pgqueue_test_{self._run_id}_{uuid.uuid4().hex[:8]}"
@@ -162,9 +160,7 @@ class Cloner:
         # One process of the run makes it; the others wait here.
         self._conn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [self._template])
         try:
-            row = self._conn.execute(
-                "select 1 from pg_database where datname = %s", [self._template]
-            ).fetchone()
+            row = self._conn.execute("select 1 from pg_database where datname = %s", [self._template]).fetchone()
             if row is None:
                 self._migrate_template()
         finally:
@@ -175,9 +171,7 @@ class Cloner:
         # Here, so that the tests which need no schema run when this import fails.
         from pgqueue.migrate import migrate  # noqa: PLC0415
 
-        self._conn.execute(
-            sql.SQL("create database {} template template0").format(sql.Identifier(self._template))
-        )
+        self._conn.execute(sql.SQL("create database {} template template0").format(sql.Identifier(self._template)))
         try:
             migrate(uri(self._server_dsn, dbname=self._template))
         except BaseException:
@@ -258,9 +252,7 @@ def _one(conn: psycopg.Connection, question: str) -> str:
 
 def uri(dsn: str, **changes: str) -> str:
     """A DSN of any form as a URI, which asyncpg and SQLAlchemy read too, with some parts changed."""
-    parts = {
-        name: str(value) for name, value in conninfo_to_dict(dsn, **changes).items() if value is not None
-    }
+    parts = {name: str(value) for name, value in conninfo_to_dict(dsn, **changes).items() if value is not None}
     user = quote(parts.pop("user", ""), safe="")
     password = quote(parts.pop("password", ""), safe="")
     login = f"{user}:{password}@" if password else f"{user}@" if user else ""

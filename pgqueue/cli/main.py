@@ -97,7 +97,6 @@ LimitTarget = Annotated[
 ]
 
 
-
 class _Plain(Console):
     """Shows names and messages of users as they are.
 
@@ -809,9 +808,7 @@ def bench(
     benchmarks = importlib.import_module(f"{bundled.package('benchmarks')}.__main__")
     unknown = [name for name in names or () if name not in benchmarks.NAMES]
     if unknown:
-        raise ConfigError(
-            f"there is no benchmark {unknown[0]!r}", hint=f"there are {', '.join(benchmarks.NAMES)}"
-        )
+        raise ConfigError(f"there is no benchmark {unknown[0]!r}", hint=f"there are {', '.join(benchmarks.NAMES)}")
     if dsn is None and not embedded.available():
         raise ConfigError(
             "there is no server to measure on",

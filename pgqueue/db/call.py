@@ -124,8 +124,7 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
     )
     ours = meaning(found)
     if ours is None and (
-        isinstance(error, psycopg.DataError)
-        or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
+        isinstance(error, psycopg.DataError) or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
     ):
         # What psycopg itself cannot send, such as a text with a NUL, or an object that it does not know. It never can:
         # a worker that took it for trouble with its connection would try for ever.
@@ -917,9 +916,7 @@ def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int
     )
 
 
-_JOB = (
-    b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"
-)
+_JOB = b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"
 
 
 # Reading

@@ -21,31 +21,38 @@ def names(conn: psycopg.Connection, query: str) -> list[str]:
 
 
 def test_every_function_says_what_it_does(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select p.proname::text from pg_proc p
         where p.pronamespace = 'pgqueue'::regnamespace
             and coalesce(length(obj_description(p.oid, 'pg_proc')), 0) < 10
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_private_functions_are_marked_as_such_and_public_ones_are_not(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        r"""
+    assert (
+        names(
+            conn,
+            r"""
         select p.proname::text from pg_proc p
         where p.pronamespace = 'pgqueue'::regnamespace
             and (p.proname like '\_%') <> (obj_description(p.oid, 'pg_proc') like 'Private:%')
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_every_table_view_and_type_says_what_it_is(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select c.relname::text from pg_class c
         where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v')
             and obj_description(c.oid, 'pg_class') is null
@@ -57,20 +64,25 @@ def test_every_table_view_and_type_says_what_it_is(conn: psycopg.Connection) -> 
         union all
         select 'the schema' where obj_description('pgqueue'::regnamespace, 'pg_namespace') is null
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_every_column_says_what_it_holds(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
         where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v')
             and a.attnum > 0 and not a.attisdropped and not c.relispartition
             and c.relname <> 'alembic_version'
             and col_description(c.oid, a.attnum) is null
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_every_function_pins_its_search_path(conn: psycopg.Connection) -> None:
@@ -86,43 +98,53 @@ def test_every_function_pins_its_search_path(conn: psycopg.Connection) -> None:
 
 
 def test_the_functions_without_a_pinned_path_are_plain_sql(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select p.proname::text from pg_proc p join pg_language l on l.oid = p.prolang
         where p.pronamespace = 'pgqueue'::regnamespace and p.proconfig is null
             and (l.lanname <> 'sql' or p.prosecdef)
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_what_runs_with_its_owners_rights_is_public(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        r"""
+    assert (
+        names(
+            conn,
+            r"""
         select p.proname::text from pg_proc p
         where p.pronamespace = 'pgqueue'::regnamespace
             and p.prosecdef <> (
                 p.proname not like '\_%' and p.proname not in ('grant_access', 'revoke_access', 'set_retry_function')
             )
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_no_function_is_overloaded(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace
         group by proname having count(*) > 1
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_nothing_is_granted_to_public(conn: psycopg.Connection) -> None:
-    assert names(
-        conn,
-        """
+    assert (
+        names(
+            conn,
+            """
         select p.oid::regprocedure::text
         from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
         where p.pronamespace = 'pgqueue'::regnamespace and a.grantee = 0
@@ -139,7 +161,9 @@ def test_nothing_is_granted_to_public(conn: psycopg.Connection) -> None:
         from pg_type t, aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) a
         where t.typnamespace = 'pgqueue'::regnamespace and t.typtype = 'e' and a.grantee = 0
         """,
-    ) == []
+        )
+        == []
+    )
 
 
 def test_each_public_function_has_a_file_of_its_name(conn: psycopg.Connection) -> None:

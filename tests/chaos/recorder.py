@@ -265,7 +265,7 @@ join (
 where p.key is not null and p.outcome in ('{COMMITTED}', '{UNKNOWN}') and p.kind <> 'gathered'
 order by p.queue, p.key, p.job
 """
-_TURNS = 'select queue, key, turn, job from chaos.effects where key is not null order by queue, key, turn, job'
+_TURNS = "select queue, key, turn, job from chaos.effects where key is not null order by queue, key, turn, job"
 
 
 class _Reader:

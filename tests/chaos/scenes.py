@@ -69,8 +69,6 @@ def scenes(plan: Plan) -> Iterator[Verdict]:
         yield mixed(plan, "mixed", left, max(0, plan.jobs - jobs))
 
 
-
-
 def alone(server: Server, fault: Fault, plan: Plan, name: str, number: int, seconds: float) -> Verdict:
     """One fault again and again, with a load of its own in a database of its own."""
     database = f"alone_{number}"

@@ -141,9 +141,7 @@ def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Co
 
 
 @pytest.mark.parametrize("info", ["[1]", '"me"', "null", "1"])
-def test_status_shows_a_worker_that_tells_no_object_of_itself(
-    info: str, run: Run, conn: psycopg.Connection
-) -> None:
+def test_status_shows_a_worker_that_tells_no_object_of_itself(info: str, run: Run, conn: psycopg.Connection) -> None:
     value(conn, "select pgqueue.hello('stranger', null, %s::jsonb)", info)
     done = run("status")
     assert (done.code, done.err) == (0, "")
@@ -287,7 +285,9 @@ def test_jobs_are_run_killed_retried_cancelled_and_deleted_by_filter_in_chunks(
     done = run("jobs", "run", "--state", "failed", *by)
     assert (done.code, done.out) == (0, "7 jobs due now\n")
     assert run("jobs", "kill", "--state", "failed", *by, "--json").json() == {
-        "action": "kill", "changed": 7, "passed_over": 0,
+        "action": "kill",
+        "changed": 7,
+        "passed_over": 0,
     }
     assert run("jobs", "retry", *by).out == "7 jobs retried\n"
     assert run("jobs", "cancel", "--task", "t", *by).out == "7 jobs cancelled or asked to stop\n"
@@ -331,7 +331,9 @@ def test_queues_purge_deletes_what_waits(run: Run, conn: psycopg.Connection) -> 
     enqueue_many(conn, 3)
     other = enqueue(conn, queue="other")
     assert run("queues", "purge", "default", "--yes", "--json").json() == {
-        "action": "purge", "changed": 3, "passed_over": 0,
+        "action": "purge",
+        "changed": 3,
+        "passed_over": 0,
     }
     assert state(conn, other) == "waiting"
 

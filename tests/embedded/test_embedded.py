@@ -85,18 +85,14 @@ def test_data_is_still_there_after_a_restart(directory: Path) -> None:
         assert conn.execute("select answer from kept").fetchone() == (42,)
 
 
-def test_processes_that_race_for_the_very_first_start_share_one_server(
-    directory: Path, user_process: Use
-) -> None:
+def test_processes_that_race_for_the_very_first_start_share_one_server(directory: Path, user_process: Use) -> None:
     users = [user_process(directory) for _ in range(4)]
     started_at = {answer_of(user) for user in users}
     assert len(started_at) == 1
     assert "" not in started_at
 
 
-def test_the_server_stays_for_the_last_user_and_goes_with_it_even_if_killed(
-    directory: Path, user_process: Use
-) -> None:
+def test_the_server_stays_for_the_last_user_and_goes_with_it_even_if_killed(directory: Path, user_process: Use) -> None:
     first, second = user_process(directory), user_process(directory)
     started_at = answer_of(first)
     assert answer_of(second) == started_at

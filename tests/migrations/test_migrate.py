@@ -254,9 +254,7 @@ def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
     assert value(conn, "select pg_typeof(numbers)::text from public.my_numbers") == "json"
 
 
-def test_jobs_outlive_a_reload(
-    database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_outlive_a_reload(database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conn = database.connect()
     job_id = enqueue(conn)
     edit(sources / "sql/functions/beat.sql", "The worker is alive.", "The worker lives.")
@@ -311,5 +309,3 @@ def test_a_role_that_may_not_is_told_what_to_do(empty_database: Database) -> Non
         assert "owns" in (refused.value.hint or "")
     finally:
         conn.execute(f"drop role {role}".encode())
-
-

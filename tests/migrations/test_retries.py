@@ -28,9 +28,7 @@ def test_tasks_and_jobs_survive_the_way_up_and_down(empty_database: Database) ->
     call(conn, "declare_task", "u", retry_policy="list", retry_delays=["1 s"])
     own = enqueue(conn, retry_policy="doubling")
     migrate(empty_database.dsn, to="0001")
-    rows = conn.execute(
-        "select name, retry_policy, declared_retry_policy from pgqueue.tasks order by name"
-    ).fetchall()
+    rows = conn.execute("select name, retry_policy, declared_retry_policy from pgqueue.tasks order by name").fetchall()
     assert rows == [("t", "fixed", None), ("u", None, None)]
 
     migrate(empty_database.dsn)

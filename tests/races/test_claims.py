@@ -28,9 +28,7 @@ def test_many_claimers_at_once_get_every_job_once(database: Database) -> None:
     job_ids = enqueue_many(conn, 400)
     sessions = [database.session() for _ in range(6)]
     claims = [
-        session.start("select id from pgqueue.reserve(%s, 7)", [f"w{n}"])
-        for session in sessions
-        for n in range(12)
+        session.start("select id from pgqueue.reserve(%s, 7)", [f"w{n}"]) for session in sessions for n in range(12)
     ]
     seen = [row[0] for claim in claims for row in claim.result(30)]
     assert sorted(seen) == job_ids
@@ -77,9 +75,7 @@ def test_a_batch_locks_in_the_order_of_ids_whatever_the_order_given(database: Da
     locked = [
         row.id
         for row in held
-        if conn.execute(
-            "select from pgqueue.jobs where id = %s for update skip locked", [row.id]
-        ).rowcount == 0
+        if conn.execute("select from pgqueue.jobs where id = %s for update skip locked", [row.id]).rowcount == 0
     ]
     assert locked == ids(held[:11])
     blocker.run("commit")

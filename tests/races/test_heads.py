@@ -127,9 +127,7 @@ def test_a_client_that_only_reserves_moves_the_head_as_well(conn: psycopg.Connec
     assert head(conn, "") != BEGINNING
 
 
-def test_a_head_is_not_moved_more_often_than_every_tenth_of_a_second(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_head_is_not_moved_more_often_than_every_tenth_of_a_second(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     enqueue_many(conn, 3000)
     for _ in range(20):

@@ -391,8 +391,14 @@ def test_a_call_that_lost_its_first_key_is_not_given_to_another_task(database: D
 # Limits.
 
 
-def limit(conn: psycopg.Connection, kind: str, target: str, at_most: int | None = None, rate: int | None = None,
-          per: str | None = None) -> None:
+def limit(
+    conn: psycopg.Connection,
+    kind: str,
+    target: str,
+    at_most: int | None = None,
+    rate: int | None = None,
+    per: str | None = None,
+) -> None:
     conn.execute(
         "insert into pgqueue.limits (kind, target, max_executing, rate, per) values (%s, %s, %s, %s, %s)",
         [kind, target, at_most, rate, per],

@@ -79,9 +79,7 @@ def test_a_lease_that_lapsed_and_was_not_yet_taken_back_is_still_the_workers(
 
 
 @pytest.mark.covers("D3")
-def test_with_housekeeping_a_lapsed_lease_is_taken_back_at_once(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_with_housekeeping_a_lapsed_lease_is_taken_back_at_once(conn: psycopg.Connection, clock: Clock) -> None:
     watch(conn, clock, 1)
     job_id = enqueue(conn)
     reserve_one(conn, lease="30 s")
@@ -93,9 +91,7 @@ def test_with_housekeeping_a_lapsed_lease_is_taken_back_at_once(
     assert stats(conn).housekeeping["prolonged"] == 0
 
 
-def test_after_a_gap_what_lapsed_gets_one_length_more_and_only_one(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_after_a_gap_what_lapsed_gets_one_length_more_and_only_one(conn: psycopg.Connection, clock: Clock) -> None:
     watch(conn, clock, 1)
     job_id = enqueue(conn)
     held = reserve_one(conn, lease="30 s")
@@ -262,5 +258,3 @@ def test_of_many_callers_of_maintain_one_does_the_work(database: Database, conn:
     first.commit()
     assert maintain(others[0]).ran is True
     assert value(conn, "select count(*) from pgqueue.housekeeping") == 2
-
-

@@ -63,9 +63,7 @@ def test_a_reader_of_all_jobs_stops_neither_completions_nor_attaching_and_puts_o
 
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
-def test_two_completions_that_miss_one_partition_both_succeed(
-    database: Database, clock: Clock, level: str
-) -> None:
+def test_two_completions_that_miss_one_partition_both_succeed(database: Database, clock: Clock, level: str) -> None:
     conn = database.connect()
     enqueue_many(conn, 2)
     held = reserve(conn, 2)

@@ -33,9 +33,7 @@ def split_clock(conn: psycopg.Connection) -> None:
 
 
 def ready_at(conn: psycopg.Connection, job_id: int) -> object:
-    return value(
-        conn, f"select ready_at >= timestamptz '{AFTER}' from pgqueue.jobs where id = %s", job_id
-    )
+    return value(conn, f"select ready_at >= timestamptz '{AFTER}' from pgqueue.jobs where id = %s", job_id)
 
 
 def test_the_clock_of_this_test_tells_the_two_apart(conn: psycopg.Connection) -> None:
@@ -56,9 +54,7 @@ def test_enqueue_takes_its_xid_before_it_reads_the_clock(conn: psycopg.Connectio
 
 
 @pytest.mark.parametrize("way", ["fail", "release", "snooze", "unheld", "lapse"])
-def test_what_comes_back_takes_its_xid_before_it_reads_the_clock(
-    conn: psycopg.Connection, way: str
-) -> None:
+def test_what_comes_back_takes_its_xid_before_it_reads_the_clock(conn: psycopg.Connection, way: str) -> None:
     job_id = enqueue(conn)
     held = reserve_one(conn)
     split_clock(conn)

@@ -140,9 +140,7 @@ def test_a_failed_call_is_retried_on_its_own_count_and_fresh_payloads_wait_with_
 
 
 @pytest.mark.covers("L5")
-def test_an_earlier_payload_that_comes_due_in_the_backoff_waits_as_well(
-    acc: psycopg.Connection, clock: Clock
-) -> None:
+def test_an_earlier_payload_that_comes_due_in_the_backoff_waits_as_well(acc: psycopg.Connection, clock: Clock) -> None:
     early = push(acc, 1, delay="5 s")
     push(acc, 2)
     [row] = reserve(acc, 1)

@@ -99,9 +99,7 @@ def shared(cloner: Cloner) -> Iterator[Database]:
 def test_one_job_stands_for_a_key_and_the_right_one(shared: Database, steps: list[tuple[Any, ...]]) -> None:
     conn = shared.connect()
     clock = Clock(conn)
-    conn.execute(
-        "truncate pgqueue.jobs, pgqueue.history, pgqueue.dedupe_keys, pgqueue.lanes, pgqueue.housekeeping"
-    )
+    conn.execute("truncate pgqueue.jobs, pgqueue.history, pgqueue.dedupe_keys, pgqueue.lanes, pgqueue.housekeeping")
     clock.set("2030-01-01 12:00+00")
     model = Model()
     held: dict[int, int] = {}

@@ -64,9 +64,7 @@ def test_a_job_enqueued_late_in_a_long_transaction_does_not_look_old(database: D
 
 
 @pytest.mark.covers("G2")
-def test_many_jobs_share_their_options_and_their_ids_come_in_order(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_many_jobs_share_their_options_and_their_ids_come_in_order(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     options: dict[str, Any] = {
         "queue": "q",
@@ -158,9 +156,7 @@ def test_max_attempts_of_the_task_hold_for_jobs_that_wait_already(conn: psycopg.
     assert call(conn, "fail", own, second.reservation) == "failed"
 
 
-def test_expires_in_counts_from_run_at_and_defaults_to_the_task(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_expires_in_counts_from_run_at_and_defaults_to_the_task(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     call(conn, "declare_task", "t", expires_in="10 min")
     own = job(conn, enqueue(conn, delay="1 hour", expires_in="5 min"))

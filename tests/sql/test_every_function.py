@@ -171,7 +171,10 @@ def test_whatever_is_called_the_answer_is_a_result_or_a_refusal(database: Databa
     known = functions(conn)
 
     @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize="PGQUEUE_FUZZ" not in os.environ, database=None,
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize="PGQUEUE_FUZZ" not in os.environ,
+        database=None,
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate, *([Phase.shrink] if "PGQUEUE_FUZZ" in os.environ else [])),
     )
@@ -236,8 +239,9 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
         column(conn, "complete_many", [row.id for row in rows], [row.reservation for row in rows])
         if not rows:
             break
-    assert conn.execute(
-        """
+    assert (
+        conn.execute(
+            """
         select j.id, j.state::text, j.queue, j.key, j.ready_at, j.lease_expires_at
         from pgqueue.jobs j
         where not (j.state in ('waiting', 'failed') and j.ready_at > pgqueue._clock())
@@ -250,6 +254,8 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
                 )
             )
         """
-    ).fetchall() == []
+        ).fetchall()
+        == []
+    )
     failures = value(conn, "select failures from pgqueue.housekeeping order by n desc limit 1")
     assert not failures

@@ -37,7 +37,9 @@ def test_a_job_that_ended_says_how_and_when(conn: psycopg.Connection, clock: Clo
     call(conn, "fail", dead, reserve_one(conn).reservation, Jsonb({"message": "no paper"}), retry=False)
     call(conn, "cancel", cancelled)
     for job_id, state, said in (
-        (succeeded, "succeeded", "after 1 tries"), (dead, "dead", "no paper"), (cancelled, "cancelled", "2030-01-01")
+        (succeeded, "succeeded", "after 1 tries"),
+        (dead, "dead", "no paper"),
+        (cancelled, "cancelled", "2030-01-01"),
     ):
         found = explain(conn, job_id)
         assert (found.state, found.reason) == (state, "finished")
@@ -176,9 +178,7 @@ def test_a_rate_that_is_used_up_is_a_reason_and_says_until_when(conn: psycopg.Co
     assert explain(conn, job_id).reason == "no_worker"
 
 
-def test_a_worker_that_is_silent_or_serves_other_queues_does_not_count(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_worker_that_is_silent_or_serves_other_queues_does_not_count(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     job_id = enqueue(conn)
     call(conn, "hello", "other", ["other"])

@@ -140,9 +140,7 @@ def test_a_job_that_was_once_reserved_holds_its_place_until_it_ends(
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("how", AHEAD)
-def test_an_earlier_job_that_came_due_meanwhile_goes_first(
-    conn: psycopg.Connection, standing: Clock, how: str
-) -> None:
+def test_an_earlier_job_that_came_due_meanwhile_goes_first(conn: psycopg.Connection, standing: Clock, how: str) -> None:
     earlier = enqueue(conn, key="k", delay="1 min")
     enqueue(conn, key="k")
     held = reserve_one(conn, lease="1 hour")
@@ -174,22 +172,25 @@ ENDS: dict[str, Callable[[psycopg.Connection, Row], object]] = {
     "dead": lambda conn, row: call(conn, "fail", row.id, row.reservation, retry=False),
     "cancelled by its handler": lambda conn, row: call(conn, "fail", row.id, row.reservation, cancel=True),
     "cancelled on request": lambda conn, row: (
-        call(conn, "cancel", row.id), call(conn, "fail", row.id, row.reservation)
+        call(conn, "cancel", row.id),
+        call(conn, "fail", row.id, row.reservation),
     ),
-    "cancelled and released": lambda conn, row: (
-        call(conn, "cancel", row.id), column(conn, "release", *pairs([row]))
-    ),
+    "cancelled and released": lambda conn, row: (call(conn, "cancel", row.id), column(conn, "release", *pairs([row]))),
     "failed and cancelled": lambda conn, row: (
-        call(conn, "fail", row.id, row.reservation), call(conn, "cancel", row.id)
+        call(conn, "fail", row.id, row.reservation),
+        call(conn, "cancel", row.id),
     ),
     "snoozed and deleted": lambda conn, row: (
-        call(conn, "snooze", row.id, row.reservation, "1 hour"), call(conn, "delete", row.id)
+        call(conn, "snooze", row.id, row.reservation, "1 hour"),
+        call(conn, "delete", row.id),
     ),
     "kept in no history": lambda conn, row: (
-        conn.execute("update pgqueue.jobs set retention = '0'"), call(conn, "complete", row.id, row.reservation)
+        conn.execute("update pgqueue.jobs set retention = '0'"),
+        call(conn, "complete", row.id, row.reservation),
     ),
     "given back by a worker that has forgotten it, and cancelled": lambda conn, row: (
-        table(conn, "release_unheld", "w"), call(conn, "cancel", row.id)
+        table(conn, "release_unheld", "w"),
+        call(conn, "cancel", row.id),
     ),
 }
 

@@ -19,7 +19,11 @@ def standing(clock: Clock) -> Clock:
 
 
 def limit(
-    conn: psycopg.Connection, kind: str, target: str, at_most: int | None = None, rate: int | None = None,
+    conn: psycopg.Connection,
+    kind: str,
+    target: str,
+    at_most: int | None = None,
+    rate: int | None = None,
     per: str | None = None,
 ) -> None:
     conn.execute(

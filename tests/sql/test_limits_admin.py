@@ -44,7 +44,10 @@ def test_what_executes_is_counted_by_queue_task_key_and_limit_key(conn: psycopg.
     prefixes = {"order:": 5, "order": 6, "orde": 7, "ord": 8, "ordé": 1, "order:1": 2, "x": 0, "order:9": 0}
     assert {target: count(conn, "key", target) for target in prefixes} == prefixes
     assert {target: count(conn, "limit_key", target) for target in ("l", "l2", "", "z")} == {
-        "l": 4, "l2": 1, "": 0, "z": 0,
+        "l": 4,
+        "l2": 1,
+        "": 0,
+        "z": 0,
     }
 
 
@@ -81,7 +84,13 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
     assert call(conn, "set_limit", "task", "t", rate=5, per="1 min") is True
     [found] = limits(conn)
     assert found == {
-        "kind": "task", "target": "t", "max_executing": None, "rate": 5, "per": "00:01:00", "executing": 0, "parked": 0,
+        "kind": "task",
+        "target": "t",
+        "max_executing": None,
+        "rate": 5,
+        "per": "00:01:00",
+        "executing": 0,
+        "parked": 0,
     }
     assert call(conn, "drop_limit", "task", "t") is True
     assert call(conn, "drop_limit", "task", "t") is False

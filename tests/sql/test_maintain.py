@@ -90,9 +90,7 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
     assert failures() == {}
 
 
-def test_a_failing_step_for_a_clock_that_stepped_back_shows_in_stats(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_failing_step_for_a_clock_that_stepped_back_shows_in_stats(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     maintain(conn)
     conn.execute(
@@ -104,9 +102,7 @@ def test_a_failing_step_for_a_clock_that_stepped_back_shows_in_stats(
     assert list(stats(conn).housekeeping["failures"]) == ["clock"]
 
 
-def test_maintain_called_within_max_age_of_the_last_run_does_nothing(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_maintain_called_within_max_age_of_the_last_run_does_nothing(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     assert call(conn, "maintain", "500 ms") is True
     clock.advance("400 ms")
@@ -132,9 +128,7 @@ def test_a_lane_that_is_empty_for_an_hour_is_dropped_and_comes_back_with_its_nex
     assert used in ids(reserve(conn, 10))
 
 
-def test_a_lane_registered_twice_is_merged_and_serves_each_job_once(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_lane_registered_twice_is_merged_and_serves_each_job_once(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     job_id = enqueue(conn)
     conn.execute("insert into pgqueue.lanes select * from pgqueue.lanes")

@@ -84,12 +84,15 @@ class Queue(RuleBasedStateMachine):
     # What users do.
 
     @rule(
-        target=jobs, queue=st.sampled_from(QUEUES), task=st.sampled_from(TASKS), key=st.sampled_from(KEYS),
-        limit_key=st.sampled_from(LIMIT_KEYS), hours=st.sampled_from([0, 0, 0, 1]), priority=st.integers(0, 2),
+        target=jobs,
+        queue=st.sampled_from(QUEUES),
+        task=st.sampled_from(TASKS),
+        key=st.sampled_from(KEYS),
+        limit_key=st.sampled_from(LIMIT_KEYS),
+        hours=st.sampled_from([0, 0, 0, 1]),
+        priority=st.integers(0, 2),
     )
-    def enqueue(
-        self, queue: str, task: str, key: str | None, limit_key: str | None, hours: int, priority: int
-    ) -> int:
+    def enqueue(self, queue: str, task: str, key: str | None, limit_key: str | None, hours: int, priority: int) -> int:
         job_id = enqueue(
             self.conn, task, queue=queue, key=key, limit_key=limit_key, delay=timedelta(hours=hours), priority=priority
         )
@@ -98,7 +101,9 @@ class Queue(RuleBasedStateMachine):
         return job_id
 
     @rule(
-        target=held, worker=st.sampled_from("vw"), max_jobs=st.sampled_from([1, 2, 50]),
+        target=held,
+        worker=st.sampled_from("vw"),
+        max_jobs=st.sampled_from([1, 2, 50]),
         lease=st.sampled_from([LEASE, FOREVER]),
     )
     def reserve(self, worker: str, max_jobs: int, lease: timedelta) -> tuple[tuple[int, int], ...]:
@@ -124,7 +129,11 @@ class Queue(RuleBasedStateMachine):
     def fail(self, held: tuple[tuple[int, int], ...], retry_in: int | None) -> None:
         for job_id, reservation in held:
             answer = call(
-                self.conn, "fail", job_id, reservation, retry=retry_in is not None,
+                self.conn,
+                "fail",
+                job_id,
+                reservation,
+                retry=retry_in is not None,
                 retry_in=timedelta(hours=retry_in or 0),
             )
             if not self.holds(job_id, reservation):
@@ -148,9 +157,7 @@ class Queue(RuleBasedStateMachine):
                 answer = call(self.conn, "snooze", job_id, reservation, timedelta(hours=hours))
                 assert answer is self.holds(job_id, reservation)
         else:
-            lost = column(
-                self.conn, "release", [h[0] for h in held], [h[1] for h in held], timedelta(hours=hours)
-            )
+            lost = column(self.conn, "release", [h[0] for h in held], [h[1] for h in held], timedelta(hours=hours))
             assert lost == [job_id for job_id, reservation in held if not self.holds(job_id, reservation)]
         for job_id, reservation in held:
             if self.holds(job_id, reservation):
@@ -276,15 +283,19 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def a_key_has_one_job_executing(self) -> None:
-        assert self.conn.execute(
-            "select queue, key from pgqueue.jobs where state = 'executing' and key is not null"
-            " group by 1, 2 having count(*) > 1"
-        ).fetchall() == []
+        assert (
+            self.conn.execute(
+                "select queue, key from pgqueue.jobs where state = 'executing' and key is not null"
+                " group by 1, 2 having count(*) > 1"
+            ).fetchall()
+            == []
+        )
 
     @invariant()
     def nothing_is_parked_without_a_reason(self) -> None:
-        assert self.conn.execute(
-            """
+        assert (
+            self.conn.execute(
+                """
             select b.id from pgqueue.jobs b
             where b.state = 'blocked' and b.blocked_on is null
                 and not exists (
@@ -297,11 +308,16 @@ class Queue(RuleBasedStateMachine):
                         )
                 )
             """
-        ).fetchall() == []
-        assert self.conn.execute(
-            "select b.id from pgqueue.jobs b where b.blocked_on is not null"
-            " and not exists (select from pgqueue.limit_waits w where w.name = b.blocked_on)"
-        ).fetchall() == []
+            ).fetchall()
+            == []
+        )
+        assert (
+            self.conn.execute(
+                "select b.id from pgqueue.jobs b where b.blocked_on is not null"
+                " and not exists (select from pgqueue.limit_waits w where w.name = b.blocked_on)"
+            ).fetchall()
+            == []
+        )
         assert self.conn.execute("select count(*) from pgqueue.key_notes").fetchall() == [(0,)]
 
     @invariant()
@@ -341,7 +357,10 @@ def run(database: Database, machine: Callable[[psycopg.Connection, Clock], RuleB
     run_state_machine_as_test(
         lambda: machine(conn, clock),
         settings=settings(
-            max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, database=None,
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
             # Shrinking takes minutes; the long form does it.
             phases=(Phase.generate, *([Phase.shrink] if "PGQUEUE_MODEL" in os.environ else [])),
             suppress_health_check=list(HealthCheck),

@@ -32,13 +32,9 @@ def test_a_failed_job_is_cancelled_with_its_errors(conn: psycopg.Connection) -> 
     assert [error["message"] for error in job(conn, job_id).errors] == ["m"]
 
 
-def test_a_dead_job_is_retried_with_a_fresh_count_and_all_it_carried(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_dead_job_is_retried_with_a_fresh_count_and_all_it_carried(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
-    job_id = enqueue(
-        conn, "t", {"a": 1}, queue="q", priority=3, max_attempts=2, headers=Jsonb({"h": 1}), tags=["x"]
-    )
+    job_id = enqueue(conn, "t", {"a": 1}, queue="q", priority=3, max_attempts=2, headers=Jsonb({"h": 1}), tags=["x"])
     old = []
     for _ in range(2):
         reserved = reserve_one(conn)
@@ -103,9 +99,7 @@ def test_a_job_is_deleted_unless_it_is_executing(conn: psycopg.Connection) -> No
     assert [state(conn, job_id) for job_id in (waiting, finished, executing)] == [None, None, "executing"]
 
 
-def test_a_job_that_does_not_start_in_time_is_cancelled_by_reserve(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_job_that_does_not_start_in_time_is_cancelled_by_reserve(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     job_id, other = enqueue(conn, expires_in="1 min"), enqueue(conn)
     clock.advance("1 min")
@@ -114,9 +108,7 @@ def test_a_job_that_does_not_start_in_time_is_cancelled_by_reserve(
     assert (found.state, found.errors[-1]["class"]) == ("cancelled", "Expired")
 
 
-def test_a_job_that_does_not_start_in_time_is_cancelled_by_maintain(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_a_job_that_does_not_start_in_time_is_cancelled_by_maintain(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     job_id, executing = enqueue(conn, delay="1 hour", expires_in="1 min"), enqueue(conn, expires_in="1 min")
     reserve_one(conn, lease="1 day")

@@ -14,9 +14,7 @@ NOON = "2030-01-01 12:00+00"
 
 
 @pytest.mark.covers("D1")
-def test_sooner_due_is_sooner_out_whatever_the_order_of_enqueueing(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_sooner_due_is_sooner_out_whatever_the_order_of_enqueueing(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     minutes = list(range(1, 41))
     random.Random(4).shuffle(minutes)
@@ -28,9 +26,7 @@ def test_sooner_due_is_sooner_out_whatever_the_order_of_enqueueing(
     assert reserve(conn, 100) == []
 
 
-def test_jobs_due_at_one_instant_come_in_the_order_of_their_ids(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_jobs_due_at_one_instant_come_in_the_order_of_their_ids(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     job_ids = enqueue_many(conn, 30)
     assert ids(reserve(conn, 30)) == job_ids
@@ -38,8 +34,7 @@ def test_jobs_due_at_one_instant_come_in_the_order_of_their_ids(
 
 def test_higher_priority_comes_first_over_all_queues(conn: psycopg.Connection) -> None:
     job_ids = {
-        priority: enqueue(conn, priority=priority, queue=f"q{priority % 3}")
-        for priority in (0, -100, 50, 100, -1, 1)
+        priority: enqueue(conn, priority=priority, queue=f"q{priority % 3}") for priority in (0, -100, 50, 100, -1, 1)
     }
     assert ids(reserve(conn, 10)) == [job_ids[priority] for priority in (100, 50, 1, 0, -1, -100)]
 
@@ -110,9 +105,7 @@ def test_what_comes_back_later_takes_its_place_by_its_time(conn: psycopg.Connect
     assert ids(reserve(conn, 10)) == [before, failed, snoozed, released, after]
 
 
-def test_max_jobs_is_filled_across_lanes_and_past_expired_jobs(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_max_jobs_is_filled_across_lanes_and_past_expired_jobs(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     keep = enqueue(conn, queue="a")
     expired = [enqueue(conn, queue="a", expires_in="1 s") for _ in range(3)]

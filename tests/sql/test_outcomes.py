@@ -130,9 +130,7 @@ def test_no_backoff_overflows(conn: psycopg.Connection) -> None:
 
 
 @pytest.mark.covers("G10")
-def test_the_policy_of_the_task_decides_and_the_operator_over_the_code(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_the_policy_of_the_task_decides_and_the_operator_over_the_code(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "declare_task", "t", retry_policy="fixed", retry_delay="5 s", retry_jitter=0)
     job_id = enqueue(conn)
 

@@ -76,14 +76,13 @@ def test_a_row_lies_in_the_partition_of_the_day_or_month_in_which_it_expires(
 ) -> None:
     clock.set(NOON)
     job_id = finish(conn, "succeeded", retention=retention)
-    assert value(
-        conn, "select tableoid::regclass::text from pgqueue.history where id = %s", job_id
-    ) == f"pgqueue.{partition}"
+    assert (
+        value(conn, "select tableoid::regclass::text from pgqueue.history where id = %s", job_id)
+        == f"pgqueue.{partition}"
+    )
 
 
-def test_partitions_are_cut_at_midnight_utc_whatever_the_time_zone(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_partitions_are_cut_at_midnight_utc_whatever_the_time_zone(conn: psycopg.Connection, clock: Clock) -> None:
     conn.execute("set timezone = 'Pacific/Auckland'")
     clock.set("2030-01-01 23:59:59+00")
     before = finish(conn, "succeeded", retention="0.9 s")
@@ -131,9 +130,7 @@ def test_after_sixty_days_without_maintain_completions_go_on_and_nothing_kept_is
     assert value(conn, "select count(*) from pgqueue.history where kept_until < pgqueue._clock()") == 0
 
 
-def test_partitions_are_attached_ahead_of_time_a_few_in_each_run(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_partitions_are_attached_ahead_of_time_a_few_in_each_run(conn: psycopg.Connection, clock: Clock) -> None:
     def last(letter: str) -> str:
         latest: str = value(
             conn,

@@ -172,9 +172,7 @@ def test_a_function_that_could_lend_the_owners_rights_is_neither_set_nor_called(
         ("jsonb, jsonb", "setof interval"),
     ],
 )
-def test_a_function_of_another_shape_is_refused(
-    conn: psycopg.Connection, arguments: str, result: str
-) -> None:
+def test_a_function_of_another_shape_is_refused(conn: psycopg.Connection, arguments: str, result: str) -> None:
     conn.execute("create schema app")
     conn.execute(
         f"create function app.wrong({arguments}) returns {result} language sql {PINNED}"
@@ -197,9 +195,7 @@ def test_it_runs_for_a_worker_that_may_not_call_it(conn: psycopg.Connection, clo
     assert job(conn, job_id).due_at - clock.now() == timedelta(seconds=5)
 
 
-def test_it_is_taken_back_with_null_and_an_operator_may_switch_it_off(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_it_is_taken_back_with_null_and_an_operator_may_switch_it_off(conn: psycopg.Connection, clock: Clock) -> None:
     create(conn, "select interval '5 s'")
     call(conn, "declare_task", "t", retry_policy="fixed", retry_delay="7 s", retry_jitter=0)
     call(conn, "set_retry_function", "t", "app.policy")

@@ -105,16 +105,12 @@ def test_jitter_stays_within_its_bounds_and_fills_them(
 
 @pytest.mark.parametrize("policy", ["fixed", "exponential", "sidekiq", "doubling", "list"])
 def test_no_policy_overflows(conn: psycopg.Connection, policy: str) -> None:
-    longest = value(
-        conn, "select pgqueue._backoff(%s, '1 year', 1, 100000, '1 year', '{1 year}')", policy
-    )
+    longest = value(conn, "select pgqueue._backoff(%s, '1 year', 1, 100000, '1 year', '{1 year}')", policy)
     assert longest <= timedelta(days=4 * 366)
 
 
 @pytest.mark.covers("G10")
-def test_an_operator_overrides_the_policy_and_a_deploy_does_not_undo_it(
-    conn: psycopg.Connection, clock: Clock
-) -> None:
+def test_an_operator_overrides_the_policy_and_a_deploy_does_not_undo_it(conn: psycopg.Connection, clock: Clock) -> None:
     def deploy(delays: list[str]) -> None:
         call(conn, "declare_task", "t", retry_policy="list", retry_delays=delays, retry_jitter=0)
 

@@ -47,8 +47,19 @@ def tick(conn: psycopg.Connection, clock: Clock, to: str) -> None:
 
 def test_a_job_is_enqueued_at_its_time_with_its_options(conn: psycopg.Connection, clock: Clock) -> None:
     next_at = schedule(
-        conn, "nightly", "30 2 * * *", task="report", args=Jsonb({"a": 1}), timezone="Europe/Berlin", queue="reports",
-        priority=7, max_attempts=3, expires_in="1 hour", headers=Jsonb({"h": 1}), tags=["x"], retention="30 days",
+        conn,
+        "nightly",
+        "30 2 * * *",
+        task="report",
+        args=Jsonb({"a": 1}),
+        timezone="Europe/Berlin",
+        queue="reports",
+        priority=7,
+        max_attempts=3,
+        expires_in="1 hour",
+        headers=Jsonb({"h": 1}),
+        tags=["x"],
+        retention="30 days",
     )
     assert next_at == "2030-01-07 01:30:00+00:00"
     tick(conn, clock, "2030-01-07 01:29:59+00")
@@ -64,7 +75,10 @@ def test_a_job_is_enqueued_at_its_time_with_its_options(conn: psycopg.Connection
     assert row.tags == ["x"]
     assert str(row.expires_at) == "2030-01-07 02:30:00.400000+00:00"
     assert history(conn, "outcome, at::text, job_id, job_state::text")[-1] == (
-        "enqueued", "2030-01-07 01:30:00+00", claimed.id, "executing",
+        "enqueued",
+        "2030-01-07 01:30:00+00",
+        claimed.id,
+        "executing",
     )
     assert value(conn, "select next_at::text from pgqueue.effective_schedules") == "2030-01-08 01:30:00+00"
 
@@ -121,9 +135,7 @@ def test_missed_runs(conn: psycopg.Connection, clock: Clock, options: dict[str, 
 
 
 @pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
-def test_what_is_found_within_ten_seconds_was_not_missed(
-    conn: psycopg.Connection, clock: Clock, catch_up: str
-) -> None:
+def test_what_is_found_within_ten_seconds_was_not_missed(conn: psycopg.Connection, clock: Clock, catch_up: str) -> None:
     schedule(conn, expression="*/2 * * * * *", catch_up=catch_up)
     tick(conn, clock, "2030-01-07 00:00:37+00")
     assert run_at(conn) == [f"2030-01-07 00:00:{at}+00" for at in (32, 34, 36)]
@@ -375,9 +387,7 @@ def test_a_sleeping_worker_is_woken(conn: psycopg.Connection, clock: Clock) -> N
         ({"name": "x" * 129}, "name must be"),
     ],
 )
-def test_misuse_is_refused_when_it_is_defined(
-    conn: psycopg.Connection, options: dict[str, Any], message: str
-) -> None:
+def test_misuse_is_refused_when_it_is_defined(conn: psycopg.Connection, options: dict[str, Any], message: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=message) as refused:
         schedule(conn, **options)
     assert refused.value.diag.message_hint

@@ -69,9 +69,7 @@ def test_psql_alone_is_producer_and_consumer(database: Database) -> None:
 
 @pytest.mark.covers("G1", "G8", "A5")
 def test_a_job_is_enqueued_reserved_and_completed_into_history(conn: psycopg.Connection) -> None:
-    job_id = enqueue(
-        conn, "send_email", {"to": "a@b.c"}, headers=Jsonb({"traceparent": "x"}), tags=["mail", "new"]
-    )
+    job_id = enqueue(conn, "send_email", {"to": "a@b.c"}, headers=Jsonb({"traceparent": "x"}), tags=["mail", "new"])
     waiting = job(conn, job_id)
     assert (waiting.state, waiting.queue, waiting.attempts) == ("waiting", "default", 0)
 

@@ -57,9 +57,7 @@ def test_old_naps_beats_and_runs_are_cleared_away(conn: psycopg.Connection, cloc
     clock.set(NOON)
     call(conn, "hello", "w")
     call(conn, "idle", "w")
-    conn.execute(
-        "insert into pgqueue.housekeeping (at) select pgqueue._clock() from generate_series(1, 4000)"
-    )
+    conn.execute("insert into pgqueue.housekeeping (at) select pgqueue._clock() from generate_series(1, 4000)")
     for _ in range(12):
         clock.advance("61 s")
         call(conn, "beat", "w")

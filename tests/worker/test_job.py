@@ -165,9 +165,7 @@ def test_interrupted_passes_an_except_exception() -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_progress_is_stored_about_once_a_second(
-    kind: str, database: Database, conn: psycopg.Connection
-) -> None:
+async def test_progress_is_stored_about_once_a_second(kind: str, database: Database, conn: psycopg.Connection) -> None:
     app = App()
     go = threading.Event()
 
