@@ -1,4 +1,4 @@
-"""How alembic reaches the database: through the connection that `pgqueue.migrate` hands over.
+"""How alembic reaches the database: through the connection that `pgqueue.schema.migrate` hands over.
 
 Run `pgqueue migrate`, not `alembic upgrade`: it also takes the lock and loads sql/ in the same transaction.
 """
@@ -16,7 +16,7 @@ context.configure(
     connection=connection,
     dialect_name="postgresql",
     version_table_schema="pgqueue",
-    # pgqueue.migrate opens and ends the one transaction.
+    # pgqueue.schema.migrate opens and ends the one transaction.
     transactional_ddl=False,
     as_sql=context.is_offline_mode(),
 )

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from pgqueue.migrate import run_sql
+from pgqueue.schema.migrate import run_sql
 
 revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
-# The digest of sql/ that goes with these tables: `python -m pgqueue.bundled` prints it.
+# The digest of sql/ that goes with these tables: `python -m pgqueue.schema.bundled` prints it.
 SQL_DIGEST = ""
 
 

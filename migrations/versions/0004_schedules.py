@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pgqueue.migrate import run_sql
+from pgqueue.schema.migrate import run_sql
 
 revision = "0004"
 down_revision = "0003"

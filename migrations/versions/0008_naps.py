@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pgqueue.migrate import run_sql
+from pgqueue.schema.migrate import run_sql
 
 revision = "0008"
 down_revision = "0007"
@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "04c533745a8c856f402707711f4fcc7b69f5ccc5d2f583e05e7caf581d92cb2c"
+SQL_DIGEST = "2632d03d4f2733985572cbad4fc724e33fd5cf8f21b282bb7221ab7511629ec6"
 
 
 def upgrade() -> None:

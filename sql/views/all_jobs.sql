@@ -1,5 +1,5 @@
--- all_jobs: every job, live and finished, as people query it. Reading it locks the partitions of history in
--- ACCESS SHARE, which stops no completion; it only puts off the dropping of old partitions.
+-- all_jobs: every job, live and finished, for people to query. A reader locks the partitions of history in ACCESS
+-- SHARE: that blocks no completion, and only defers the dropping of old partitions.
 
 create or replace view pgqueue.all_jobs as
 select
@@ -27,34 +27,34 @@ comment on column pgqueue.all_jobs.queue is 'Its queue.';
 comment on column pgqueue.all_jobs.task is 'Its task.';
 comment on column pgqueue.all_jobs.state is 'waiting, executing, failed (will be retried), blocked; succeeded, dead, cancelled.';
 comment on column pgqueue.all_jobs.priority is 'Higher runs first.';
-comment on column pgqueue.all_jobs.attempts is 'Tries so far, the one under way included.';
-comment on column pgqueue.all_jobs.max_attempts is 'Tries that it has, where the job itself says so; null: as its task says.';
-comment on column pgqueue.all_jobs.run_at is 'When it was to run, as its producer said.';
-comment on column pgqueue.all_jobs.due_at is 'From when on it may be reserved: its run_at, its next try, or the end of a snooze.';
+comment on column pgqueue.all_jobs.attempts is 'Attempts so far, including the current one.';
+comment on column pgqueue.all_jobs.max_attempts is 'Attempts before it is dead, where the job itself sets that; null: the task decides.';
+comment on column pgqueue.all_jobs.run_at is 'When it was to run, as enqueued.';
+comment on column pgqueue.all_jobs.due_at is 'When it may be reserved: its run_at, its next attempt, or the end of a snooze.';
 comment on column pgqueue.all_jobs.created_at is 'When it was enqueued.';
 comment on column pgqueue.all_jobs.expires_at is 'It does not start after this.';
 comment on column pgqueue.all_jobs.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.all_jobs.reserved_by is 'The worker that holds it, or held it last.';
 comment on column pgqueue.all_jobs.reservation is 'The reservation under which it is executing.';
-comment on column pgqueue.all_jobs.lease_expires_at is 'Until when that reservation holds unless extended.';
-comment on column pgqueue.all_jobs.cancel_requested_at is 'When somebody asked to cancel it while it was executing.';
+comment on column pgqueue.all_jobs.lease_expires_at is 'When that reservation ends, unless extended.';
+comment on column pgqueue.all_jobs.cancel_requested_at is 'When a cancel was requested while it was executing.';
 comment on column pgqueue.all_jobs.finished_at is 'When it ended.';
-comment on column pgqueue.all_jobs.kept_until is 'When history forgets it.';
-comment on column pgqueue.all_jobs.losses is 'How often its reservation was lost: the lease lapsed, or its worker came back without it.';
+comment on column pgqueue.all_jobs.kept_until is 'When its row in history expires.';
+comment on column pgqueue.all_jobs.losses is 'How often its reservation was lost: the lease lapsed, or its worker reconnected without it.';
 comment on column pgqueue.all_jobs.key is 'Order group: jobs of one queue and key run one at a time, in order.';
 comment on column pgqueue.all_jobs.tags is 'Labels.';
 comment on column pgqueue.all_jobs.args is 'Arguments of the task.';
 comment on column pgqueue.all_jobs.headers is 'Trace context and middleware data.';
 comment on column pgqueue.all_jobs.errors is 'The last ten errors, oldest first.';
-comment on column pgqueue.all_jobs.result is 'What complete was given.';
-comment on column pgqueue.all_jobs.retry is 'What the job itself says of retries, over its task: policy, delay in seconds, queue.';
-comment on column pgqueue.all_jobs.score is 'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
-comment on column pgqueue.all_jobs.limit_key is 'What limits of the kind limit_key go by.';
+comment on column pgqueue.all_jobs.result is 'The result given to complete().';
+comment on column pgqueue.all_jobs.retry is 'Retry options of the job itself, which override its task: policy, delay in seconds, queue.';
+comment on column pgqueue.all_jobs.score is 'Position of a payload within its batch of an accumulating task; null: by the time of its enqueue.';
+comment on column pgqueue.all_jobs.limit_key is 'The group that limits of the kind limit_key count.';
 comment on column pgqueue.all_jobs.blocked_on is 'The limit that a blocked job waits for; null: the job ahead of it in its key.';
-comment on column pgqueue.all_jobs.leader is 'Of a job executing in a call of an accumulating task: the job that stands for all payloads of its key.';
+comment on column pgqueue.all_jobs.leader is 'For a job that executes in a batch of an accumulating task: the job that leads the payloads of its key.';
 comment on column pgqueue.all_jobs.dedupe is 'The dedupe key under which it was enqueued.';
 comment on column pgqueue.all_jobs.merged_into is 'The job with the same payload that ran instead of it.';
-comment on column pgqueue.all_jobs.timeout is 'How long one try may take, where the job itself says so; null: as its task says.';
-comment on column pgqueue.all_jobs.crashes is 'How often its worker died while it ran it; at max_crashes of its task (3) it is dead.';
-comment on column pgqueue.all_jobs.crashed_on is 'Those workers.';
-comment on column pgqueue.all_jobs.progress is 'What its handler last told: done, total, note, at.';
+comment on column pgqueue.all_jobs.timeout is 'How long one attempt may take, where the job itself sets that; null: the task decides.';
+comment on column pgqueue.all_jobs.crashes is 'How many workers died while they ran it; at max_crashes of its task (3) it is dead.';
+comment on column pgqueue.all_jobs.crashed_on is 'The workers that died while they ran it.';
+comment on column pgqueue.all_jobs.progress is 'The last progress that its handler reported: done, total, note, at.';

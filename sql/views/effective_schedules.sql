@@ -1,4 +1,4 @@
--- Schedules as they run: an operator's word where there is one, else the declared; and where each stands.
+-- Schedules as they run: the operator's expression where there is one, else the declared one; with next and last run.
 
 create or replace view pgqueue.effective_schedules as
 select
@@ -26,19 +26,19 @@ left join lateral (
     limit 1
 ) l on true;
 
-comment on view pgqueue.effective_schedules is 'Each schedule as it runs: by what rule, when it is due next, what came of it last. select * from pgqueue.effective_schedules order by next_at;';
-comment on column pgqueue.effective_schedules.name is 'The schedule.';
-comment on column pgqueue.effective_schedules.expression is 'The cron expression by which it runs; null: it runs by every.';
+comment on view pgqueue.effective_schedules is 'Each schedule as it runs: its expression or interval, its next run and its last one. select * from pgqueue.effective_schedules order by next_at;';
+comment on column pgqueue.effective_schedules.name is 'Name of the schedule.';
+comment on column pgqueue.effective_schedules.expression is 'Its cron expression; null: it runs at the interval in every.';
 comment on column pgqueue.effective_schedules.timezone is 'The time zone in which the expression is read.';
-comment on column pgqueue.effective_schedules.every is 'The interval by which it runs.';
-comment on column pgqueue.effective_schedules.paused_at is 'Since when it is paused.';
+comment on column pgqueue.effective_schedules.every is 'The interval between its runs; null: it has an expression.';
+comment on column pgqueue.effective_schedules.paused_at is 'When it was paused; null: it is not paused.';
 comment on column pgqueue.effective_schedules.task is 'Task of its jobs.';
-comment on column pgqueue.effective_schedules.queue is 'Queue of its jobs; null: as the task says.';
-comment on column pgqueue.effective_schedules.catch_up is 'skip, last or all of the runs that were missed.';
-comment on column pgqueue.effective_schedules.overlap is 'start or skip a run while the last job lives.';
-comment on column pgqueue.effective_schedules.jitter is 'Up to how much each job is put off at random.';
-comment on column pgqueue.effective_schedules.next_at is 'When it is due next; null: it is paused, or maintain() has not looked at it yet, or it does not come again.';
-comment on column pgqueue.effective_schedules.last_at is 'The instant of its last job.';
-comment on column pgqueue.effective_schedules.last_outcome is 'enqueued, or manual: run_schedule_now().';
-comment on column pgqueue.effective_schedules.last_job_id is 'Its last job.';
-comment on column pgqueue.effective_schedules.error is 'What is wrong with it; it is tried again each minute, and when it is edited.';
+comment on column pgqueue.effective_schedules.queue is 'Queue of its jobs; null: the queue of the task.';
+comment on column pgqueue.effective_schedules.catch_up is 'Which missed runs are made up for: skip (none), last or all.';
+comment on column pgqueue.effective_schedules.overlap is 'What a run does while the last job has not ended: start or skip.';
+comment on column pgqueue.effective_schedules.jitter is 'Each job is deferred by a random interval up to this one.';
+comment on column pgqueue.effective_schedules.next_at is 'When it is due next; null: it is paused, maintain() has not computed it yet, or there is no next run.';
+comment on column pgqueue.effective_schedules.last_at is 'The time of its last run.';
+comment on column pgqueue.effective_schedules.last_outcome is 'enqueued, or manual (by run_schedule_now()).';
+comment on column pgqueue.effective_schedules.last_job_id is 'Id of its last job.';
+comment on column pgqueue.effective_schedules.error is 'Why it cannot run; maintain() retries it each minute, and after a change.';

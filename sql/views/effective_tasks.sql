@@ -1,4 +1,4 @@
--- What holds for a task: an operator's word where there is one, else the code's.
+-- The options of each task: the operator's where there is one, else the declared one.
 
 create or replace view pgqueue.effective_tasks as
 select
@@ -27,22 +27,22 @@ from pgqueue.tasks t;
 comment on view pgqueue.effective_tasks is
     'The options that hold for each task: what an operator set in pgqueue.tasks, else what the code declared; null: the default.';
 comment on column pgqueue.effective_tasks.name is 'The task.';
-comment on column pgqueue.effective_tasks.queue is 'Queue of jobs that name none.';
-comment on column pgqueue.effective_tasks.priority is 'Priority of jobs that name none.';
-comment on column pgqueue.effective_tasks.max_attempts is 'Tries before a job is dead; null: 11.';
+comment on column pgqueue.effective_tasks.queue is 'Queue of jobs enqueued without one.';
+comment on column pgqueue.effective_tasks.priority is 'Priority of jobs enqueued without one.';
+comment on column pgqueue.effective_tasks.max_attempts is 'Attempts before a job is dead; null: 11.';
 comment on column pgqueue.effective_tasks.retry_policy is 'fixed, exponential, sidekiq, doubling, list or function; null: exponential.';
 comment on column pgqueue.effective_tasks.retry_delay is 'Delay of the policy; null: 30 seconds, 15 for sidekiq.';
 comment on column pgqueue.effective_tasks.retry_jitter is 'Random part of a delay; null: 0.1, or 1 for sidekiq and doubling.';
-comment on column pgqueue.effective_tasks.expires_in is 'How long after run_at a job may still start; null: for ever.';
-comment on column pgqueue.effective_tasks.retention_succeeded is 'How long history keeps succeeded jobs; null: as queue and settings say.';
+comment on column pgqueue.effective_tasks.expires_in is 'How long after run_at a job may still start; null: no limit.';
+comment on column pgqueue.effective_tasks.retention_succeeded is 'How long history keeps succeeded jobs; null: the queue decides, then settings.';
 comment on column pgqueue.effective_tasks.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.effective_tasks.retention_dead is 'The same for dead jobs.';
 comment on column pgqueue.effective_tasks.retry_cap is 'Longest delay of the policy; null: 1 hour for doubling, none otherwise.';
 comment on column pgqueue.effective_tasks.retry_delays is 'Delays of the policy list.';
-comment on column pgqueue.effective_tasks.retry_queue is 'Where a job goes when it fails; null: it stays.';
+comment on column pgqueue.effective_tasks.retry_queue is 'Queue of a job that failed; null: its own.';
 comment on column pgqueue.effective_tasks.retry_function is 'Function of the policy function; see set_retry_function().';
-comment on column pgqueue.effective_tasks.accumulate is 'Whether all due payloads of a key go to one call; null: no.';
-comment on column pgqueue.effective_tasks.batch_size is 'How many keys one call of an accumulating task gets; null: 1.';
-comment on column pgqueue.effective_tasks.timeout is 'How long one try may take; null: for ever.';
-comment on column pgqueue.effective_tasks.max_crashes is 'How many workers may die while they run a job before it is dead; null: 3.';
-comment on column pgqueue.effective_tasks.store_result is 'Whether history keeps what the function returns; null: no.';
+comment on column pgqueue.effective_tasks.accumulate is 'Whether one call gets all due payloads of a key; null: no.';
+comment on column pgqueue.effective_tasks.batch_size is 'Keys in one call of an accumulating task; null: 1.';
+comment on column pgqueue.effective_tasks.timeout is 'How long one attempt may take; null: no limit.';
+comment on column pgqueue.effective_tasks.max_crashes is 'Workers that may die while they run a job before it is dead; null: 3.';
+comment on column pgqueue.effective_tasks.store_result is 'Whether history keeps the return value of the handler; null: no.';

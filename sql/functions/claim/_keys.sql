@@ -1,16 +1,97 @@
 -- Keys: jobs of one queue with the same key run one at a time, in the order of their ids.
 --
 -- Enqueue knows nothing of it. A claim takes a keyed job only if nothing of its key executes or holds an earlier
--- place; else it parks it (blocked, out of the ready index) behind a row that it share-locks (see _claim_keyed in
--- reserve). Whatever makes a job stop holding its place first locks its row, and so waits for such a claim; then, in a
--- *later* statement, whose snapshot shows what that claim parked, it releases the first parked job of the key. It does
--- so whatever else it sees of the key: what looks as if it were still ahead may be leaving just now, and have looked
--- too early. A job that was released too soon is parked again by the next claim.
--- A parked row that somebody has locked (to cancel it, say) is not waited for: a note is left, and the next maintain,
--- or reserve that comes up short, looks again. So two jobs that end can never wait for each other here. Above READ
--- COMMITTED no later statement has a newer snapshot, so there a note is all that can be left.
+-- place; else it parks it (blocked, out of the ready index) behind that job. What makes a job leave its place (its end, a
+-- cancel, a delete) first locks its row; then, in a *later* statement, it releases the first parked job of the key. It does
+-- so whatever else it sees of the key: what looks as if it were still ahead may be leaving just now, and have looked too
+-- early. A job that was released too soon is parked again by the next claim.
+--
+-- The claim and the leaving job never wait for each other, and no release is lost. Each job can be marked, by an advisory
+-- lock that lasts until the transaction ends and is only ever tried:
+--   the claim     1. marks the job ahead, shared   2. sees that its row is unlocked   3. parks, commits
+--   what leaves   1. locks its row   2. tries the mark, exclusively   3. looks for parked jobs
+-- If the leaving job gets its mark, the claim has not marked it yet, or has ended. Not yet: its step 2 will find the row
+-- locked, and it defers its candidate instead of parking it. Ended: what it parked is visible to step 3, which has a later
+-- snapshot. If it does not get the mark, it leaves a note with its id. Whoever reads notes (maintain, and reserve when it
+-- comes up short) tries the mark again, before it looks: held, the note is written again; free, the claim has ended.
+-- So no claim that stays open keeps a job from ending, and each release comes at once, or soon after that claim has ended.
+-- There are 1,024 marks for all jobs, so a claim that parks thousands cannot fill the table of locks. Two jobs that share a
+-- mark cost a note at most.
+-- Step 2 of the claim is a share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
+--
+-- A parked row that is locked (by a cancel, say) is not waited for: a note is left. Above READ COMMITTED no later statement
+-- has a newer snapshot, so there a note is all that can be left.
 
-create or replace function pgqueue._release_next(p_queues text[], p_keys text[])
+create or replace function pgqueue._mark_ahead(p_job_id bigint)
+returns boolean
+language sql
+volatile
+parallel unsafe
+as $$
+    select pg_catalog.pg_try_advisory_xact_lock_shared(
+        pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
+    )
+$$;
+
+comment on function pgqueue._mark_ahead(bigint) is
+    'Private: marks a job as one that this transaction parks others behind; false: it is leaving its place.';
+
+create or replace function pgqueue._mark_leaving(p_job_id bigint)
+returns boolean
+language sql
+volatile
+parallel unsafe
+as $$
+    select pg_catalog.pg_try_advisory_xact_lock(
+        pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
+    )
+$$;
+
+comment on function pgqueue._mark_leaving(bigint) is
+    'Private: false: another transaction, which has not ended, parks jobs behind this one.';
+
+-- The caller has locked the rows of p_job_ids, which have keys. Many marks at once could fill the table of locks: those
+-- of a large batch are given back hundred by hundred.
+create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_marked bigint[] := '{}'::bigint[];
+begin
+    if cardinality(p_job_ids) = 1 and pgqueue._mark_leaving(p_job_ids[1]) then
+        return;
+    elsif cardinality(p_job_ids) <= 10 then
+        v_marked := array(select w.id from unnest(p_job_ids) w (id) where not pgqueue._mark_leaving(w.id));
+    else
+        for v_from in 1..cardinality(p_job_ids) by 100 loop
+            begin
+                v_marked := v_marked || array(
+                    select w.id from unnest(p_job_ids[v_from:v_from + 99]) w (id) where not pgqueue._mark_leaving(w.id)
+                );
+                raise exception using errcode = 'lock_not_available';
+            exception when lock_not_available then
+                null;
+            end;
+        end loop;
+    end if;
+    if v_marked <> '{}' then
+        insert into pgqueue.key_notes (queue, key, job_id, next_at)
+        select w.queue, w.key, w.id, pgqueue._clock()
+        from unnest(p_job_ids, p_queues, p_keys) w (id, queue, key)
+        where w.id = any (v_marked);
+    end if;
+end
+$$;
+
+comment on function pgqueue._note_open_claims(bigint[], text[], text[]) is
+    'Private: leaves a note for each of these jobs, which leave their places, that an open claim is parking others behind.';
+
+-- p_job_ids: for each key the job that leaves its place in it; null: it has ended, or the mark was tried.
+create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
 volatile
@@ -26,15 +107,26 @@ as $$
 declare
     -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
-    v_old_snapshot constant boolean := pgqueue._old_snapshot();
+    v_head bigint;
     v_place record;
     v_id bigint;
     v_priority smallint;
     v_ready_at timestamptz;
-    -- Told of already.
+    -- Registered already.
     v_lane_queue text;
     v_lane_priority smallint;
 begin
+    if pgqueue._old_snapshot() then
+        insert into pgqueue.key_notes (queue, key, job_id, next_at)
+        select w.queue, w.key, w.id, pgqueue._clock()
+        from unnest(p_queues, p_keys, p_job_ids) w (queue, key, id);
+        return;
+    end if;
+    if p_job_ids is not null then
+        perform pgqueue._note_open_claims(p_job_ids, p_queues, p_keys);
+    end if;
+    -- Read here, so that it is not above what a claim parked that has ended by now.
+    v_head := pgqueue._key_head();
     -- Most keys have nothing parked: one question for all of them, for a turn of this loop costs more than its answer.
     for v_place in
         select d.queue, d.key
@@ -52,16 +144,13 @@ begin
                 and j.key = d.key
                 and j.state = v_blocked
                 and j.blocked_on is null
+                and j.id >= v_head
             order by j.queue, j.key, j.id
             limit 1
         ) f on true
-        where f.id is not null or v_old_snapshot
+        where f.id is not null
         order by d.queue, d.key
     loop
-        if v_old_snapshot then
-            insert into pgqueue.key_notes (queue, key) values (v_place.queue, v_place.key);
-            continue;
-        end if;
         loop
             select j.id into v_id
             from pgqueue.jobs j
@@ -71,6 +160,7 @@ begin
                 and j.key = v_place.key
                 and j.state = v_blocked
                 and j.blocked_on is null
+                and j.id >= v_head
             order by j.queue, j.key, j.id
             limit 1;
             exit when not found;
@@ -96,7 +186,7 @@ begin
                 exit;
             end if;
             if exists (select from pgqueue.jobs j where j.id = v_id and j.state = v_blocked and j.blocked_on is null) then
-                insert into pgqueue.key_notes (queue, key) values (v_place.queue, v_place.key);
+                insert into pgqueue.key_notes (queue, key, next_at) values (v_place.queue, v_place.key, pgqueue._clock());
                 exit;
             end if;
             -- It was released, cancelled or deleted meanwhile: look for the next.
@@ -105,7 +195,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._release_next(text[], text[]) is
+comment on function pgqueue._release_next(text[], text[], bigint[]) is
     'Private: releases the first parked job of each of these keys, or leaves a note where it cannot. '
     'Call it in a statement after the one that locked and removed what was ahead.';
 
@@ -125,23 +215,34 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    -- Variables: see extend.
+    -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
-    v_old_snapshot constant boolean := pgqueue._old_snapshot();
+    v_ids bigint[];
     v_queues text[];
     v_keys text[];
 begin
+    select array_agg(j.id), array_agg(j.queue), array_agg(j.key)
+    into v_ids, v_queues, v_keys
+    from unnest(p_job_ids) w (id)
+    cross join lateral (
+        select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null
+    ) j;
+    if v_ids is null then
+        return;
+    end if;
+    if pgqueue._old_snapshot() then
+        perform pgqueue._release_next(v_queues, v_keys, v_ids);
+        return;
+    end if;
+    perform pgqueue._note_open_claims(v_ids, v_queues, v_keys);
     select array_agg(b.queue), array_agg(b.key)
     into v_queues, v_keys
     from (
-        select j.queue, j.key, min(j.id) as id
-        from unnest(p_job_ids) w (id)
-        cross join lateral (
-            select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null
-        ) j
-        group by j.queue, j.key
+        select w.queue, w.key, min(w.id) as id
+        from unnest(v_ids, v_queues, v_keys) w (id, queue, key)
+        group by w.queue, w.key
     ) b
-    where v_old_snapshot or exists (
+    where exists (
         select
         from pgqueue.jobs f
         where f.key is not null
@@ -153,7 +254,7 @@ begin
             and f.blocked_on is null
     );
     if v_queues is not null then
-        perform pgqueue._release_next(v_queues, v_keys);
+        perform pgqueue._release_next(v_queues, v_keys, null);
     end if;
 end
 $$;
@@ -161,38 +262,67 @@ $$;
 comment on function pgqueue._release_earlier(bigint[]) is
     'Private: releases the first parked job of the keys of these, which stopped executing, where its place is earlier than theirs.';
 
-create or replace function pgqueue._read_key_notes(p_limit integer)
+-- A note that is a second overdue is followed also where another transaction has locked it, which may stay open.
+create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null)
 returns boolean
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_queues text[];
-    v_keys text[];
+    v_now timestamptz := pgqueue._clock();
+    v_note record;
+    v_followed boolean := false;
 begin
-    with taken as (
-        delete from pgqueue.key_notes k
-        where k.n = any (
-            array(select x.n from pgqueue.key_notes x order by x.n limit p_limit for update skip locked)
+    for v_note in
+        with due as materialized (
+            select k.n, k.queue, k.key, k.job_id, k.next_at
+            from pgqueue.key_notes k
+            -- Of the far future after the clock stepped back: due as well.
+            where (k.next_at <= v_now or k.next_at > v_now + interval '1 s')
+                and (p_queues is null or k.queue = any (p_queues))
+            order by k.n
+            limit p_limit
+        ),
+        taken as (
+            delete from pgqueue.key_notes k
+            where k.n = any (
+                array(
+                    select l.n
+                    from due d
+                    cross join lateral (
+                        select x.n from pgqueue.key_notes x where x.n = d.n for update skip locked
+                    ) l
+                )
+            )
+            returning k.n
         )
-        returning k.queue, k.key
-    )
-    select array_agg(t.queue), array_agg(t.key) into v_queues, v_keys from taken t;
-    if v_queues is null then
-        return false;
-    end if;
-    perform pgqueue._release_next(v_queues, v_keys);
-    return true;
+        select d.queue, d.key, d.job_id, bool_or(t.n is not null) as is_taken
+        from due d
+        left join taken t on t.n = d.n
+        where t.n is not null or d.next_at <= v_now - interval '1 s'
+        group by d.queue, d.key, d.job_id
+        order by d.queue, d.key
+    loop
+        if v_note.job_id is null or pgqueue._mark_leaving(v_note.job_id) then
+            perform pgqueue._release_next(array[v_note.queue], array[v_note.key], null);
+            v_followed := true;
+        elsif v_note.is_taken then
+            insert into pgqueue.key_notes (queue, key, job_id, next_at)
+            values (v_note.queue, v_note.key, v_note.job_id, v_now + interval '100 ms');
+        end if;
+    end loop;
+    return v_followed;
 end
 $$;
 
-comment on function pgqueue._read_key_notes(integer) is
-    'Private: does what up to p_limit notes ask for; false: there was none.';
+comment on function pgqueue._read_key_notes(integer, text[]) is
+    'Private: releases the first parked job of the keys that up to p_limit notes name; false: there was none.';
 
 -- The safety net. Looks at the first of each key that is parked or was ever reserved, p_limit keys from p_cursor on,
 -- in one snapshot each: where that one is parked, something of its key must execute or be due before it.
@@ -255,7 +385,7 @@ begin
                     order by u.queue, u.key, u.ready_at
                     limit 1
                 )
-                -- Somebody asked for it already.
+                -- A note asks for it already.
                 and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first
         from (
@@ -273,7 +403,7 @@ begin
         end if;
         next_cursor := array[v_first.queue, v_first.key];
         if v_first.is_left_behind then
-            perform pgqueue._release_next(array[v_first.queue], array[v_first.key]);
+            perform pgqueue._release_next(array[v_first.queue], array[v_first.key], null);
             released := released + 1;
         end if;
     end loop;

@@ -1,8 +1,33 @@
--- Lanes that nobody registered, and lanes that nobody uses.
+-- Lanes: registering them, finding those that are not registered, dropping those that nobody uses.
 --
--- An enqueue that saw a lane registered may commit after maintain has dropped it; its job would stand in a lane
--- that reserve does not visit. So maintain looks for jobs between the lanes that it knows. It probes only the
--- gaps: a skip scan over the whole ready index would walk every dead entry in it.
+-- Registering is a plain insert: two callers that register one lane do not wait for each other. An enqueue that saw a
+-- lane registered may commit after maintain has dropped it; its job then stands in a lane that reserve does not visit.
+-- So maintain looks for jobs between the lanes that it knows. It probes only the gaps: a skip scan over the whole ready
+-- index would walk every dead entry in it.
+
+create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into pgqueue.lanes (queue, priority, seen_at)
+    select p_queue, p_priority, p_now
+    where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority);
+    -- The clock stepped back below these heads, and so may the jobs that came with this call.
+    insert into pgqueue.heads (queue, priority, resumed, head, at, xid)
+    select p_queue, p_priority, r.resumed, '-infinity', pgqueue._clock(), pg_current_xact_id()
+    from (values (false), (true)) r (resumed)
+    cross join lateral pgqueue._head(p_queue, p_priority, r.resumed) h
+    where h.at > (select pgqueue._clock());
+end
+$$;
+
+comment on function pgqueue._register_lane(text, smallint, timestamptz) is
+    'Private: makes a lane known to reserve, and takes its heads back to the beginning if the clock stepped back. '
+    'Call it after jobs were made ready.';
 
 create or replace function pgqueue._find_lanes()
 returns integer
@@ -95,17 +120,8 @@ begin
         and (
             select true
             from (values (true), (false)) r (resumed)
-            left join lateral pgqueue._head(a.queue, a.priority, r.resumed) h on true
-            cross join lateral (
-                select
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and j.queue = a.queue
-                    and j.priority = a.priority
-                    and j.resumed = r.resumed
-                    and j.ready_at >= coalesce(h.head, '-infinity')
-                limit 1
-            ) j
+            cross join lateral pgqueue._head(a.queue, a.priority, r.resumed) h
+            cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, 'infinity') j
             limit 1
         );
 

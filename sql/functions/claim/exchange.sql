@@ -1,13 +1,15 @@
--- exchange: what a busy worker says and asks, in one call and one commit: these are done, these failed, these go on,
--- give me the next ones.
+-- exchange: what a busy worker reports and asks for, in one call and one commit: these are done, these failed, these go
+-- on, give me the next ones. Commit at once: until then it holds the rows of what ended and of what it claimed.
 --
--- In this order, so that the next job of a key, or one parked under a limit, comes with the same call as the end of the
--- job that it waited for: complete, fail, extend, reserve. Of what ends, rows are locked in the order of their ids:
--- those that succeeded in one pass, before it, when there are any, those that failed with them.
--- No job spoils the others. One whose reservation is over is told as lost. A row that somebody holds is waited for
--- 100 ms at most: extend, or a call to cancel, is over by then. After that whatever is free ends (FOR UPDATE SKIP
--- LOCKED), and what is held is told as locked: nothing was changed of it, say it again later. That is below
--- deadlock_timeout, so a circle of waits is broken by this call giving way. Reserve never waits for a row.
+-- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
+-- job that it waited for: complete, fail, extend, reserve. Rows of jobs that end are locked in id order: those that
+-- succeeded in one pass, before it, when there are any, those that failed with them.
+-- No job spoils the others. A job whose reservation is over is reported as lost. A row that another session has locked is
+-- waited for 100 ms at most: extend, or a call to cancel, is over by then. After that every free row ends (FOR UPDATE
+-- SKIP LOCKED), and a locked one is reported as locked: nothing was changed of it, and its lease is extended, so that the
+-- worker can report it again. 100 ms is below deadlock_timeout, so a circle of waits is broken by this call giving way.
+-- The claim comes last and in a subtransaction when there is something to keep: should it fail, everything else is
+-- stored, and a row says why. Not even a statement_timeout in it costs an end. Reserve never waits for a row.
 
 create or replace function pgqueue.exchange(
     worker text,
@@ -63,13 +65,9 @@ set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
 declare
-    v_try integer := 1;
-    v_finished bigint[] := '{}'::bigint[];
-    v_failures jsonb;
-    -- Where somebody held a row: those that nobody holds.
-    v_free bigint[];
     -- Read without an xid: see _heads. Reserve will have one.
     v_began timestamptz;
+    v_newest_id bigint;
 begin
     perform pgqueue._require_read_committed('exchange');
     perform pgqueue._check_exchange(
@@ -77,91 +75,74 @@ begin
         exchange.results, exchange.failed, exchange.failed_reservations, exchange.extended,
         exchange.extended_reservations, exchange.started
     );
-    perform pgqueue._check_failures(
-        cardinality(exchange.failed), exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel
-    );
+    if num_nonnulls(exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel) > 0 then
+        perform pgqueue._check_failures(
+            cardinality(exchange.failed), exchange.errors, exchange.retry_in, exchange.retry, exchange.policies,
+            exchange.cancel
+        );
+    end if;
+    if exchange.max_jobs <> 0 then
+        -- Here, for misuse is refused before anything is changed.
+        perform pgqueue._check_reserve(
+            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
+        );
+    end if;
 
     if pg_current_xact_id_if_assigned() is null then
         v_began := pgqueue._clock();
+        v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
     end if;
     if exchange.completed <> '{}' or exchange.failed <> '{}' then
-        loop
-            begin
-                if v_try > 1 then
-                    -- At last without those that failed: perhaps what they need is held, such as a retry budget.
-                    v_free := pgqueue._lock_free(
-                        exchange.completed || case when v_try = 2 then exchange.failed else '{}' end
-                    );
-                elsif exchange.failed <> '{}' then
-                    perform pgqueue._lock_ending(exchange.completed || exchange.failed);
-                end if;
-                select e.finished, e.failures into v_finished, v_failures
-                from pgqueue._end_tries(
-                    exchange.completed, exchange.completed_reservations, exchange.results, exchange.failed,
-                    exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry, exchange.policies,
-                    exchange.cancel, v_free
-                ) e;
-                exit;
-            exception when lock_not_available or deadlock_detected then
-                v_try := v_try + 1;
-                v_free := '{}';
-                exit when v_try > 3;
-            end;
-        end loop;
-
-        -- As a rule all were held, and then there is nothing to tell.
-        if v_free is not null or cardinality(v_finished) < cardinality(exchange.completed) then
-            return query
-            select
-                case when pgqueue._is_held_by(w.id, w.reservation) then 'locked' else 'lost' end,
-                w.id, null::text, null::jsonb, null::jsonb, null::text, null::text, null::integer, null::integer,
-                null::integer, w.reservation, null::timestamptz, null::timestamptz, null::timestamptz, null::bigint,
-                null::numeric, null::interval, null::integer, null::integer, null::boolean, null::text
-            from unnest(exchange.completed, exchange.completed_reservations) with ordinality w (id, reservation, n)
-            where w.id <> all (v_finished)
-            order by w.n;
-        end if;
-        if exchange.failed <> '{}' then
-            return query
-            select
-                coalesce(
-                    f.value ->> 'state',
-                    case when pgqueue._is_held_by(w.id, w.reservation) then 'locked' else 'lost' end
-                ),
-                w.id, null::text, null::jsonb, null::jsonb, null::text, null::text, null::integer, null::integer,
-                null::integer, w.reservation, null::timestamptz, null::timestamptz, null::timestamptz, null::bigint,
-                null::numeric, null::interval, null::integer, null::integer, null::boolean, f.value ->> 'policy_error'
-            from unnest(exchange.failed, exchange.failed_reservations) with ordinality w (id, reservation, n)
-            left join jsonb_each(v_failures) f on f.key = w.n::text
-            order by w.n;
-        end if;
+        return query
+        select t.*
+        from pgqueue._end_jobs(
+            exchange.completed, exchange.completed_reservations, exchange.results,
+            case when exchange.failed <> '{}' then pgqueue._failures(
+                exchange.failed, exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry,
+                exchange.policies, exchange.cancel
+            ) else '{}' end,
+            exchange.lease
+        ) e
+        cross join lateral pgqueue._exchange_row(e.outcome, e.job_id, e.reservation, e.lease_expires_at, e.note) t;
     end if;
 
     if exchange.extended <> '{}' then
         return query
-        select
-            case when e.job_id is null then 'lost' when e.cancel_requested then 'cancel' else 'extended' end,
-            w.id, null::text, null::jsonb, null::jsonb, null::text, null::text, null::integer, null::integer,
-            null::integer, w.reservation, null::timestamptz, null::timestamptz, e.lease_expires_at, null::bigint,
-            null::numeric, null::interval, null::integer, null::integer, null::boolean, null::text
+        select t.*
         from unnest(exchange.extended, exchange.extended_reservations) with ordinality w (id, reservation, n)
         left join pgqueue.extend(
             exchange.extended, exchange.extended_reservations, exchange.lease, exchange.started
         ) e on e.job_id = w.id
+        cross join lateral pgqueue._exchange_row(
+            case when e.job_id is null then 'lost' when e.cancel_requested then 'cancel' else 'extended' end,
+            w.id, w.reservation, e.lease_expires_at, null
+        ) t
         order by w.n;
     end if;
 
-    if exchange.max_jobs <> 0 then
-        perform pgqueue._propose(v_began);
+    if exchange.max_jobs = 0 then
+        return;
+    end if;
+    if exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
+        perform pgqueue._propose(v_began, v_newest_id);
         return query
-        select
-            'reserved', r.id, r.task, r.args, r.headers, r.queue, r.key, r.priority, r.attempt, r.max_attempts,
-            r.reservation, r.run_at, r.created_at, r.lease_expires_at, r.leader, r.score, r.timeout, r.losses, r.crashes,
-            r.store_result, null::text
+        select 'reserved', r.*, null::text
         from pgqueue.reserve(
             exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
         ) r;
+        return;
     end if;
+    begin
+        perform pgqueue._propose(v_began, v_newest_id);
+        -- All of reserve's rows or none come here, so that none is reported of a claim that failed.
+        return query
+        select 'reserved', r.*, null::text
+        from pgqueue.reserve(
+            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
+        ) r;
+    exception when others or query_canceled then
+        return query select t.* from pgqueue._exchange_row('unclaimed', null, null, null, sqlstate || ': ' || sqlerrm) t;
+    end;
 end
 $$;
 
@@ -170,11 +151,37 @@ comment on function pgqueue.exchange(
     boolean[], text[], boolean[], bigint[], bigint[], boolean[]
 ) is
     'complete_many(), fail_many(), extend() and reserve() in one call and one commit, for a busy worker; each part may be left out. '
-    'Rows say with outcome what they are: reserved, a new job, as reserve() returns it (in claim order, after all others); '
-    'failed, dead or cancelled for each job that failed (note: its policy_error); extended, or cancel where somebody asked for that, '
-    'for each job that goes on; lost: its reservation is no longer held; locked: somebody else holds the row of this job, '
-    'which ended, and nothing was changed: say it again later. Jobs that were completed have no row. '
+    'outcome tells what a row is: reserved, a new job, as reserve() returns it (in claim order, after all others); '
+    'failed, dead or cancelled for each job that failed (note: its policy_error); extended, or cancel where it is asked to cancel, '
+    'for each job that goes on; lost: its reservation is no longer held; locked: another session has locked the row of this job, '
+    'which ended; nothing was stored of it, its lease is extended, report it again. Jobs that were completed have no row. '
+    'unclaimed, last: the claim failed, for the reason in note, and the rest is stored. '
+    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
     'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]);';
+
+-- A row of exchange that is no claimed job.
+create or replace function pgqueue._exchange_row(
+    p_outcome text, p_id bigint, p_reservation bigint, p_lease_expires_at timestamptz, p_note text
+)
+returns table (
+    outcome text, id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer,
+    attempt integer, max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz,
+    lease_expires_at timestamptz, leader bigint, score numeric, timeout interval, losses integer, crashes integer,
+    store_result boolean, note text
+)
+language sql
+immutable
+parallel safe
+rows 1
+as $$
+    select
+        p_outcome, p_id, null::text, null::jsonb, null::jsonb, null::text, null::text, null::integer, null::integer,
+        null::integer, p_reservation, null::timestamptz, null::timestamptz, p_lease_expires_at, null::bigint, null::numeric,
+        null::interval, null::integer, null::integer, null::boolean, p_note
+$$;
+
+comment on function pgqueue._exchange_row(text, bigint, bigint, timestamptz, text) is
+    'Private: a row of exchange() about a job that ended, failed or goes on, or about a claim that failed.';
 
 create or replace function pgqueue._check_exchange(
     p_worker text,
@@ -196,17 +203,29 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform pgqueue._check_name('worker', p_worker, 256);
-    perform pgqueue._check_lease(p_lease);
+    -- An IF costs a tenth of the call that it saves, and each end of a single job comes through here.
+    if octet_length(p_worker) between 1 and 256 is not true then
+        perform pgqueue._check_name('worker', p_worker, 256);
+    end if;
+    if (p_lease > '0' and p_lease <= '1 day') is not true then
+        perform pgqueue._check_lease(p_lease);
+    end if;
     if p_max_jobs is null or p_max_jobs not between 0 and 100000 then
         perform pgqueue._refuse(
             'max_jobs must be between 0 and 100000', format('It is %s.', coalesce(p_max_jobs::text, 'null')),
             'Give max_jobs as the number of jobs that the worker can start soon, 0 for none.'
         );
     end if;
-    perform pgqueue._check_pairs(p_completed, p_completed_reservations);
-    perform pgqueue._check_pairs(p_failed, p_failed_reservations);
-    perform pgqueue._check_pairs(p_extended, p_extended_reservations);
+    -- As a rule most parts are left out.
+    if (p_completed, p_completed_reservations) is distinct from ('{}', '{}') then
+        perform pgqueue._check_pairs(p_completed, p_completed_reservations);
+    end if;
+    if (p_failed, p_failed_reservations) is distinct from ('{}', '{}') then
+        perform pgqueue._check_pairs(p_failed, p_failed_reservations);
+    end if;
+    if (p_extended, p_extended_reservations) is distinct from ('{}', '{}') then
+        perform pgqueue._check_pairs(p_extended, p_extended_reservations);
+    end if;
     if cardinality(p_results) <> cardinality(p_completed) then
         perform pgqueue._refuse(
             'results must match completed',
@@ -228,21 +247,95 @@ comment on function pgqueue._check_exchange(
     text, integer, interval, bigint[], bigint[], jsonb[], bigint[], bigint[], bigint[], bigint[], boolean[]
 ) is 'Private: refuses wrong arguments of exchange, each by its name.';
 
--- What p_free does not name is left as it is; null: all of them are free.
-create or replace function pgqueue._end_tries(
+-- Ends jobs, and returns a row for each that failed, and for each that could not end.
+create or replace function pgqueue._end_jobs(
+    p_completed bigint[], p_reservations bigint[], p_results jsonb[], p_failures pgqueue.failure[], p_lease interval
+)
+returns table (outcome text, job_id bigint, reservation bigint, lease_expires_at timestamptz, note text)
+language plpgsql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_attempt integer := 1;
+    v_finished bigint[] := '{}'::bigint[];
+    v_failed pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
+    v_ended record;
+    -- The jobs that no other session has locked, once some are locked.
+    v_free bigint[];
+begin
+    loop
+        begin
+            if v_attempt > 1 then
+                -- At last without those that failed: perhaps what they need is locked, such as a retry budget.
+                v_free := pgqueue._lock_free(
+                    p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2)
+                );
+            elsif p_failures <> '{}' then
+                perform pgqueue._lock_ending(p_completed || array(select f.job_id from unnest(p_failures) f));
+            end if;
+            select e.finished, e.failed
+            into v_ended
+            from pgqueue._store_ends(p_completed, p_reservations, p_results, p_failures, v_free) e;
+            v_finished := v_ended.finished;
+            v_failed := v_ended.failed;
+            exit;
+        exception when lock_not_available or deadlock_detected then
+            v_attempt := v_attempt + 1;
+            v_free := '{}';
+            exit when v_attempt > 3;
+        end;
+    end loop;
+
+    -- As a rule all were held, and there is nothing to report.
+    if p_failures = '{}' and cardinality(v_finished) = cardinality(p_completed) then
+        return;
+    end if;
+    return query
+    with ended as (
+        select c.id, c.reservation, 1 as part, c.n, null::text as state, null::text as note
+        from unnest(p_completed, p_reservations) with ordinality c (id, reservation, n)
+        where c.id <> all (v_finished)
+        union all
+        select f.job_id, f.reservation, 2, f.n, a.state, a.policy_error
+        from unnest(p_failures) f
+        left join unnest(v_failed) a on a.n = f.n
+    ),
+    -- Extended, so that their worker can report them again. A job that is not held any more is lost.
+    locked as (
+        select x.job_id, x.lease_expires_at
+        from (
+            select array_agg(e.id) as ids, array_agg(e.reservation) as reservations
+            from ended e
+            where e.state is null and v_free is not null
+        ) l
+        cross join lateral pgqueue.extend(l.ids, l.reservations, p_lease) x
+        where l.ids is not null
+    )
+    select
+        coalesce(e.state, case when l.job_id is null then 'lost' else 'locked' end),
+        e.id, e.reservation, l.lease_expires_at, e.note
+    from ended e
+    left join locked l on l.job_id = e.id and e.state is null
+    order by e.part, e.n;
+end
+$$;
+
+comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval) is
+    'Private: completes and fails jobs, without those that other sessions keep locked, and reports what there is to report of them.';
+
+-- p_free: the jobs to end; null: all of them.
+create or replace function pgqueue._store_ends(
     p_completed bigint[],
-    p_completed_reservations bigint[],
+    p_reservations bigint[],
     p_results jsonb[],
-    p_failed bigint[],
-    p_failed_reservations bigint[],
-    p_errors jsonb[],
-    p_retry_in interval[],
-    p_retry boolean[],
-    p_policies text[],
-    p_cancel boolean[],
+    p_failures pgqueue.failure[],
     p_free bigint[],
     out finished bigint[],
-    out failures jsonb
+    out failed pgqueue.failed_attempt[]
 )
 returns record
 language plpgsql
@@ -252,40 +345,30 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_completed bigint[] := p_completed;
-    v_reservations bigint[] := p_completed_reservations;
+    v_reservations bigint[] := p_reservations;
     v_results jsonb[] := p_results;
-    v_failed bigint[] := p_failed;
+    v_failures pgqueue.failure[] := p_failures;
 begin
     if p_free is not null then
         select array_agg(w.id), array_agg(w.reservation), array_agg(w.result)
         into v_completed, v_reservations, v_results
-        from unnest(p_completed, p_completed_reservations, p_results) w (id, reservation, result)
+        from unnest(p_completed, p_reservations, p_results) w (id, reservation, result)
         where w.id = any (p_free);
-        -- No job has this id.
-        v_failed := array(
-            select case when w.id = any (p_free) then w.id else 0 end
-            from unnest(p_failed) with ordinality w (id, n)
-            order by w.n
-        );
+        v_failures := array(select f from unnest(p_failures) f where f.job_id = any (p_free));
     end if;
     finished := '{}';
     if v_completed <> '{}' then
         finished := pgqueue._finish(v_completed, v_reservations, true, 'succeeded', v_results);
     end if;
-    if p_failed <> '{}' then
-        failures := (
-            select jsonb_object_agg(f.n, jsonb_build_object('state', f.state, 'policy_error', f.policy_error))
-            from pgqueue._fail(
-                v_failed, p_failed_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel, false
-            ) f
-        );
+    failed := '{}';
+    if v_failures <> '{}' then
+        failed := pgqueue._fail(v_failures, false);
     end if;
 end
 $$;
 
-comment on function pgqueue._end_tries(
-    bigint[], bigint[], jsonb[], bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[], bigint[]
-) is 'Private: completes and fails those jobs that are in p_free; the ids that were completed, and what became of the failed ones by their place.';
+comment on function pgqueue._store_ends(bigint[], bigint[], jsonb[], pgqueue.failure[], bigint[]) is
+    'Private: completes and fails those jobs that are in p_free; returns the ids that were completed, and what became of the failed ones.';
 
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void
@@ -306,7 +389,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._lock_ending(bigint[]) is 'Private: locks jobs in the order of their ids.';
+comment on function pgqueue._lock_ending(bigint[]) is 'Private: locks jobs in id order.';
 
 create or replace function pgqueue._lock_free(p_job_ids bigint[])
 returns bigint[]
@@ -327,31 +410,9 @@ begin
     into v_free
     from (select distinct u.id from unnest(p_job_ids) u (id) order by u.id) w
     cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for update skip locked) l;
-    return coalesce(pgqueue._whole_calls(v_free), '{}');
+    return coalesce(pgqueue._whole_batches(v_free), '{}');
 end
 $$;
 
 comment on function pgqueue._lock_free(bigint[]) is
-    'Private: locks those of these jobs that nobody holds, with the payloads of their calls, and returns their ids.';
-
-create or replace function pgqueue._is_held_by(p_job_id bigint, p_reservation bigint)
-returns boolean
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-begin
-    return exists (
-        select from pgqueue.jobs j where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
-    );
-end
-$$;
-
-comment on function pgqueue._is_held_by(bigint, bigint) is 'Private: whether a job executes under this reservation.';
+    'Private: locks those of these jobs that no other session has locked, with the members of their batches, and returns their ids.';

@@ -3,9 +3,9 @@
 -- _clock() is clock_timestamp(), not now(): a job enqueued late in a long transaction must not look old. Tests
 -- replace it to travel in time. Neither function pins search_path, so that both stay inlined.
 --
--- _ready_at() takes the transaction's xid before it reads the clock. Whoever later looks for transactions that
--- may still insert a job below some time t finds them by their xid: a transaction without one at t cannot have
--- read a clock below t. Read the clock first, and a job could appear below a bound that everyone trusts.
+-- _ready_at() takes the transaction's xid before it reads the clock. _heads looks for transactions that may still insert
+-- a job below some time t, and finds them by their xid: a transaction without one at t cannot have read a clock below t.
+-- In the other order, a job could appear below a low-water mark that every claim relies on.
 
 create or replace function pgqueue._clock()
 returns timestamptz

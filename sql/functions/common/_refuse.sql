@@ -1,5 +1,5 @@
--- How misuse is answered: SQLSTATE 22023 (or 0A000 for what a later release brings), with a detail that says
--- what was found and a hint that names the argument.
+-- How misuse is answered: SQLSTATE 22023 (0A000 for what is not supported yet), with a detail that shows what was found
+-- and a hint that names the argument. The checks here are those that several folders share. Read and lock nothing.
 
 create or replace function pgqueue._refuse(p_message text, p_detail text, p_hint text, p_state text default '22023')
 returns void

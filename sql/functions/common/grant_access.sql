@@ -1,9 +1,9 @@
 -- grant_access, revoke_access: who may do what. Nothing is granted to PUBLIC.
 --
--- The rights are written down in grants and applied again at every reload, because replacing a function by DROP
+-- The rights are recorded in grants and applied again at every reload, because replacing a function by DROP
 -- and CREATE loses what was granted on it. Public functions run with their owner's rights (security definer, path
--- pinned), so no role needs a right on a table to use them. Not security definer themselves: whoever calls them
--- must own the schema, or PostgreSQL refuses the GRANT. GRANT is dynamic SQL because roles are names.
+-- pinned), so no role needs a right on a table to use them. Not security definer themselves: the caller must own
+-- the schema, or PostgreSQL refuses the GRANT. GRANT is dynamic SQL because roles are names.
 
 create or replace function pgqueue.grant_access(kind text, role name)
 returns void
@@ -66,6 +66,7 @@ as $$
 declare
     v_grant record;
     v_function record;
+    v_view record;
     v_columns text;
 begin
     for v_function in
@@ -74,7 +75,7 @@ begin
         execute format('revoke all on function %s from public', v_function.name);
     end loop;
 
-    -- A role that was dropped since is passed over; its row stays until revoke_access.
+    -- Skips a role that was dropped since; its row stays until revoke_access.
     for v_grant in
         select g.role, g.kind from pgqueue.grants g join pg_roles r on r.rolname = g.role order by g.role, g.kind
     loop
@@ -88,11 +89,16 @@ begin
             execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
         end loop;
         if v_grant.kind in ('reader', 'operator') then
-            execute format('grant select on pgqueue.all_jobs, pgqueue.effective_tasks to %I', v_grant.role);
             execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits to %I', v_grant.role);
-            execute format(
-                'grant select on pgqueue.schedules, pgqueue.effective_schedules, pgqueue.schedule_history to %I', v_grant.role
-            );
+            execute format('grant select on pgqueue.schedules to %I', v_grant.role);
+            for v_view in
+                select c.oid::regclass as name from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+            loop
+                execute format('grant select on %s to %I', v_view.name, v_grant.role);
+            end loop;
+            for v_function in select f.name from pgqueue._functions_of_views() f loop
+                execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
+            end loop;
         end if;
         if v_grant.kind = 'operator' then
             execute format('grant insert, update, delete on pgqueue.queues, pgqueue.limits to %I', v_grant.role);
@@ -116,6 +122,26 @@ end
 $$;
 
 comment on function pgqueue._apply_grants() is 'Private: takes everything from PUBLIC and gives what pgqueue.grants says.';
+
+-- A view reads tables with its owner's rights, but calls functions with those of whoever reads it.
+create or replace function pgqueue._functions_of_views()
+returns table (name regprocedure)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select distinct d.refobjid::regprocedure
+    from pg_class c
+    join pg_rewrite r on r.ev_class = c.oid
+    join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid and d.refclassid = 'pg_proc'::regclass
+    join pg_proc p on p.oid = d.refobjid
+    where c.relnamespace = 'pgqueue'::regnamespace
+        and c.relkind = 'v'
+        and p.pronamespace = 'pgqueue'::regnamespace
+$$;
+
+comment on function pgqueue._functions_of_views() is 'Private: the functions of the queue that its views call.';
 
 create or replace function pgqueue._functions_of(p_kind text)
 returns text[]
@@ -142,6 +168,7 @@ as $$
             ('extend', '{worker,operator}'),
             ('release', '{worker,operator}'),
             ('release_unheld', '{worker,operator}'),
+            ('held_by', '{worker,operator}'),
             ('snooze', '{worker,operator}'),
             ('started', '{worker,operator}'),
             ('crashed', '{worker,operator}'),
@@ -150,6 +177,8 @@ as $$
             ('is_wanted', '{worker,operator}'),
             -- Not for producers: ids are easy to guess.
             ('outcome', '{worker,reader,operator}'),
+            ('next_attempts', '{worker,reader,operator}'),
+            ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
             ('bye', '{worker,operator}'),
@@ -173,14 +202,18 @@ as $$
             ('delete_many', '{operator}'),
             ('retry_many', '{operator}'),
             ('purge_queue', '{operator}'),
+            ('configure_task', '{operator}'),
+            ('configure_queue', '{operator}'),
             ('pause_queue', '{operator}'),
             ('resume_queue', '{operator}'),
             ('set_limit', '{operator}'),
             ('drop_limit', '{operator}'),
             ('explain', '{reader,operator}'),
             ('stats', '{reader,operator}'),
+            -- A producer may slow down by it.
+            ('depth', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),
-            -- The clock tells nobody anything; a worker compares due times with it.
+            -- A worker compares due times with the clock, which is no secret.
             ('_clock', '{producer,worker,reader,operator}')
     ) f (name, kinds)
     where p_kind = any (f.kinds)

@@ -1,12 +1,12 @@
 -- A queue's retry budget: at most n of its retries become due in a second, so that an outage that failed ten
 -- thousand jobs at once does not have them all come back at once.
 --
--- Every failing job of such a queue books the first second, from its own on, that still has room. The bookings of one
+-- Every failing job of such a queue books the first second, from its own on, that has capacity left. The bookings of one
 -- queue take turns under an advisory lock that lasts until the transaction ends (fail waits for it, at most 5 s, after
--- it has locked its job's row); queues without a budget never come here. Facts are inserted and read newest first,
--- never updated. A booking that was pushed leaves a signpost at the second it asked for, "full until there", so that
--- the next one does not walk the whole queue of seconds. Above READ COMMITTED it sees the bookings that its snapshot
--- shows, and may overbook.
+-- it has locked the row of its job); queues without a budget never come here. Bookings are inserted and read newest
+-- first, never updated. A deferred booking writes "full until there" at the second that it asked for, so that the next
+-- one does not read every second between. Above READ COMMITTED it sees the bookings that its snapshot shows, and may
+-- overbook.
 
 create or replace function pgqueue._within_budget(p_queue text, p_delay interval, p_budget integer)
 returns timestamptz
@@ -44,7 +44,7 @@ begin
         if v_second = v_first then
             v_first_booked := v_booked;
             if v_next is null then
-                -- Nobody asked for this second yet, but perhaps for the one before.
+                -- No booking asked for this second yet, but perhaps for the one before.
                 select b.full_until
                 into v_next
                 from pgqueue.retry_bookings b
@@ -70,7 +70,7 @@ end
 $$;
 
 comment on function pgqueue._within_budget(text, interval, integer) is
-    'Private: books a second for a retry in p_delay, or the first after it that has room, and returns ready_at.';
+    'Private: books a second for a retry in p_delay, or the first after it with capacity, and returns ready_at.';
 
 create or replace function pgqueue._budget_lock(p_queue text)
 returns integer
@@ -79,7 +79,7 @@ immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- The upper half of the positive second keys is the budgets': two queues of one hash take turns needlessly.
+    -- The upper half of the positive second keys is for budgets. Two queues with one hash take turns needlessly.
     select (hashtext(p_queue) & 1073741823) | 1073741824
 $$;
 
@@ -95,4 +95,4 @@ as $$
     delete from pgqueue.retry_bookings b where b.second < p_now - interval '1 min'
 $$;
 
-comment on function pgqueue._tidy_bookings(timestamptz) is 'Private: forgets bookings of seconds that are over.';
+comment on function pgqueue._tidy_bookings(timestamptz) is 'Private: deletes bookings of seconds that are over.';

@@ -1,23 +1,85 @@
--- How tries fail, one or many: what fail, fail_many and exchange share.
+-- How attempts fail, one or many: what fail, fail_many and exchange share.
 --
--- Locks the jobs' rows in the order of their ids, all of them before the first is decided; then, job by job, what a call
--- of an accumulating task holds, and the retry budgets of queues in the order of their locks, so that two batches take
--- turns and never wait in a circle. Jobs are decided one by one and changed all together: one UPDATE of those that will
--- be retried, and one _finish for each final state. A call of an accumulating task ends by itself.
--- What a failure asks for and cannot have is refused where p_strict; else the job goes by its own policy. A job that is
+-- Locks the rows of the jobs in id order, all of them before the first is decided; then, job by job, the members of a
+-- batch, and the retry budgets of queues in the order of their locks, so that two calls take turns and cannot deadlock.
+-- Decides jobs one by one and changes them all together: one UPDATE of those that will be retried, and one _finish for
+-- each final state. The leader of a batch ends by itself, with its members.
+-- What a failure asks for and cannot have is refused where p_strict; else the policy of the job decides. A job that is
 -- named twice fails once.
 
-create or replace function pgqueue._fail(
-    p_job_ids bigint[],
-    p_reservations bigint[],
-    p_errors jsonb[],
-    p_retry_in interval[],
-    p_retry boolean[],
-    p_policies text[],
-    p_cancel boolean[],
-    p_strict boolean
-)
-returns table (n bigint, job_id bigint, state text, policy_error text)
+create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean)
+returns pgqueue.failed_attempt[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_attempt pgqueue.failed_attempt;
+    v_attempts pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
+    v_may_ask boolean := true;
+    v_members bigint[];
+    v_member bigint;
+begin
+    for v_attempt in
+        select l.*
+        from pgqueue._lock_failed(p_failures) l
+        -- Two calls take the locks of several budgets in the same order.
+        order by case when l.retry_budget is not null then pgqueue._budget_lock(l.queue) end nulls first, l.n
+    loop
+        v_attempt.may_ask := v_may_ask;
+        v_attempt := pgqueue._decide(v_attempt, p_strict);
+        v_may_ask := v_attempt.may_ask;
+        v_members := null;
+        if v_attempt.members is not null then
+            v_members := pgqueue._part_members(v_attempt);
+        end if;
+        if v_attempt.state = 'failed' then
+            v_attempt.ready_at := case
+                when v_attempt.retry_budget is null then pgqueue._ready_at(pgqueue._clock() + v_attempt.retry_in)
+                else pgqueue._within_budget(v_attempt.queue, v_attempt.retry_in, v_attempt.retry_budget)
+            end;
+        elsif v_attempt.members is not null then
+            perform pgqueue._finish(
+                array[v_attempt.job_id], array[v_attempt.reservation], true, v_attempt.state::pgqueue.job_state, null,
+                v_attempt.error
+            );
+        end if;
+        v_attempts := v_attempts || v_attempt;
+        if v_attempt.state = 'failed' and v_members is not null then
+            -- They are retried with their leader, and reported with it.
+            v_attempt.n := null;
+            foreach v_member in array v_members loop
+                v_attempt.job_id := v_member;
+                v_attempts := v_attempts || v_attempt;
+            end loop;
+        end if;
+    end loop;
+
+    perform pgqueue._finish(e.ids, e.reservations, true, e.state::pgqueue.job_state, null, null, null, e.errors)
+    from (
+        select
+            a.state, array_agg(a.job_id) as ids, array_agg(a.reservation) as reservations, array_agg(a.error) as errors
+        from unnest(v_attempts) a
+        where a.state <> 'failed' and a.members is null
+        group by a.state
+    ) e;
+    perform pgqueue._retry_failed(array(select a from unnest(v_attempts) a where a.state = 'failed'));
+    return v_attempts;
+end
+$$;
+
+comment on function pgqueue._fail(pgqueue.failure[], boolean) is
+    'Private: ends attempts that failed, and returns what became of their jobs; a job is missing whose reservation is no longer held.';
+
+create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
+returns setof pgqueue.failed_attempt
 language plpgsql
 volatile
 parallel unsafe
@@ -34,234 +96,130 @@ as $$
 declare
     -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-    v_job record;
-    v_answer record;
-    v_may_ask boolean := true;
-    v_error jsonb;
-    v_flaw text;
-    v_delay interval;
-    v_state text;
-    v_states text[] := array_fill(null::text, array[cardinality(p_job_ids)]);
-    v_flaws text[] := v_states;
-    v_ready_at timestamptz;
-    v_followers bigint[];
-    v_lane record;
-    -- Of those that will be retried, with the payloads that go with them.
-    v_ids bigint[] := '{}'::bigint[];
-    v_queues text[] := '{}'::text[];
-    v_ready_ats timestamptz[] := '{}'::timestamptz[];
-    v_errors jsonb[] := '{}'::jsonb[];
-    v_attempts integer[] := '{}'::integer[];
-    v_workers text[] := '{}'::text[];
-    v_keyed bigint[] := '{}'::bigint[];
-    v_tasks text[] := '{}'::text[];
-    v_keys text[] := '{}'::text[];
-    v_limit_keys text[] := '{}'::text[];
-    -- Of those that end.
-    v_dead bigint[] := '{}'::bigint[];
-    v_dead_reservations bigint[] := '{}'::bigint[];
-    v_dead_errors jsonb[] := '{}'::jsonb[];
-    v_cancelled bigint[] := '{}'::bigint[];
-    v_cancelled_reservations bigint[] := '{}'::bigint[];
-    v_cancelled_errors jsonb[] := '{}'::jsonb[];
 begin
-    for v_job in
-        with wanted as materialized (
-            select distinct on (w.id) w.*
-            from unnest(p_job_ids, p_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel)
-                with ordinality w (id, held_under, error, retry_in, retry, policy, cancel, n)
-            order by w.id, w.n
-        ),
-        -- Sorted below, so all of them are locked before the first is decided.
-        held as materialized (
-            select w.n, w.error, w.retry_in, w.retry, w.policy as asked_policy, w.cancel, l.*
-            from wanted w
-            cross join lateral (
-                select
-                    j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
-                    j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue
-                from pgqueue.jobs j
-                where j.id = w.id
-                    and j.reservation = w.held_under
-                    and j.state = v_executing
-                for update
-            ) l
-        )
-        select
-            h.n, h.id, h.reservation, h.error, h.retry_in, h.retry, h.asked_policy, h.cancel, h.priority, h.attempts,
-            h.reserved_by, h.cancel_requested_at, h.task, h.key, h.limit_key, h.followers,
-            coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end) as max_attempts,
-            coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end) as own_policy,
-            coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as delay,
-            t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function,
-            d.queue, q.retry_budget
-        from held h
-        left join pgqueue.effective_tasks t on t.name = h.task
-        cross join lateral (
-            -- Not for a job with a key: its order holds within one queue.
-            select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
-        ) d
-        left join pgqueue.queues q on q.name = d.queue
-        -- Two batches take the locks of several budgets in the same order.
-        order by case when q.retry_budget is not null then pgqueue._budget_lock(d.queue) end nulls first, h.n
-    loop
-        v_error := coalesce(v_job.error, '{}');
-        v_delay := v_job.retry_in;
-        v_flaw := pgqueue._failure_flaw(
-            v_job.retry_in, v_job.asked_policy, v_job.retry_delays is not null, v_job.retry_function is not null
-        );
-        if v_flaw is not null then
-            if p_strict then
-                perform pgqueue._refuse(
-                    format('policy %s is not one of this task', v_job.asked_policy),
-                    format('The task has no %s.', case v_job.asked_policy when 'list' then 'retry_delays' else 'retry_function' end),
-                    'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
-                );
-            end if;
-            v_delay := null;
-            v_job.asked_policy := null;
-        end if;
-
-        v_state := case
-            when v_job.cancel_requested_at is not null or coalesce(v_job.cancel, false) then 'cancelled'
-            when not coalesce(v_job.retry, true) or v_job.attempts >= v_job.max_attempts then 'dead'
-            else 'failed'
-        end;
-        if v_state = 'failed' and v_delay is null then
-            if coalesce(v_job.asked_policy, v_job.own_policy) = 'function' then
-                if v_may_ask then
-                    select a.delay, a.flaw, a.canceled
-                    into v_answer
-                    from pgqueue._ask_retry_function(v_job.retry_function, v_job.id, v_job.max_attempts, v_error) a;
-                    -- A timeout ends one function that does not return, and would not end a second one.
-                    v_may_ask := v_answer.canceled is not true;
-                else
-                    v_answer.delay := null;
-                    v_answer.flaw := format(
-                        'retry function %s: It was not asked, for one before it was canceled.', v_job.retry_function
-                    );
-                end if;
-                v_flaw := coalesce(v_flaw, v_answer.flaw);
-                v_delay := v_answer.delay;
-                if v_answer.flaw is not null then
-                    v_delay := pgqueue._backoff(null, null, null, v_job.attempts - 1);
-                elsif v_delay is null then
-                    v_state := 'dead';
-                end if;
-            else
-                v_delay := pgqueue._backoff(
-                    coalesce(v_job.asked_policy, v_job.own_policy), v_job.delay, v_job.retry_jitter, v_job.attempts - 1,
-                    v_job.retry_cap, v_job.retry_delays
-                );
-            end if;
-        end if;
-        if v_flaw is not null then
-            v_error := jsonb_build_object('policy_error', v_flaw)
-                || case jsonb_typeof(v_error)
-                    when 'object' then v_error
-                    else jsonb_build_object('message', v_error #>> '{}')
-                end;
-        end if;
-        v_states[v_job.n] := v_state;
-        v_flaws[v_job.n] := v_flaw;
-
-        v_followers := case
-            when v_job.followers is not null then pgqueue._part_followers(
-                v_job.id, v_job.followers, v_job.queue, v_job.priority, v_state,
-                case v_state
-                    when 'dead' then coalesce(v_job.retry, true)
-                    when 'cancelled' then not coalesce(v_job.cancel, false)
-                    else false
-                end
-            )
-        end;
-        if v_state = 'failed' then
-            v_ready_at := case
-                when v_job.retry_budget is null then pgqueue._ready_at(pgqueue._clock() + v_delay)
-                else pgqueue._within_budget(v_job.queue, v_delay, v_job.retry_budget)
-            end;
-            v_followers := v_job.id || v_followers;
-            for v_i in 1..cardinality(v_followers) loop
-                v_ids := v_ids || v_followers[v_i];
-                v_queues := v_queues || v_job.queue;
-                v_ready_ats := v_ready_ats || v_ready_at;
-                v_errors := v_errors || v_error;
-                v_attempts := v_attempts || v_job.attempts;
-                v_workers := v_workers || v_job.reserved_by;
-            end loop;
-            if v_job.key is not null then
-                v_keyed := v_keyed || v_followers;
-            end if;
-            v_tasks := v_tasks || v_job.task;
-            v_keys := v_keys || v_job.key;
-            v_limit_keys := v_limit_keys || v_job.limit_key;
-        elsif v_job.followers is not null then
-            perform pgqueue._finish(
-                array[v_job.id], array[v_job.reservation], true, v_state::pgqueue.job_state, null, v_error
-            );
-        elsif v_state = 'dead' then
-            v_dead := v_dead || v_job.id;
-            v_dead_reservations := v_dead_reservations || v_job.reservation;
-            v_dead_errors := v_dead_errors || v_error;
-        else
-            v_cancelled := v_cancelled || v_job.id;
-            v_cancelled_reservations := v_cancelled_reservations || v_job.reservation;
-            v_cancelled_errors := v_cancelled_errors || v_error;
-        end if;
-    end loop;
-
-    if v_dead <> '{}' then
-        perform pgqueue._finish(v_dead, v_dead_reservations, true, 'dead', null, null, null, v_dead_errors);
-    end if;
-    if v_cancelled <> '{}' then
-        perform pgqueue._finish(
-            v_cancelled, v_cancelled_reservations, true, 'cancelled', null, null, null, v_cancelled_errors
-        );
-    end if;
-    if v_ids <> '{}' then
-        for v_lane in
-            with failed as (
-                update pgqueue.jobs j
-                set
-                    state = 'failed',
-                    queue = w.queue,
-                    ready_at = w.ready_at,
-                    resumed = false,
-                    lease_expires_at = null,
-                    leader = null,
-                    followers = null,
-                    errors = pgqueue._with_error(j.errors, w.error, w.attempts, w.worker, pgqueue._clock())
-                from unnest(v_ids, v_queues, v_ready_ats, v_errors, v_attempts, v_workers)
-                    w (id, queue, ready_at, error, attempts, worker)
-                where j.id = w.id
-                returning j.queue, j.priority, j.ready_at
-            )
-            select f.queue, f.priority, min(f.ready_at) as ready_at
-            from failed f
-            group by f.queue, f.priority
-            -- _wake tells the sleepers of a queue once.
-            order by min(f.ready_at)
-        loop
-            perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at);
-            perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
-        end loop;
-        if v_keyed <> '{}' then
-            perform pgqueue._release_earlier(v_keyed);
-        end if;
-        if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
-            perform pgqueue._leave_limits(v_tasks, v_keys, v_limit_keys);
-        end if;
-    end if;
-
     return query
-    select w.n, w.id, v_states[w.n], v_flaws[w.n]
-    from unnest(p_job_ids) with ordinality w (id, n)
-    order by w.n;
+    with wanted as materialized (
+        select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n
+    ),
+    held as materialized (
+        select w.n, w.error, w.retry_in, w.retry as retries, w.policy, w.cancel, l.*
+        from wanted w
+        cross join lateral (
+            select
+                j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
+                j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue
+            from pgqueue.jobs j
+            where j.id = w.job_id
+                and j.reservation = w.reservation
+                and j.state = v_executing
+            for update
+        ) l
+    )
+    select
+        h.n, h.id, h.reservation, coalesce(h.error, '{}'), h.retry_in, h.retries, h.policy,
+        -- Cancelled without its members where fail() itself asks for it: see _part_members.
+        case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end,
+        h.task, d.queue, h.priority, h.key, h.limit_key, h.followers, h.reserved_by, h.attempts,
+        coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
+        coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end),
+        coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay),
+        t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
+        true, null::text, null::timestamptz, null::text
+    from held h
+    left join pgqueue.effective_tasks t on t.name = h.task
+    cross join lateral (
+        -- Not for a job with a key: its order holds within one queue.
+        select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
+    ) d
+    left join pgqueue.queues q on q.name = d.queue;
 end
 $$;
 
-comment on function pgqueue._fail(bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[], boolean) is
-    'Private: ends tries that failed, and returns what became of each job: null where its reservation is no longer held.';
+comment on function pgqueue._lock_failed(pgqueue.failure[]) is
+    'Private: locks the jobs of these failures that are still held, in id order, with what their tasks and queues say of retries.';
+
+-- What becomes of one job: sets state, retry_in, error and policy_error. cancel is null where nothing asks for it; may_ask
+-- is false once a retry function was canceled.
+create or replace function pgqueue._decide(p_attempt pgqueue.failed_attempt, p_strict boolean)
+returns pgqueue.failed_attempt
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_attempt pgqueue.failed_attempt := p_attempt;
+    v_answer record;
+    v_policy text;
+begin
+    if v_attempt.retry_in is not null or v_attempt.policy is not null then
+        v_attempt.policy_error := pgqueue._failure_flaw(
+            v_attempt.retry_in, v_attempt.policy, v_attempt.retry_delays is not null, v_attempt.retry_function is not null
+        );
+    end if;
+    if v_attempt.policy_error is not null then
+        if p_strict then
+            perform pgqueue._refuse(
+                format('policy %s is not one of this task', v_attempt.policy),
+                format('The task has no %s.', case v_attempt.policy when 'list' then 'retry_delays' else 'retry_function' end),
+                'Give the task retry_delays (or a function, with set_retry_function), or name another policy.'
+            );
+        end if;
+        v_attempt.retry_in := null;
+        v_attempt.policy := null;
+    end if;
+
+    v_attempt.state := case
+        when v_attempt.cancel is not null then 'cancelled'
+        when not coalesce(v_attempt.retry, true) or v_attempt.attempts >= v_attempt.max_attempts then 'dead'
+        else 'failed'
+    end;
+    if v_attempt.state = 'failed' and v_attempt.retry_in is null then
+        v_policy := coalesce(v_attempt.policy, v_attempt.own_policy);
+        if v_policy is distinct from 'function' then
+            v_attempt.retry_in := pgqueue._backoff(
+                v_policy, v_attempt.retry_delay, v_attempt.retry_jitter, v_attempt.attempts - 1, v_attempt.retry_cap,
+                v_attempt.retry_delays
+            );
+        else
+            if v_attempt.may_ask then
+                select a.delay, a.flaw, a.canceled
+                into v_answer
+                from pgqueue._ask_retry_function(
+                    v_attempt.retry_function, v_attempt.job_id, v_attempt.max_attempts, v_attempt.error
+                ) a;
+                -- A timeout ends one function that does not return, and would not end a second one.
+                v_attempt.may_ask := v_answer.canceled is not true;
+            else
+                select
+                    null::interval as delay,
+                    format(
+                        'retry function %s: It was not asked, for one before it was canceled.', v_attempt.retry_function
+                    ) as flaw
+                into v_answer;
+            end if;
+            v_attempt.policy_error := coalesce(v_attempt.policy_error, v_answer.flaw);
+            v_attempt.retry_in := v_answer.delay;
+            if v_answer.flaw is not null then
+                v_attempt.retry_in := pgqueue._backoff(null, null, null, v_attempt.attempts - 1);
+            elsif v_attempt.retry_in is null then
+                v_attempt.state := 'dead';
+            end if;
+        end if;
+    end if;
+    if v_attempt.policy_error is not null then
+        v_attempt.error := jsonb_build_object('policy_error', v_attempt.policy_error)
+            || case jsonb_typeof(v_attempt.error)
+                when 'object' then v_attempt.error
+                else jsonb_build_object('message', v_attempt.error #>> '{}')
+            end;
+    end if;
+    return v_attempt;
+end
+$$;
+
+comment on function pgqueue._decide(pgqueue.failed_attempt, boolean) is
+    'Private: decides what becomes of a job whose attempt failed.';
 
 create or replace function pgqueue._failure_flaw(
     p_retry_in interval, p_policy text, p_has_delays boolean, p_has_function boolean
@@ -285,11 +243,9 @@ $$;
 comment on function pgqueue._failure_flaw(interval, text, boolean, boolean) is
     'Private: why a failed job cannot be retried as its failure asks; null where it can.';
 
--- The other payloads of a call of an accumulating task that fails: those that somebody asked to cancel end so. When the
--- leader goes alone (p_alone) the others go back at once, else their ids are returned.
-create or replace function pgqueue._part_followers(
-    p_leader bigint, p_followers bigint[], p_queue text, p_priority smallint, p_state text, p_alone boolean
-)
+-- A member that is asked to cancel ends so. Where the leader dies or is cancelled alone the other members go back at
+-- once; else their ids are returned. cancel is true where fail() asked for it, which is for the whole batch.
+create or replace function pgqueue._part_members(p_attempt pgqueue.failed_attempt)
 returns bigint[]
 language plpgsql
 volatile
@@ -300,6 +256,11 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 declare
+    v_alone constant boolean := case p_attempt.state
+        when 'dead' then coalesce(p_attempt.retry, true)
+        when 'cancelled' then not p_attempt.cancel
+        else false
+    end;
     v_cancelled bigint[];
     v_reservations bigint[];
     v_left bigint[];
@@ -307,32 +268,100 @@ declare
 begin
     select array_agg(c.id), array_agg(c.reservation)
     into v_cancelled, v_reservations
-    from pgqueue._lock_followers(p_followers) f
+    from pgqueue._lock_members(p_attempt.members) f
     cross join lateral (
         select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1
     ) c;
     if v_cancelled is not null then
         perform pgqueue._finish(v_cancelled, v_reservations, true, 'cancelled');
     end if;
-    v_left := array(select f.id from pgqueue._lock_followers(p_followers) f);
-    if p_alone then
+    v_left := array(select f.id from pgqueue._lock_members(p_attempt.members) f);
+    if v_alone then
         v_ready_at := pgqueue._ready_at(null);
         update pgqueue.jobs
         set
-            state = pgqueue._state_again(errors, case when p_state = 'dead' then 0 else attempts - 1 end),
+            state = pgqueue._state_again(errors, case when p_attempt.state = 'dead' then 0 else attempts - 1 end),
             leader = null,
-            attempts = case when p_state = 'dead' then 0 else greatest(attempts - 1, 0) end,
+            attempts = case when p_attempt.state = 'dead' then 0 else greatest(attempts - 1, 0) end,
             ready_at = v_ready_at,
             resumed = true,
             lease_expires_at = null
         where id = any (v_left);
-        update pgqueue.jobs set followers = null where id = p_leader;
-        perform pgqueue._register_lane(p_queue, p_priority, v_ready_at);
-        perform pgqueue._wake(p_queue, v_ready_at, 2, null);
+        update pgqueue.jobs set followers = null where id = p_attempt.job_id;
+        perform pgqueue._register_lane(p_attempt.queue, p_attempt.priority, v_ready_at);
+        perform pgqueue._wake(p_attempt.queue, v_ready_at, 2, null);
     end if;
     return v_left;
 end
 $$;
 
-comment on function pgqueue._part_followers(bigint, bigint[], text, smallint, text, boolean) is
-    'Private: locks the other payloads of a failed call, and returns those that fail with it.';
+comment on function pgqueue._part_members(pgqueue.failed_attempt) is
+    'Private: locks the members of a failed batch, and returns those that share its fate.';
+
+-- The caller has locked the rows.
+create or replace function pgqueue._retry_failed(p_attempts pgqueue.failed_attempt[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_now timestamptz;
+    v_lane record;
+    v_left record;
+begin
+    if p_attempts = '{}' then
+        return;
+    end if;
+    v_now := pgqueue._clock();
+    for v_lane in
+        with failed as (
+            update pgqueue.jobs j
+            set
+                state = 'failed',
+                queue = a.queue,
+                ready_at = a.ready_at,
+                resumed = false,
+                lease_expires_at = null,
+                leader = null,
+                followers = null,
+                errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now)
+            from unnest(p_attempts) a
+            where j.id = a.job_id
+            returning j.queue, j.priority, j.ready_at
+        )
+        select f.queue, f.priority, min(f.ready_at) as ready_at
+        from failed f
+        group by f.queue, f.priority
+        -- _wake notifies the sleepers of a queue once.
+        order by min(f.ready_at)
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+    end loop;
+
+    select
+        array_agg(a.job_id) filter (where a.key is not null) as keyed,
+        array_agg(a.task) filter (where a.n is not null) as tasks,
+        array_agg(a.key) filter (where a.n is not null) as keys,
+        array_agg(a.limit_key) filter (where a.n is not null) as limit_keys
+    into v_left
+    from unnest(p_attempts) a;
+    if v_left.keyed is not null then
+        perform pgqueue._release_earlier(v_left.keyed);
+    end if;
+    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+        perform pgqueue._leave_limits(v_left.tasks, v_left.keys, v_left.limit_keys);
+    end if;
+end
+$$;
+
+comment on function pgqueue._retry_failed(pgqueue.failed_attempt[]) is
+    'Private: puts jobs whose attempts failed back into the ready index, at their ready_at.';

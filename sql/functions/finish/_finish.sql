@@ -1,12 +1,12 @@
 -- How a job ends: the live row goes and the history row comes, in one statement.
 --
--- _finish is the only way out of jobs (save delete and zero retention). It takes rows in the order of their ids,
--- and only under the reservation given: who was told another one changes nothing. p_executing says whether the
--- job must be under way; where it must not, the caller has locked the row and read its reservation.
--- In later statements, whose snapshots show what was parked meanwhile, it lets go who waited behind those jobs: the next
--- of their keys, and those parked under their limits. The leader of a call of an accumulating task takes the other
--- payloads of its key with it. Jobs without a key pay nothing for that, and without limits there is one probe.
--- p_error is the error of all, p_errors one for each of p_job_ids; those that a leader takes along have p_error.
+-- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
+-- reservation given: a worker with another one changes nothing. p_executing says whether the job must be executing;
+-- where it must not, the caller has locked the row and read its reservation.
+-- In later statements, whose snapshots show what was blocked meanwhile, it releases what waited behind those jobs: the
+-- next of their keys, and those blocked by their limits. The leader of a batch takes its members along. Jobs without a
+-- key pay nothing for that, and without limits there is one probe.
+-- p_error is the error of all, p_errors one for each of p_job_ids; members have p_error.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
 -- which is why the statement stands in an exception block.
 
@@ -35,13 +35,15 @@ declare
     v_now timestamptz := pgqueue._clock();
     v_finished bigint[];
     v_deduped bigint[];
-    v_followers jsonb;
-    v_follower_ids bigint[];
-    v_follower_reservations bigint[];
-    v_mended boolean := false;
+    v_members bigint[];
+    v_member_ids bigint[];
+    v_member_reservations bigint[];
+    v_kept_by_day interval := interval '8 days';
+    v_misses integer := 0;
     v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_queues text[];
     v_keys text[];
+    v_keyed_ids bigint[];
     v_tasks text[];
     v_limited_keys text[];
     v_limit_keys text[];
@@ -60,7 +62,11 @@ begin
                 where j.id = w.id
                     and j.reservation = w.reservation
                     and (j.state = 'executing') = p_executing
-                returning j.*, w.result, w.merged_into, w.error
+                -- By name: the columns that history does not keep would be copied twice for nothing.
+                returning
+                    w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
+                    j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
+                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers
             ),
             dated as (
                 select
@@ -68,27 +74,36 @@ begin
                     coalesce(
                         g.retention,
                         case p_state
-                            when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded, s.retention_succeeded)
-                            when 'dead' then coalesce(t.retention_dead, q.retention_dead, s.retention_dead)
-                            else coalesce(t.retention_cancelled, q.retention_cancelled, s.retention_cancelled)
-                        end
+                            when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded)
+                            when 'dead' then coalesce(t.retention_dead, q.retention_dead)
+                            else coalesce(t.retention_cancelled, q.retention_cancelled)
+                        end,
+                        -- Read once, not for each job.
+                        (
+                            select case p_state
+                                when 'succeeded' then s.retention_succeeded
+                                when 'dead' then s.retention_dead
+                                else s.retention_cancelled
+                            end
+                            from pgqueue.settings s
+                            where s.one
+                        )
                     ) as keep_for
                 from gone g
-                left join pgqueue.settings s on s.one
                 left join pgqueue.effective_tasks t on t.name = g.task
                 left join pgqueue.queues q on q.name = g.queue
             ),
             kept as (
                 insert into pgqueue.history (
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
-                    max_attempts, losses, priority, grain, queue, task, key, reserved_by, tags, args, headers,
+                    max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
                     merged_into, timeout, crashed_on, progress
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
                     d.attempts, d.max_attempts, d.losses, d.priority,
-                    case when d.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
+                    case when d.keep_for <= v_kept_by_day then 'd'::"char" else 'm'::"char" end,
                     d.queue, d.task, d.key, d.reserved_by, d.tags, d.args, d.headers,
                     case
                         when d.error is null then d.errors
@@ -101,31 +116,35 @@ begin
             select
                 coalesce(array_agg(g.id), '{}'),
                 array_agg(g.id) filter (where g.dedupe is not null),
-                jsonb_agg(to_jsonb(g.followers)) filter (where g.followers is not null),
+                (
+                    select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id)
+                    where x.followers is not null
+                ),
                 array_agg(g.queue) filter (where g.key is not null),
                 array_agg(g.key) filter (where g.key is not null),
+                array_agg(g.id) filter (where g.key is not null),
                 array_agg(g.task) filter (where v_limited),
                 array_agg(g.key) filter (where v_limited),
                 array_agg(g.limit_key) filter (where v_limited)
-            into v_finished, v_deduped, v_followers, v_queues, v_keys, v_tasks, v_limited_keys, v_limit_keys
+            into v_finished, v_deduped, v_members, v_queues, v_keys, v_keyed_ids, v_tasks, v_limited_keys,
+                v_limit_keys
             from gone g;
             exit;
         exception when check_violation then
-            if v_mended then
-                raise;
-            end if;
-            v_mended := true;
-            perform pgqueue._attach_partitions(9, 25, 100);
+            v_misses := v_misses + 1;
+            case v_misses
+                when 1 then perform pgqueue._attach_partitions(9, 25, 100);
+                when 2 then v_kept_by_day := interval '0';
+                else raise;
+            end case;
         end;
     end loop;
 
-    if v_followers is not null then
+    if v_members is not null then
         select array_agg(f.id), array_agg(f.reservation)
-        into v_follower_ids, v_follower_reservations
-        from pgqueue._lock_followers(
-            array(select id.value::bigint from jsonb_array_elements(v_followers) one, jsonb_array_elements_text(one.value) id)
-        ) f;
-        perform pgqueue._finish(v_follower_ids, v_follower_reservations, true, p_state, null, p_error);
+        into v_member_ids, v_member_reservations
+        from pgqueue._lock_members(v_members) f;
+        perform pgqueue._finish(v_member_ids, v_member_reservations, true, p_state, null, p_error);
     end if;
     if v_deduped is not null then
         perform pgqueue._free_dedupe(v_deduped);
@@ -134,14 +153,17 @@ begin
         perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);
     end if;
     if v_keys is not null then
-        perform pgqueue._release_next(v_queues, v_keys);
+        perform pgqueue._release_next(v_queues, v_keys, v_keyed_ids);
     end if;
     return v_finished;
 end
 $$;
 
--- In the order of their ids.
-create or replace function pgqueue._lock_followers(p_job_ids bigint[])
+comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[]) is
+    'Private: moves jobs to history under their reservations, and returns the ids that it moved.';
+
+-- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
+create or replace function pgqueue._lock_members(p_job_ids bigint[])
 returns table (id bigint, reservation bigint)
 language sql
 volatile
@@ -159,11 +181,8 @@ as $$
     for update
 $$;
 
-comment on function pgqueue._lock_followers(bigint[]) is
-    'Private: locks the other payloads of a call of an accumulating task.';
-
-comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[]) is
-    'Private: moves jobs from jobs to history under their reservations and returns the ids that it moved.';
+comment on function pgqueue._lock_members(bigint[]) is
+    'Private: locks the members of a batch that are not its leader.';
 
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
 returns bigint[]

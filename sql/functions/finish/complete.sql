@@ -1,6 +1,7 @@
 -- complete: one job is done. Also inside a handler's own transaction: then its effects and this commit together.
 --
--- Locks the job's row. Waits for another holder of that row at most 5 s (55P03). Works at every isolation level.
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
+-- its batch. Works at every isolation level.
 
 create or replace function pgqueue.complete(job_id bigint, reservation bigint, result jsonb default null)
 returns boolean

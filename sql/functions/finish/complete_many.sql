@@ -1,8 +1,7 @@
 -- complete_many: a batch of finished jobs in one statement.
 --
--- Locks rows in the order of their ids, so two batches cannot deadlock. A row that another transaction holds is
--- waited for, at most 5 s in all; then the whole batch fails with 55P03 and nothing was changed: complete them
--- one by one.
+-- Locks rows in id order, so two calls cannot deadlock. A row that another transaction has locked is waited for, at most
+-- 5 s each; then the whole call fails with 55P03 and nothing was changed: complete the jobs one by one.
 
 create or replace function pgqueue.complete_many(job_ids bigint[], reservations bigint[], results jsonb[] default null)
 returns setof bigint
@@ -28,7 +27,7 @@ begin
     v_finished := pgqueue._finish(
         complete_many.job_ids, complete_many.reservations, true, 'succeeded', complete_many.results
     );
-    -- As a rule all were held, and then there is nothing to compare.
+    -- As a rule all were held, and there is nothing to compare.
     if cardinality(v_finished) < cardinality(complete_many.job_ids) then
         return query
         select w.id

@@ -1,8 +1,8 @@
--- fail_many: a batch of tries that failed, in one statement; see fail for what becomes of each.
+-- fail_many: a batch of failed attempts in one statement; see fail for what becomes of each.
 --
--- Locks rows in the order of their ids. One that another transaction holds is waited for, at most 5 s; then the whole
--- batch fails with 55P03 and nothing was changed. What one of them asks for that cannot be done spoils none: the
--- failure counts, its own policy decides, and its errors say why. Works at every isolation level.
+-- Locks rows in id order. A row that another transaction has locked is waited for, at most 5 s each; then the whole call
+-- fails with 55P03 and nothing was changed. What one of them asks for that cannot be done spoils no other: the
+-- failure counts, the policy of the job decides, and its errors record why. Works at every isolation level.
 
 create or replace function pgqueue.fail_many(
     job_ids bigint[],
@@ -29,12 +29,18 @@ begin
         fail_many.cancel
     );
     return query
-    select f.job_id, f.state, f.policy_error
-    from pgqueue._fail(
-        fail_many.job_ids, fail_many.reservations, fail_many.errors, fail_many.retry_in, fail_many.retry,
-        fail_many.policies, fail_many.cancel, false
-    ) f
-    order by f.n;
+    select w.id, a.state, a.policy_error
+    from unnest(fail_many.job_ids) with ordinality w (id, n)
+    left join unnest(
+        pgqueue._fail(
+            pgqueue._failures(
+                fail_many.job_ids, fail_many.reservations, fail_many.errors, fail_many.retry_in, fail_many.retry,
+                fail_many.policies, fail_many.cancel
+            ),
+            false
+        )
+    ) a on a.n = w.n
+    order by w.n;
 end
 $$;
 
@@ -42,6 +48,35 @@ comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], b
     'fail() for many jobs at once, each with what fail() takes. Returns a row for each, in order: its new state, null when its '
     'reservation is no longer held. policy_error: why what was asked for it cannot be done (retry_in out of bounds, a policy that '
     'its task has not): its own policy decided then, and its errors say so.';
+
+create or replace function pgqueue._failures(
+    p_job_ids bigint[],
+    p_reservations bigint[],
+    p_errors jsonb[],
+    p_retry_in interval[],
+    p_retry boolean[],
+    p_policies text[],
+    p_cancel boolean[]
+)
+returns pgqueue.failure[]
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        array_agg(
+            row(w.n, w.id, w.reservation, w.error, w.retry_in, w.retry, w.policy, w.cancel)::pgqueue.failure
+            order by w.n
+        ),
+        '{}'
+    )
+    from unnest(p_job_ids, p_reservations, p_errors, p_retry_in, p_retry, p_policies, p_cancel)
+        with ordinality w (id, reservation, error, retry_in, retry, policy, cancel, n)
+$$;
+
+comment on function pgqueue._failures(bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[]) is
+    'Private: the arrays of fail_many() and exchange() as one.';
 
 create or replace function pgqueue._check_failures(
     p_count integer, p_errors jsonb[], p_retry_in interval[], p_retry boolean[], p_policies text[], p_cancel boolean[]
@@ -78,4 +113,4 @@ end
 $$;
 
 comment on function pgqueue._check_failures(integer, jsonb[], interval[], boolean[], text[], boolean[]) is
-    'Private: refuses arrays about failures that are not of one length.';
+    'Private: refuses arrays about failures that do not have one length.';

@@ -1,8 +1,12 @@
--- extend: the worker is alive and still at it.
+-- extend: the worker is alive and still runs these jobs.
 --
--- Takes rows FOR UPDATE SKIP LOCKED and never waits: a row that somebody holds (a handler's own completion, not yet
--- committed) counts as held, for expiry passes it over too, so one handler's open transaction cannot make its
--- worker's other leases lapse. The second statement sees what the first wrote, and locked rows as last committed.
+-- Locks rows FOR UPDATE SKIP LOCKED and never waits. A row that another session has locked (a handler's own completion,
+-- a cancel, a claim that blocked another job of its key, an operator) cannot be updated, so its new lease is inserted
+-- into lease_promises, and _rescue respects it: what this function reports as held stays held until the time that it
+-- reports, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
+-- every rescue see it. So a row that is locked and whose lease has lapsed gets none: rescue may have it in hand.
+-- The report is a later statement: it sees what was written before it, and locked rows as last committed.
+-- Commit at once: until then the locked rows cannot be completed, and no promise counts.
 -- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
 -- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
 
@@ -26,6 +30,8 @@ as $$
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_until timestamptz;
+    v_extended bigint;
+    v_now timestamptz;
 begin
     perform pgqueue._check_pairs(extend.job_ids, extend.reservations);
     perform pgqueue._check_lease(extend.lease);
@@ -41,10 +47,10 @@ begin
     -- After its xid: see _heads.
     v_until := pgqueue._ready_at(null) + extend.lease;
     with held as materialized (
-        select h.place, w.started
+        select h.row_ctid, w.started
         from unnest(extend.job_ids, extend.reservations, extend.started) w (id, reservation, started)
         cross join lateral (
-            select j.ctid as place
+            select j.ctid as row_ctid
             from pgqueue.jobs j
             where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
             for update skip locked
@@ -54,16 +60,28 @@ begin
     set
         lease = extend.lease,
         started = case when h.started then j.reservation else j.started end,
-        -- The payloads that go with a leader have no lease of their own.
+        -- The members of a batch have no lease of their own: they share their leader's.
         lease_expires_at = case when j.leader is null or j.leader = j.id then v_until end
     from held h
-    where j.ctid = h.place;
+    where j.ctid = h.row_ctid;
+    get diagnostics v_extended = row_count;
+
+    v_now := pgqueue._clock();
+    if v_extended < cardinality(extend.job_ids) then
+        perform pgqueue._promise(extend.job_ids, extend.reservations, extend.lease, v_until, v_now);
+    end if;
 
     return query
-    select h.id, coalesce(h.lease_expires_at, v_until), h.cancel_requested_at is not null
+    select
+        h.id,
+        case
+            when h.lease_expires_at = v_until then v_until
+            else pgqueue._held_until(coalesce(h.leader, h.id), v_now)
+        end,
+        h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
-        select j.id, j.lease_expires_at, j.cancel_requested_at
+        select j.id, j.leader, j.lease_expires_at, j.cancel_requested_at
         from pgqueue.jobs j
         where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
         limit 1
@@ -72,5 +90,72 @@ end
 $$;
 
 comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
-    'Extend leases; started: of which jobs the handler runs (see started()). Returns the jobs that are still held, until when, and which of them somebody asked to cancel; '
-    'a job that is not returned is lost: stop working on it.';
+    'Extend leases; started: which of the jobs have a running handler (see started()). Returns the jobs that are still held, until when, and which of them '
+    'are asked to cancel; a job that is not returned is lost: stop working on it. lease_expires_at is null where another session has locked the '
+    'row of a job whose lease had lapsed: nothing is granted, so call again soon. Commit at once.';
+
+-- Rows that were updated carry p_until already. A promise for less than the job has does no harm: the longest counts.
+create or replace function pgqueue._promise(
+    p_job_ids bigint[], p_reservations bigint[], p_lease interval, p_until timestamptz, p_now timestamptz
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+begin
+    insert into pgqueue.lease_promises (job_id, reservation, until, lease)
+    select h.id, h.reservation, p_until, p_lease
+    from unnest(p_job_ids, p_reservations) w (id, reservation)
+    cross join lateral (
+        select j.id, j.reservation
+        from pgqueue.jobs j
+        where j.id = w.id
+            and j.reservation = w.reservation
+            and j.state = v_executing
+            and j.lease_expires_at <> p_until
+        limit 1
+    ) h
+    where pgqueue._held_until(h.id, p_now) is not null;
+end
+$$;
+
+comment on function pgqueue._promise(bigint[], bigint[], interval, timestamptz, timestamptz) is
+    'Private: promises leases until p_until to those of these jobs that could not be updated and whose leases have not lapsed.';
+
+create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)
+returns timestamptz
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select case when h.until > p_now then h.until end
+    from (
+        select greatest(
+            j.lease_expires_at,
+            (
+                select p.until
+                from pgqueue.lease_promises p
+                where p.job_id = j.id and p.until > p_now and p.reservation = j.reservation
+                order by p.until desc
+                limit 1
+            )
+        ) as until
+        from pgqueue.jobs j
+        where j.id = p_job_id
+    ) h
+$$;
+
+comment on function pgqueue._held_until(bigint, timestamptz) is
+    'Private: until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.';

@@ -1,8 +1,9 @@
--- hold: the first statement of a handler's own transaction. While that lives, nobody can take the job: expiry and extend
--- pass a locked row over and count it as held, and the lock ends with the transaction, or with its connection.
+-- hold: the first statement of a handler's own transaction. While that lives, no other worker can get the job: rescue
+-- skips a locked row. The lock ends with the transaction, or with its connection; the lease that extend promised
+-- meanwhile goes on.
 --
--- Locks the job's row FOR SHARE and waits for another holder (an extend, as a rule) at most 5 s (55P03).
--- Works at every isolation level.
+-- Locks the row of the job FOR SHARE and waits for another session's lock on it (an extend, as a rule) at most 5 s
+-- (55P03). Works at every isolation level.
 
 create or replace function pgqueue.hold(job_id bigint, reservation bigint)
 returns boolean

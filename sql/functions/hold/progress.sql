@@ -1,7 +1,8 @@
--- progress: how far a handler has come, for people to see in all_jobs. No index holds it, so that the row is rewritten
+-- progress: how far a handler has come, for people to see in all_jobs. No index has it, so the row is rewritten
 -- within its page. Meant for about one call a second and job, not for every step of a loop.
 --
--- Takes the row FOR UPDATE SKIP LOCKED: where somebody holds it (a handler's own transaction) nothing is stored.
+-- Locks the row FOR UPDATE SKIP LOCKED: where another session has locked it (a handler's own transaction) nothing is
+-- stored.
 
 create or replace function pgqueue.progress(
     job_id bigint,
@@ -36,7 +37,7 @@ begin
     end if;
 
     with held as materialized (
-        select j.ctid as place
+        select j.ctid as row_ctid
         from pgqueue.jobs j
         where j.id = progress.job_id and j.reservation = progress.reservation and j.state = v_executing
         for update skip locked
@@ -46,7 +47,7 @@ begin
         'done', progress.done, 'total', progress.total, 'note', left(progress.note, 1000), 'at', pgqueue._clock()
     ))
     from held h
-    where j.ctid = h.place;
+    where j.ctid = h.row_ctid;
     return found or exists (
         select from pgqueue.jobs j
         where j.id = progress.job_id and j.reservation = progress.reservation and j.state = v_executing
@@ -55,5 +56,5 @@ end
 $$;
 
 comment on function pgqueue.progress(bigint, bigint, double precision, double precision, text) is
-    'Say how far a job has come: done of total (null: not known), and a note of up to 1000 characters. all_jobs shows it. '
+    'Record how far a job has come: done of total (null: not known), and a note of up to 1000 characters. all_jobs shows it. '
     'False when the reservation is no longer held; then nothing was changed.';

@@ -1,13 +1,16 @@
--- release_unheld: what a worker says after it (re)connected. The reply of a reserve may have been lost on the
--- way; the jobs stand as executing under this worker, which does not know of them. All that is booked on the
--- worker and not in its list is given back, uncounted. What was reported started is no lost reply: a process of that
--- name died while it ran it, and has come back; that counts as a crash (see _put_back).
+-- release_unheld: gives back, uncounted, the jobs that are reserved for the worker and not in its list, for one of two
+-- reasons. The reply of a reserve was lost on the way, and the worker does not know of its jobs: no lease lapsed, so that
+-- counts as no loss. Or, with `died`, a former process of that name is dead: its reservations are lost. A job that was
+-- reported as started is no lost reply either way, and counts as a crash (see _put_back).
 --
--- Takes rows FOR UPDATE SKIP LOCKED. It reads the index of leases, which holds executing jobs only.
+-- The list must name all that the worker holds when this runs: no claim of that worker may be under way. A worker that
+-- claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
+--
+-- Locks rows FOR UPDATE SKIP LOCKED, in id order. Reads the index of leases, which has executing jobs only.
 -- Two processes must never share a worker name: each would give back what the other runs.
 
 create or replace function pgqueue.release_unheld(
-    worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}'
+    worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}', died boolean default false
 )
 returns setof bigint
 language plpgsql
@@ -15,6 +18,7 @@ volatile
 parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
 set enable_seqscan = off
 set jit = off
 as $$
@@ -43,11 +47,12 @@ begin
         order by j.id
         for update of j skip locked
     ) u;
-    v_unheld := pgqueue._whole_calls(v_unheld);
-    perform pgqueue._put_back(v_unheld, '0', true, v_crashed);
+    v_unheld := pgqueue._whole_batches(v_unheld);
+    perform pgqueue._put_back(v_unheld, '0', coalesce(release_unheld.died, false), v_crashed);
     return query select u.id from unnest(v_unheld) u (id);
 end
 $$;
 
-comment on function pgqueue.release_unheld(text, bigint[], bigint[]) is
-    'Give back, uncounted, what is booked on the worker and not in the list of what it knows that it holds. Returns those ids.';
+comment on function pgqueue.release_unheld(text, bigint[], bigint[], boolean) is
+    'Give back, uncounted, the jobs that the worker holds by the database and not by this list of its own. Returns their ids. '
+    'died: they are those of a former process of that name, which is dead, and count as lost.';

@@ -1,6 +1,7 @@
--- snooze: the handler decided that it is too early. The job comes back after delay, and the try does not count.
+-- snooze: the handler decided that it is too early. The job comes back after delay, and the attempt does not count.
 --
--- Locks the job's row and waits for another holder at most 5 s (55P03).
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
+-- its batch.
 
 create or replace function pgqueue.snooze(job_id bigint, reservation bigint, delay interval)
 returns boolean
@@ -30,4 +31,4 @@ end
 $$;
 
 comment on function pgqueue.snooze(bigint, bigint, interval) is
-    'Put a job off by delay; the try does not count. False when the reservation is no longer held.';
+    'Defer a job by delay; the attempt does not count. False when the reservation is no longer held.';

@@ -1,7 +1,8 @@
--- started: the handlers of these jobs are about to run. A worker says so with every extend(), and at once for a job that
--- was lost before, so that one which kills its process within a second is counted from its second run on.
+-- started: the handlers of these jobs are about to run. A worker reports it with every extend(), and at once for a job
+-- that was lost before, so that one which kills its process within a second is counted from its second run on.
 --
--- Takes rows FOR UPDATE SKIP LOCKED, in the order given. A row that somebody holds stays unreported and counts as held.
+-- Locks rows FOR UPDATE SKIP LOCKED, in the order given. A row that another session has locked stays unreported and
+-- counts as held.
 -- LATERAL and a variable for the state: see extend.
 
 create or replace function pgqueue.started(job_ids bigint[], reservations bigint[])
@@ -23,10 +24,10 @@ begin
     perform pgqueue._check_pairs(started.job_ids, started.reservations);
 
     with held as materialized (
-        select h.place
+        select h.row_ctid
         from unnest(started.job_ids, started.reservations) w (id, reservation)
         cross join lateral (
-            select j.ctid as place
+            select j.ctid as row_ctid
             from pgqueue.jobs j
             where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
             for update skip locked
@@ -35,7 +36,7 @@ begin
     update pgqueue.jobs j
     set started = j.reservation
     from held h
-    where j.ctid = h.place;
+    where j.ctid = h.row_ctid;
 
     return query
     select w.id

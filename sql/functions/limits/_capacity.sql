@@ -1,13 +1,17 @@
--- Limits at work: how much room each has, who is parked for want of it, and who is let go.
+-- Limits at work: how much capacity each has, which jobs it blocks, and which it releases.
 --
--- A claim evaluates a limit under an advisory lock that it holds to its end, so no two claims count at the same time;
--- it only ever tries, and who does not get the lock leaves those jobs alone this time. It counts executing rows, those
--- with lapsed leases too, and the starts within the time that a rate speaks of.
--- What finds no room is parked under the limit's name (kind:target) and let go, as many as leave, by whoever leaves
--- it: in a statement after the one that ended its jobs. A claim that parked just then, unseen, is told of by a row in
--- limit_waits; so are rates, whose room comes with time. Claims and maintain look at the rows that are due there.
--- Jobs over a rate are parked as well, and not put off to the next start that is free: a million of them would all come
--- due, and be put off again, with each one.
+-- A claim counts what executes under a limit (lapsed leases included), and the starts within the period of a rate. At the
+-- limit it blocks the job, and takes no lock. Below it, it takes the limit's advisory lock and counts again, in a statement
+-- after the one that took the lock, so that no two claims start jobs by the same count. It only tries: where another
+-- claim has the lock, these jobs are skipped this time. The lock is held until the transaction ends, for only then can
+-- others count what it started. Nothing else takes it: blocking, releasing and maintenance do without.
+-- A job without capacity is blocked under the limit's name (kind:target). A job that ends releases as many as leave with it,
+-- in a statement after the one that ended it. It cannot see what a claim blocks at the same moment; so each claim that
+-- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. Whatever reads that row deletes it, and
+-- then checks the limit in a later statement, whose snapshot shows what was blocked with the row. Rates, whose capacity
+-- comes with time, go the same way. Claims and maintain read the rows that are due.
+-- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
+-- be deferred again, with each one.
 
 create or replace function pgqueue._limits_of(p_task text, p_key text, p_limit_key text)
 returns table (name text, kind text, target text, max_executing integer, rate integer, per interval)
@@ -37,10 +41,10 @@ as $$
 $$;
 
 comment on function pgqueue._limits_of(text, text, text) is
-    'Private: the limits, save that of its queue, that a job stands under, each with its name.';
+    'Private: the limits that apply to a job, save that of its queue, each with its name.';
 
--- Null: another claim is looking at this limit.
-create or replace function pgqueue._room(
+-- Counts by the snapshot of its own statements: see above.
+create or replace function pgqueue._capacity(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
     out room integer, out next_at timestamptz, out timed boolean
 )
@@ -58,25 +62,20 @@ declare
     v_started bigint;
     v_first timestamptz;
 begin
-    -- The negative half of the second keys is the limits': two of one hash take turns needlessly.
-    if not pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext(p_name) | -2147483648) then
-        return;
-    end if;
     room := 1000000;
-    next_at := p_now + interval '1 s';
+    next_at := p_now + interval '100 ms';
     timed := false;
     if p_max_executing is not null then
-        -- In a statement after the one that took the lock: its snapshot shows what the holder before committed.
         room := p_max_executing - pgqueue._count_executing(p_kind, p_target, p_max_executing);
     end if;
     if p_rate is not null and room > 0 then
-        -- Starts of the future were noted before the clock stepped back.
+        -- Starts in the future were recorded before the clock stepped back.
         select coalesce(sum(s.started), 0), min(s.at)
         into v_started, v_first
         from pgqueue.limit_starts s
         where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
         if p_rate - v_started <= room then
-            -- Also where there is room: the claim may use it up, and park what is left.
+            -- Also below the limit: the claim may use the capacity up, and block the other jobs.
             next_at := coalesce(v_first, p_now) + p_per;
             timed := true;
         end if;
@@ -85,11 +84,26 @@ begin
 end
 $$;
 
-comment on function pgqueue._room(text, text, text, integer, integer, interval, timestamptz) is
-    'Private: how many more may start under a limit, and when to look again where none may; null while another claim looks.';
+comment on function pgqueue._capacity(text, text, text, integer, integer, interval, timestamptz) is
+    'Private: how many more jobs may start under a limit, by what is committed, and when to check it again if none may.';
 
--- p_rooms remembers, within one claim, what is left of each limit: {name: {room, next_at, rate, started}}.
-create or replace function pgqueue._rooms_of(
+create or replace function pgqueue._lock_limit(p_name text)
+returns boolean
+language sql
+volatile
+parallel unsafe
+as $$
+    -- Limits have the negative half of the second keys. Two limits of one hash take turns without need.
+    select pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class(), pg_catalog.hashtext(p_name) | -2147483648)
+$$;
+
+comment on function pgqueue._lock_limit(text) is
+    'Private: takes the lock of a limit, under which jobs are started, until the transaction ends; false: another claim has it.';
+
+-- p_rooms remembers, within one claim, what is left of each limit: {name: {room, next_at, timed, rate, started, locked}}.
+-- Room is null where another claim has the lock. All limits of the job are counted before one is locked: a job that one
+-- of them blocks takes no lock of another. JSON, because it is a map: a claim may meet a limit_key with each of its jobs.
+create or replace function pgqueue._take_capacity(
     p_task text, p_key text, p_limit_key text, p_now timestamptz, p_rooms jsonb,
     out names text[], out full_name text, out rooms jsonb
 )
@@ -103,38 +117,69 @@ set jit = off
 as $$
 declare
     v_limit record;
-    v_room record;
-    v_names text[] := '{}'::text[];
     v_name text;
+    v_room jsonb;
+    v_unlocked boolean := false;
+    v_busy boolean := false;
+    v_rooms jsonb;
 begin
     rooms := p_rooms;
+    names := '{}';
     for v_limit in
         select l.* from pgqueue._limits_of(p_task, p_key, p_limit_key) l order by l.name
     loop
-        if not rooms ? v_limit.name then
-            select r.room, r.next_at, r.timed into v_room
-            from pgqueue._room(
+        v_room := rooms -> v_limit.name;
+        if v_room is null then
+            v_room := pgqueue._capacity_as_json(
                 v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
-            ) r;
-            rooms := rooms || jsonb_build_object(
-                v_limit.name,
-                jsonb_build_object(
-                    'room', v_room.room, 'next_at', v_room.next_at, 'timed', v_room.timed,
-                    'rate', v_limit.rate is not null, 'started', 0
-                )
             );
+            rooms := jsonb_set(rooms, array[v_limit.name], v_room);
         end if;
-        if rooms -> v_limit.name ->> 'room' is null then
+        if (v_room ->> 'room')::integer <= 0 then
+            full_name := v_limit.name;
             names := null;
             return;
         end if;
-        if (rooms -> v_limit.name ->> 'room')::integer <= 0 then
-            full_name := v_limit.name;
-            return;
-        end if;
-        v_names := v_names || v_limit.name;
+        v_busy := v_busy or v_room ->> 'room' is null;
+        v_unlocked := v_unlocked or not (v_room ->> 'locked')::boolean;
+        names := names || v_limit.name;
     end loop;
-    foreach v_name in array v_names loop
+    if v_busy then
+        names := null;
+        return;
+    end if;
+
+    if v_unlocked then
+        v_rooms := rooms;
+        begin
+            for v_limit in
+                select l.* from pgqueue._limits_of(p_task, p_key, p_limit_key) l order by l.name
+            loop
+                continue when (rooms -> v_limit.name ->> 'locked')::boolean;
+                v_name := v_limit.name;
+                v_room := null;
+                if pgqueue._lock_limit(v_name) then
+                    v_room := pgqueue._capacity_as_json(
+                        v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
+                    );
+                end if;
+                if v_room is null or (v_room ->> 'room')::integer <= 0 then
+                    -- The end of this block releases the locks that it took.
+                    raise exception using errcode = 'lock_not_available';
+                end if;
+                rooms := jsonb_set(rooms, array[v_name], v_room || '{"locked": true}');
+            end loop;
+        exception when lock_not_available then
+            rooms := jsonb_set(v_rooms, array[v_name], coalesce(v_room, v_rooms -> v_name || '{"room": null}'));
+            if v_room is not null then
+                full_name := v_name;
+            end if;
+            names := null;
+            return;
+        end;
+    end if;
+
+    foreach v_name in array names loop
         rooms := jsonb_set(
             rooms,
             array[v_name],
@@ -144,12 +189,29 @@ begin
             )
         );
     end loop;
-    names := v_names;
 end
 $$;
 
-comment on function pgqueue._rooms_of(text, text, text, timestamptz, jsonb) is
-    'Private: takes one place in each limit of a job: their names; or which of them is full; or neither, while another claim looks at one.';
+comment on function pgqueue._take_capacity(text, text, text, timestamptz, jsonb) is
+    'Private: takes capacity for one start under each limit of a job: their names; or the one that is at its limit; or neither, while another claim starts jobs under one.';
+
+create or replace function pgqueue._capacity_as_json(
+    p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz
+)
+returns jsonb
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    select jsonb_build_object(
+        'room', r.room, 'next_at', r.next_at, 'timed', r.timed, 'rate', p_rate is not null, 'started', 0, 'locked', false
+    )
+    from pgqueue._capacity(p_name, p_kind, p_target, p_max_executing, p_rate, p_per, p_now) r
+$$;
+
+comment on function pgqueue._capacity_as_json(text, text, text, integer, integer, interval, timestamptz) is
+    'Private: _room, as a claim remembers it.';
 
 create or replace function pgqueue._note_starts(p_rooms jsonb, p_now timestamptz)
 returns void
@@ -164,9 +226,9 @@ as $$
     where (r.value ->> 'rate')::boolean and (r.value ->> 'started')::integer > 0
 $$;
 
-comment on function pgqueue._note_starts(jsonb, timestamptz) is 'Private: notes the starts of a claim under limits with a rate.';
+comment on function pgqueue._note_starts(jsonb, timestamptz) is 'Private: records the starts of a claim under limits with a rate.';
 
-create or replace function pgqueue._park_on_limits(p_rows tid[], p_names text[], p_rooms jsonb, p_now timestamptz)
+create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_rooms jsonb)
 returns void
 language plpgsql
 volatile
@@ -187,20 +249,20 @@ begin
         resumed = false
     from unnest(p_rows, p_names) w (row_at, name)
     where j.ctid = w.row_at;
+    -- Also where the limit has such a row: another transaction, which does not see these jobs, may be deleting that one.
     insert into pgqueue.limit_waits (name, next_at, timed)
     select
         n.name,
-        coalesce((p_rooms -> n.name ->> 'next_at')::timestamptz, p_now + interval '1 s'),
-        coalesce((p_rooms -> n.name ->> 'timed')::boolean, false)
-    from (select distinct u.name from unnest(p_names) u (name)) n
-    where not exists (select from pgqueue.limit_waits w where w.name = n.name);
+        (p_rooms -> n.name ->> 'next_at')::timestamptz,
+        (p_rooms -> n.name ->> 'timed')::boolean
+    from (select distinct u.name from unnest(p_names) u (name)) n;
 end
 $$;
 
-comment on function pgqueue._park_on_limits(tid[], text[], jsonb, timestamptz) is
-    'Private: parks jobs under the names of the limits that have no room for them.';
+comment on function pgqueue._block_on_limits(tid[], text[], jsonb) is
+    'Private: blocks jobs under the names of the limits that have no capacity for them.';
 
-create or replace function pgqueue._unpark(p_name text, p_count integer)
+create or replace function pgqueue._unblock(p_name text, p_count integer)
 returns integer
 language plpgsql
 volatile
@@ -239,7 +301,7 @@ begin
             set
                 state = pgqueue._state_again(j.errors, j.attempts),
                 blocked_on = null,
-                -- In their order.
+                -- Keeps their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
             from unnest(v_rows) with ordinality w (row_at, n)
@@ -255,10 +317,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._unpark(text, integer) is
-    'Private: lets go the first p_count jobs that are parked under a limit, and returns how many there were.';
+comment on function pgqueue._unblock(text, integer) is
+    'Private: releases the first p_count jobs that a limit blocks, and returns how many there were.';
 
--- Jobs have stopped executing: as many of those parked under their limits are let go.
+-- Jobs have stopped executing: releases as many of those that their limits block.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
@@ -285,35 +347,21 @@ begin
     loop
         if pgqueue._old_snapshot() then
             insert into pgqueue.limit_waits (name, next_at) values (v_limit.name, pgqueue._clock());
-        elsif pgqueue._unpark(v_limit.name, v_limit.count) < v_limit.count then
-            -- Nobody is left, or a claim is parking just now, unseen.
-            if pg_try_advisory_lock(pgqueue._lock_class(), hashtext(v_limit.name) | -2147483648) then
-                perform pg_advisory_unlock(pgqueue._lock_class(), hashtext(v_limit.name) | -2147483648);
-            else
-                insert into pgqueue.limit_waits (name, next_at) values (v_limit.name, pgqueue._clock());
-            end if;
+        else
+            perform pgqueue._unblock(v_limit.name, v_limit.count);
         end if;
     end loop;
 end
 $$;
 
 comment on function pgqueue._leave_limits(text[], text[], text[]) is
-    'Private: lets go jobs parked under the limits of these, which stopped executing.';
+    'Private: releases jobs blocked by the limits of these, which stopped executing.';
 
-create or replace function pgqueue._old_snapshot()
-returns boolean
-language sql
-stable
-parallel safe
-as $$
-    select pg_catalog.current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
-$$;
-
-comment on function pgqueue._old_snapshot() is
-    'Private: true above READ COMMITTED, where a later statement sees no more than the first.';
-
--- The rows that are due in limit_waits: each limit that has room again lets go as many as it has room for.
-create or replace function pgqueue._look_at_limits(p_limit integer)
+-- Checks the limits that are due in limit_waits. Each that has capacity again releases as many jobs as that, and no more
+-- than p_jobs: a claim holds what it releases until it commits. All rows of such a limit become one. Two calls that check
+-- one limit at the same time release twice as many at worst; the next claim blocks them again. A row that is a second
+-- overdue counts even if another transaction has locked it, for that may stay open.
+create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql
 volatile
@@ -335,27 +383,37 @@ declare
     v_timed boolean;
     v_unparked integer := 0;
 begin
-    with due as (
+    if not exists (select from pgqueue.limit_waits w where w.next_at <= v_now) then
+        return 0;
+    end if;
+    with due as materialized (
+        select x.name, x.next_at from pgqueue.limit_waits x where x.next_at <= v_now order by x.next_at limit p_limit
+    ),
+    taken as (
         delete from pgqueue.limit_waits w
         where w.n = any (
             array(
-                select x.n
-                from pgqueue.limit_waits x
-                where x.next_at <= v_now
-                order by x.next_at
-                limit p_limit
-                for update skip locked
+                select l.n
+                from (select distinct d.name from due d) n
+                cross join lateral (
+                    select y.n from pgqueue.limit_waits y where y.name = n.name for update skip locked
+                ) l
             )
         )
         returning w.name
     )
-    select array_agg(distinct d.name order by d.name) into v_names from due d;
+    select array_agg(n.name order by n.name) into v_names
+    from (
+        select t.name from taken t
+        union
+        select d.name from due d where d.next_at <= v_now - interval '1 s'
+    ) n;
     if v_names is null then
         return 0;
     end if;
     foreach v_name in array v_names loop
         v_kind := split_part(v_name, ':', 1);
-        -- Names are kind:target, and a limit_key's target is the value: ask as a job with that value would.
+        -- Names are kind:target, and the target of a limit_key is its value: finds the limit as for a job with that value.
         select l.* into v_limit
         from pgqueue._limits_of(
             case when v_kind = 'task' then substr(v_name, 6) end,
@@ -363,25 +421,23 @@ begin
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        -- Without a row the limit is gone, and whoever was parked under it is free; the lock is asked for as ever.
+        -- Without a row the limit was dropped, and all that it blocked is released.
         select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
-        from pgqueue._room(
+        from pgqueue._capacity(
             v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
         ) r;
-        if v_room is null then
-            -- A claim is looking, and may be parking jobs that cannot be seen yet: look again, whatever is seen.
-            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now + interval '50 ms');
-            continue;
-        end if;
         if v_room > 0 then
-            v_unparked := v_unparked + pgqueue._unpark(v_name, least(v_room, 1000));
-            -- Of a rate the next start is free about a share of its time later.
+            v_unparked := v_unparked + pgqueue._unblock(v_name, least(v_room, p_jobs));
             v_timed := v_limit.rate is not null;
+            -- The next start under a rate is free about a share of its time later.
             v_next_at := v_now + case
-                when v_room > 1000 then interval '0'
+                when v_room > p_jobs then interval '0'
                 when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
                 else interval '1 s'
             end;
+        elsif not v_timed then
+            -- The net: jobs that end release what they see.
+            v_next_at := v_now + interval '1 s';
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
         select v_name, v_next_at, v_timed
@@ -395,11 +451,39 @@ begin
 end
 $$;
 
-comment on function pgqueue._look_at_limits(integer) is
-    'Private: lets go what is parked under limits that have room again, for up to p_limit limits whose time has come; returns how many jobs.';
+comment on function pgqueue._recheck_limits(integer, integer) is
+    'Private: releases jobs of up to p_limit limits that are due to be checked and have capacity again; returns how many.';
 
--- Queues under a limit, and how many each may still give; 0 also while another claim looks at it.
-create or replace function pgqueue._queue_rooms(p_queues text[], p_now timestamptz)
+-- Counts without a lock: see _lock_queue.
+create or replace function pgqueue._queue_capacities(p_queues text[], p_now timestamptz)
+returns jsonb
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(
+        jsonb_object_agg(
+            l.target,
+            jsonb_build_object('room', greatest(r.room, 0), 'rate', l.rate is not null, 'locked', false)
+        ),
+        '{}'
+    )
+    from pgqueue.limits l
+    cross join lateral pgqueue._capacity(
+        'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, p_now
+    ) r
+    where l.kind = 'queue' and (p_queues is null or l.target = any (p_queues))
+$$;
+
+comment on function pgqueue._queue_capacities(text[], timestamptz) is
+    'Private: how many jobs of each queue that has a limit may still start, by what is committed.';
+
+-- Before the first job of a queue with a limit is claimed: takes the lock, and counts the capacity again. There is none
+-- where another claim has the lock.
+create or replace function pgqueue._lock_queue(p_rooms jsonb, p_queue text, p_now timestamptz)
 returns jsonb
 language plpgsql
 volatile
@@ -409,33 +493,28 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_limit record;
-    v_room integer;
-    v_rooms jsonb := '{}'::jsonb;
+    v_room integer := 0;
 begin
-    for v_limit in
-        select l.target, l.max_executing, l.rate, l.per
+    if coalesce((p_rooms -> p_queue ->> 'locked')::boolean, true) then
+        return p_rooms;
+    end if;
+    if pgqueue._lock_limit('queue:' || p_queue) then
+        select r.room into v_room
         from pgqueue.limits l
-        where l.kind = 'queue' and (p_queues is null or l.target = any (p_queues))
-        order by l.target
-    loop
-        v_room := (
-            select r.room
-            from pgqueue._room(
-                'queue:' || v_limit.target, 'queue', v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
-            ) r
-        );
-        v_rooms := v_rooms || jsonb_build_object(
-            v_limit.target,
-            jsonb_build_object('room', greatest(coalesce(v_room, 0), 0), 'rate', v_limit.rate is not null)
-        );
-    end loop;
-    return v_rooms;
+        cross join lateral pgqueue._capacity(
+            'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, p_now
+        ) r
+        where l.kind = 'queue' and l.target = p_queue;
+    end if;
+    return jsonb_set(
+        p_rooms, array[p_queue],
+        p_rooms -> p_queue || jsonb_build_object('room', greatest(coalesce(v_room, 0), 0), 'locked', true)
+    );
 end
 $$;
 
-comment on function pgqueue._queue_rooms(text[], timestamptz) is
-    'Private: how many jobs each queue that has a limit may still give.';
+comment on function pgqueue._lock_queue(jsonb, text, timestamptz) is
+    'Private: the capacities of queues, with that of one counted under its lock.';
 
 create or replace function pgqueue._tidy_starts(p_now timestamptz)
 returns void
@@ -448,11 +527,11 @@ as $$
     where s.at < p_now - coalesce((select max(l.per) from pgqueue.limits l), '0') - interval '1 min'
 $$;
 
-comment on function pgqueue._tidy_starts(timestamptz) is 'Private: forgets starts that no rate counts any more.';
+comment on function pgqueue._tidy_starts(timestamptz) is 'Private: deletes starts that no rate counts any more.';
 
--- When a worker that found nothing should look again because of limits: for parked jobs the time that their rate gives,
+-- When a worker that found nothing should claim again because of limits: for blocked jobs the time that their rate gives,
 -- for a queue that has used up its rate the end of the oldest start.
-create or replace function pgqueue._next_room(p_queues text[], p_now timestamptz)
+create or replace function pgqueue._next_capacity(p_queues text[], p_now timestamptz)
 returns timestamptz
 language sql
 volatile
@@ -484,5 +563,5 @@ as $$
     )
 $$;
 
-comment on function pgqueue._next_room(text[], timestamptz) is
-    'Private: when the first limit with a rate will have room again; null: none of them is used up.';
+comment on function pgqueue._next_capacity(text[], timestamptz) is
+    'Private: when the first limit with a rate will have capacity again; null: none is used up.';

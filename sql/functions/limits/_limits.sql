@@ -1,10 +1,10 @@
 -- Limits: how many jobs of one execute, counted by index.
 --
--- A count stops at p_max: whoever asks wants to know whether there is room, and how much. It reads the index of leases,
--- which knows queue, task and limit_key of all that executes, and the rows of those that it counts; for keys the unique
--- index, where all that begin alike stand together. The payloads of one call of an accumulating task count as one.
--- Sorts are off, and an order is given: so each query fits one index alone, also where the planner takes an empty one
--- for dear, or all for equally cheap.
+-- A count stops at p_max: the caller needs to know whether there is capacity, and how much. It reads the index of leases,
+-- which has queue, task and limit_key of all executing jobs, and the rows that it counts; for keys it reads the unique
+-- index, where keys of one prefix stand together. The payloads of one batch of an accumulating task count as one.
+-- Sorts are off, and an order is given: so each query fits one index alone, even where the planner believes that an empty
+-- index is expensive, or that all cost the same.
 
 create or replace function pgqueue._count_executing(p_kind text, p_target text, p_max integer)
 returns integer
@@ -22,7 +22,7 @@ declare
     v_count integer := 0;
     v_head timestamptz := pgqueue._lease_head();
 begin
-    -- Whatever counts has a lease, and none ends before their head.
+    -- All that counts has a lease, and none ends before the head of leases.
     if p_kind = 'queue' then
         select count(*)::integer into v_count
         from (
@@ -51,7 +51,7 @@ begin
             limit p_max
         ) e;
     else
-        -- Of all keys from p_target on those that begin with it come first, so nobody has to know where they end.
+        -- Among all keys from p_target on, those that begin with it come first.
         select count(*)::integer into v_count
         from (
             select starts_with(j.key, p_target) as is_meant
@@ -73,7 +73,7 @@ comment on function pgqueue._count_executing(text, text, integer) is
     'Private: how many jobs execute under a limit, counted up to p_max. kind key: p_target is the beginning of the keys; limit_key: the value itself.';
 
 -- A limit_key has the limit of its own value, or else of the longest beginning that has one; each value counts for itself.
-create or replace function pgqueue._full_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
+create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
 language plpgsql
 volatile
@@ -124,8 +124,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._full_limit(pgqueue.jobs, text, timestamptz) is
-    'Private: the first limit of a job (p_name: that one alone) that has no room, if there is one.';
+comment on function pgqueue._reached_limit(pgqueue.jobs, text, timestamptz) is
+    'Private: the first limit of a job (p_name: that one alone) that has no capacity, if there is one.';
 
 create or replace function pgqueue._check_limit(p_kind text, p_target text)
 returns void
@@ -147,8 +147,8 @@ $$;
 
 comment on function pgqueue._check_limit(text, text) is 'Private: refuses what cannot be a limit.';
 
--- Parked jobs stand under the name of the limit; those of a limit for all values that begin so, each under its value's.
-create or replace function pgqueue._look_at_limit(p_kind text, p_target text)
+-- Blocked jobs stand under the name of the limit; those of a limit_key with *, each under the name of its value.
+create or replace function pgqueue._recheck_limit(p_kind text, p_target text)
 returns void
 language plpgsql
 volatile
@@ -185,8 +185,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._look_at_limit(text, text) is
-    'Private: lets the next maintain() look whether jobs parked under a limit may go on.';
+comment on function pgqueue._recheck_limit(text, text) is
+    'Private: makes the next maintain() check whether jobs that a limit blocks may go on.';
 
 create or replace function pgqueue._limits_now()
 returns jsonb

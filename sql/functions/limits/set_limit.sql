@@ -1,7 +1,8 @@
 -- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start in a time.
 --
--- Writes one row of limits, which takes effect at the next claim. Jobs that were parked under it are looked at by the
--- next maintain(): there may be room now. A plain update of limits does the same, but leaves them to the job that ends.
+-- Writes one row of limits, which takes effect at the next claim. What is left out keeps the value that it has. The next
+-- maintain() checks the jobs that are blocked by the limit: there may be capacity now. A plain update of limits does the
+-- same, but leaves them to the next job that ends.
 
 create or replace function pgqueue.set_limit(
     kind text,
@@ -20,7 +21,7 @@ as $$
 #variable_conflict use_column
 begin
     perform pgqueue._check_limit(set_limit.kind, set_limit.target);
-    if set_limit.max_executing is null and set_limit.rate is null then
+    if num_nonnulls(set_limit.max_executing, set_limit.rate, set_limit.per) = 0 then
         perform pgqueue._refuse(
             'neither max_executing nor rate is given', 'It would limit nothing.',
             'Give max_executing, or rate with per; drop_limit() takes a limit away.'
@@ -32,7 +33,11 @@ begin
             'Give max_executing within this range; 0 lets nothing start.'
         );
     end if;
-    if (set_limit.rate is null) <> (set_limit.per is null) then
+    if (set_limit.rate is null) <> (set_limit.per is null) and not exists (
+        select
+        from pgqueue.limits l
+        where l.kind = set_limit.kind and l.target = set_limit.target and l.rate is not null
+    ) then
         perform pgqueue._refuse(
             'rate and per go together', format('per is %s.', coalesce(set_limit.per::text, 'null')),
             'Give rate with per: rate => 100, per => ''1 min''.'
@@ -50,23 +55,30 @@ begin
         );
     end if;
 
+    -- Checks are asked of the row to insert also where it conflicts: so it is complete.
     insert into pgqueue.limits as l (kind, target, max_executing, rate, per)
-    values (set_limit.kind, set_limit.target, set_limit.max_executing, set_limit.rate, set_limit.per)
+    select
+        set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),
+        coalesce(set_limit.rate, x.rate), coalesce(set_limit.per, x.per)
+    from (values (1)) one (row)
+    left join pgqueue.limits x on x.kind = set_limit.kind and x.target = set_limit.target
     on conflict (kind, target) do update
     set
-        max_executing = excluded.max_executing,
-        rate = excluded.rate,
-        per = excluded.per
-    where (l.max_executing, l.rate, l.per) is distinct from (excluded.max_executing, excluded.rate, excluded.per);
+        max_executing = coalesce(set_limit.max_executing, l.max_executing),
+        rate = coalesce(set_limit.rate, l.rate),
+        per = coalesce(set_limit.per, l.per)
+    where (l.max_executing, l.rate, l.per) is distinct from (
+        coalesce(set_limit.max_executing, l.max_executing), coalesce(set_limit.rate, l.rate), coalesce(set_limit.per, l.per)
+    );
     if not found then
         return false;
     end if;
-    perform pgqueue._look_at_limit(set_limit.kind, set_limit.target);
+    perform pgqueue._recheck_limit(set_limit.kind, set_limit.target);
     return true;
 end
 $$;
 
 comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
     'Limit what executes over the whole fleet, at once. kind: queue, task, key (all keys that begin with target, together) or limit_key (that value; '
-    'target* for each value that begins so, for itself). max_executing: so many at a time; rate and per: so many starts in any stretch of time as long as per; '
-    'what is left out is not limited. False: it stood so already. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';
+    'target* for each value that begins so, by itself). max_executing: at most this many at a time; rate and per: at most this many starts in any period as long as per. '
+    'What is left out stays as it is; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';

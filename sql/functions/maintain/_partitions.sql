@@ -4,78 +4,252 @@
 -- every completion waits behind them. So a partition is created as a plain table and *attached*, which only needs
 -- SHARE UPDATE EXCLUSIVE, and dropped under maintain's lock_timeout. The statements are dynamic because tables
 -- have names; nothing in them comes from a caller.
+-- What is there is asked of the catalog, by bounds and not by names: a partition that was detached or dropped leaves a
+-- gap, and a gap is filled. A detached table is attached again, with its rows, where it still fits. Where it does not,
+-- or its name belongs to something else, the gap gets a partition of another name, and stats() shows what is in the way.
 
-create or replace function pgqueue._attach_partitions(p_days integer, p_months integer, p_limit integer)
-returns integer
+create or replace function pgqueue._partitions()
+returns table (relation regclass, parent regclass, lower timestamptz, upper timestamptz, is_pending boolean)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+as $$
+    select
+        c.oid::regclass, i.inhparent::regclass,
+        case when b.bounds[1] = 'MINVALUE' then '-infinity' else trim(b.bounds[1], '''')::timestamptz end,
+        case when b.bounds[2] = 'MAXVALUE' then 'infinity' else trim(b.bounds[2], '''')::timestamptz end,
+        i.inhdetachpending
+    from pg_inherits i
+    join pg_class c on c.oid = i.inhrelid
+    cross join lateral (
+        -- A default partition has none.
+        select regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \((.*)\) TO \((.*)\)') as bounds
+    ) b
+    where i.inhparent in ('pgqueue.history_days'::regclass, 'pgqueue.history_months'::regclass)
+        and b.bounds is not null
+$$;
+
+comment on function pgqueue._partitions() is
+    'Private: the partitions of history, and from when until when their rows expire; is_pending: DETACH CONCURRENTLY has begun, and not ended.';
+
+create or replace function pgqueue._partition_gaps(p_days integer, p_months integer)
+returns table (parent text, name text, lower timestamptz, upper timestamptz)
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    with today as materialized (
+        select (pgqueue._clock() at time zone 'UTC')::date as day
+    ),
+    wanted as (
+        select
+            'history_days' as parent, 'history_d_' || to_char(d.day, 'YYYYMMDD') as name,
+            d.day at time zone 'UTC' as lower, (d.day + interval '1 day') at time zone 'UTC' as upper
+        from (select t.day + n * interval '1 day' as day from today t, generate_series(0, p_days) n) d
+        union all
+        select
+            'history_months', 'history_m_' || to_char(m.month, 'YYYYMM'),
+            m.month at time zone 'UTC', (m.month + interval '1 month') at time zone 'UTC'
+        from (
+            select date_trunc('month', t.day::timestamp) + n * interval '1 month' as month
+            from today t, generate_series(0, p_months) n
+        ) m
+    ),
+    covered as materialized (
+        select p.parent, range_agg(tstzrange(p.lower, p.upper)) as ranges
+        from pgqueue._partitions() p
+        where not p.is_pending
+        group by p.parent
+    )
+    select w.parent, w.name, lower(g.gap), upper(g.gap)
+    from wanted w
+    left join covered c on c.parent = to_regclass('pgqueue.' || w.parent)
+    cross join lateral unnest(
+        tstzmultirange(tstzrange(w.lower, w.upper)) - coalesce(c.ranges, '{}'::tstzmultirange)
+    ) g (gap)
+    order by 3, 1
+$$;
+
+comment on function pgqueue._partition_gaps(integer, integer) is
+    'Private: what no partition covers of today and the next p_days days, of this month and the next p_months months.';
+
+create or replace function pgqueue._attach_partitions(
+    p_days integer, p_months integer, p_limit integer, out attached integer, out problem text
+)
+returns record
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_today date := (pgqueue._clock() at time zone 'UTC')::date;
-    v_attached integer := 0;
-    v_part record;
+    v_gap record;
+    v_problems text[] := '{}'::text[];
+    v_problem text;
 begin
-    for v_part in
-        select 'history_days' as parent, 'history_d_' || to_char(d.day, 'YYYYMMDD') as name, d.day as lower, d.day + 1 as upper
-        from (select v_today + n as day from generate_series(0, p_days) n) d
-        where to_regclass('pgqueue.history_d_' || to_char(d.day, 'YYYYMMDD')) is null
-        union all
-        select 'history_months', 'history_m_' || to_char(m.month, 'YYYYMM'), m.month, (m.month + interval '1 month')::date
-        from (
-            select (date_trunc('month', v_today::timestamp) + n * interval '1 month')::date as month
-            from generate_series(0, p_months) n
-        ) m
-        where to_regclass('pgqueue.history_m_' || to_char(m.month, 'YYYYMM')) is null
-        order by 3, 1
-        limit p_limit
-    loop
-        -- Two completions that miss one partition: the second waits here and then finds it.
-        perform pg_advisory_xact_lock(pgqueue._lock_class(), 2);
-        -- The lock that attaching takes anyway. Taking it here also takes in what others have created meanwhile;
-        -- without it the next line would ask this session's cache, which still says that there is no such table.
-        execute format('lock table only pgqueue.%I in share update exclusive mode', v_part.parent);
-        continue when to_regclass('pgqueue.' || v_part.name) is not null;
-        execute format('create table pgqueue.%I (like pgqueue.%I)', v_part.name, v_part.parent);
-        execute format(
-            'alter table pgqueue.%I attach partition pgqueue.%I for values from (%L) to (%L)',
-            v_part.parent, v_part.name, v_part.lower || ' 00:00:00+00', v_part.upper || ' 00:00:00+00'
-        );
-        execute format('comment on table pgqueue.%I is %L', v_part.name,
-            format('Private: rows of history that expire between %s and %s, UTC.', v_part.lower, v_part.upper));
-        v_attached := v_attached + 1;
+    attached := 0;
+    if not exists (select from pgqueue._partition_gaps(p_days, p_months)) then
+        return;
+    end if;
+    -- Two completions that miss one partition: the second waits here and then finds it. The lock on the tables is the
+    -- one that attaching takes anyway; it also brings what others have created meanwhile into this session's caches.
+    perform pg_advisory_xact_lock(pgqueue._lock_class(), 2);
+    lock table only pgqueue.history_days, pgqueue.history_months in share update exclusive mode;
+    v_problems := pgqueue._finish_detaching();
+    for v_gap in select g.parent, g.name, g.lower, g.upper from pgqueue._partition_gaps(p_days, p_months) g loop
+        exit when attached >= p_limit;
+        begin
+            v_problem := pgqueue._fill_gap(v_gap.parent, v_gap.name, v_gap.lower, v_gap.upper);
+            attached := attached + 1;
+        exception when others then
+            v_problem := format('nothing can be attached as %s (%s: %s)', v_gap.name, sqlstate, sqlerrm);
+        end;
+        if v_problem is not null then
+            v_problems := v_problems || v_problem;
+        end if;
     end loop;
-    return v_attached;
+    problem := nullif(array_to_string(v_problems[:10], '; '), '');
 end
 $$;
 
 comment on function pgqueue._attach_partitions(integer, integer, integer) is
-    'Private: attaches what is missing of the partitions for the next p_days days and p_months months, at most p_limit; returns how many.';
+    'Private: fills up to p_limit of the gaps in the next p_days days and p_months months; problem: what was in the way.';
+
+-- p_name is the name for the whole day or month. What bears it already is attached, if it can be; else the next name is
+-- tried: history_d_20300101_2, and so on.
+create or replace function pgqueue._fill_gap(p_parent text, p_name text, p_lower timestamptz, p_upper timestamptz)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+as $$
+declare
+    v_name text := p_name;
+    v_problem text;
+    v_problems text;
+begin
+    for v_number in 2..20 loop
+        if to_regclass('pgqueue.' || v_name) is null then
+            execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
+            execute format(
+                'alter table pgqueue.%I attach partition pgqueue.%I for values from (%L) to (%L)',
+                p_parent, v_name, p_lower, p_upper
+            );
+            execute format(
+                'comment on table pgqueue.%I is %L', v_name,
+                format('Private: rows of history that expire from %s to %s.', p_lower, p_upper)
+            );
+            return v_problems || ', so its rows are kept in pgqueue.' || v_name;
+        end if;
+        if pg_partition_root('pgqueue.' || v_name) = 'pgqueue.history'::regclass then
+            -- It covers another part of the day. But an old snapshot shows as a gap what somebody has filled since.
+            if pgqueue._old_snapshot() then
+                return null;
+            end if;
+        else
+            v_problem := pgqueue._attach_again(p_parent, 'pgqueue.' || v_name, p_lower, p_upper);
+            if v_problem is null then
+                return v_problems;
+            end if;
+            v_problems := concat_ws(', ', v_problems, v_problem);
+        end if;
+        v_name := p_name || '_' || v_number;
+    end loop;
+    return v_problems;
+end
+$$;
+
+comment on function pgqueue._fill_gap(text, text, timestamptz, timestamptz) is
+    'Private: attaches the table of that name to history, or a new one; returns what was in the way, null: nothing.';
+
+create or replace function pgqueue._attach_again(
+    p_parent text, p_table regclass, p_lower timestamptz, p_upper timestamptz
+)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set timezone = 'UTC'
+set datestyle = 'ISO, YMD'
+set lock_timeout = '50ms'
+as $$
+declare
+    v_class record;
+begin
+    select c.relkind, c.relispartition into v_class from pg_class c where c.oid = p_table;
+    if v_class.relkind <> 'r' then
+        return format('%s is no table', p_table);
+    end if;
+    if v_class.relispartition then
+        return format('%s is a partition of another table', p_table);
+    end if;
+    -- Attaching reads all of it.
+    if pg_relation_size(p_table) > 100000000 then
+        return format('%s is detached and too large to be attached at once', p_table);
+    end if;
+    begin
+        execute format(
+            'alter table pgqueue.%I attach partition %s for values from (%L) to (%L)', p_parent, p_table, p_lower, p_upper
+        );
+    exception
+        when lock_not_available then
+            -- It is read or written just now: not for another partition to take its place.
+            raise;
+        when others then
+            return format('%s cannot be attached (%s: %s)', p_table, sqlstate, sqlerrm);
+    end;
+    return null;
+end
+$$;
+
+comment on function pgqueue._attach_again(text, regclass, timestamptz, timestamptz) is
+    'Private: attaches a table that is there to history; returns why it cannot be attached, null: it is.';
+
+-- A partition that waits to be detached takes no rows any more, and lets no other be attached in its place. To end that
+-- waits for all older snapshots, so it is tried for 50 ms at a time.
+create or replace function pgqueue._finish_detaching()
+returns text[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    v_pending record;
+    v_problems text[] := '{}'::text[];
+begin
+    for v_pending in select p.relation, p.parent from pgqueue._partitions() p where p.is_pending loop
+        begin
+            execute format('alter table %s detach partition %s finalize', v_pending.parent, v_pending.relation);
+        exception when others then
+            v_problems := v_problems
+                || format('%s is being detached, which cannot be ended yet (%s: %s)', v_pending.relation, sqlstate, sqlerrm);
+        end;
+    end loop;
+    return v_problems;
+end
+$$;
+
+comment on function pgqueue._finish_detaching() is
+    'Private: ends what DETACH CONCURRENTLY has left undone; returns what was in the way.';
 
 create or replace function pgqueue._overdue_partitions(p_now timestamptz)
-returns table (name text, upper timestamptz)
+returns table (relation regclass, upper timestamptz)
 language sql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select p.name, p.upper
-    from (
-        select
-            c.relname::text as name,
-            case
-                when c.relname like 'history\_d\_%'
-                then (to_date(right(c.relname::text, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC'
-                else (to_date(right(c.relname::text, 6), 'YYYYMM') + interval '1 month') at time zone 'UTC'
-            end as upper
-        from pg_inherits i
-        join pg_class c on c.oid = i.inhrelid
-        where i.inhparent in ('pgqueue.history_days'::regclass, 'pgqueue.history_months'::regclass)
-            and c.relname ~ '^history_(d_[0-9]{8}|m_[0-9]{6})$'
-    ) p
-    where p.upper <= p_now
-    order by p.upper
+    select p.relation, p.upper from pgqueue._partitions() p where p.upper <= p_now order by p.upper
 $$;
 
 comment on function pgqueue._overdue_partitions(timestamptz) is
@@ -89,16 +263,32 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_name text;
+    v_relation regclass := (select o.relation from pgqueue._overdue_partitions(p_now) o limit 1);
 begin
-    select o.name into v_name from pgqueue._overdue_partitions(p_now) o limit 1;
-    if v_name is null then
+    if v_relation is null then
         return false;
     end if;
-    execute format('drop table pgqueue.%I', v_name);
+    execute format('drop table %s', v_relation);
     return true;
 end
 $$;
 
 comment on function pgqueue._drop_partition(timestamptz) is
     'Private: drops the oldest overdue partition, if there is one.';
+
+create or replace function pgqueue._make_partitions()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._attach_partitions(40, 36, 1000);
+    insert into pgqueue.maintenance_steps (at, step, next_at)
+    select pgqueue._clock(), 'partitions', pgqueue._clock() + s.every from pgqueue._steps() s where s.step = 'partitions';
+end
+$$;
+
+comment on function pgqueue._make_partitions() is
+    'Private: attaches all partitions of history that maintain() wants; for migrate, when nobody waits for it.';

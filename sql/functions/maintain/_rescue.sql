@@ -1,11 +1,15 @@
--- Rescue: what time does to jobs. Lapsed leases are taken back, expired jobs cancelled, and jobs that a clock
--- stepping back left in the future brought forward.
+-- Rescue: what time does to jobs. Takes back lapsed leases, cancels expired jobs, and brings jobs forward that a clock
+-- stepping back left in the future.
 --
--- All take rows FOR UPDATE SKIP LOCKED and a bounded number of them: they never wait, and a row that somebody
--- holds counts as held. A lease that lapsed while nobody kept house (outage, failover, clock step) first gets
--- one full length more, once for each reservation: its worker had no chance to extend it, and taking everything
--- back at once would run all that is in flight twice.
--- A job that was lost with a worker that had said that it runs, and is gone, counts one crash (see _put_back).
+-- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED and never waits: a row that another session has locked
+-- counts as held. A lease that extend promised while its row was locked is written into the row here, by a statement
+-- later than the one that locked it, so that no committed promise is missed: see extend.
+-- A lease that ran while nobody could extend it gets a grace period of one length, once for each reservation: taking
+-- everything back at once after an outage would run all that is in flight twice. Nobody could extend it if maintenance
+-- had a gap of more than 5 s that left it with less than half of its length; a live worker extends at a third, and
+-- reconnects within another. A lease that began in the last 5 s of the gap shows that the gap was over: its worker
+-- reserved before it ran maintenance.
+-- Where a worker is gone, each job that it had reported as started counts one crash (see _put_back).
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
 returns timestamptz
@@ -18,8 +22,8 @@ declare
     v_at timestamptz;
     v_gap_at timestamptz;
 begin
-    select h.at, h.gap_at into v_at, v_gap_at from pgqueue.housekeeping h order by h.n desc limit 1;
-    -- A run that commits while we look may carry a time slightly after ours; a step back is more than a second.
+    select h.at, h.gap_at into v_at, v_gap_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
+    -- A run that commits meanwhile may have a time slightly after ours; a step back is more than a second.
     if v_at is null or v_at < p_now - interval '5 s' or v_at > p_now + interval '1 s' then
         return p_now;
     end if;
@@ -28,7 +32,7 @@ end
 $$;
 
 comment on function pgqueue._gap_at(timestamptz) is
-    'Private: when the last gap in housekeeping ended; p_now if this call ends one.';
+    'Private: when the last gap in maintenance ended; p_now if this call ends one.';
 
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out prolonged bigint)
 returns record
@@ -47,18 +51,34 @@ declare
     v_lapsed_ids bigint[];
     v_spared_ids bigint[];
     v_crashed_ids bigint[];
-    v_head timestamptz := pgqueue._lease_head();
+    v_head record;
 begin
     rescued := 0;
     prolonged := 0;
+    select h.head as at, h.head_id as id into v_head from pgqueue._head('', 0::smallint, false) h;
     if not exists (
         select
         from pgqueue.jobs j
-        where j.state = 'executing' and j.lease_expires_at >= v_head and j.lease_expires_at <= v_now
+        where j.state = 'executing'
+            and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
+            and j.lease_expires_at <= v_now
     ) then
         return;
     end if;
     v_gap_at := coalesce(p_gap_at, pgqueue._gap_at(v_now));
+
+    select array_agg(l.id) into v_lapsed_ids
+    from (
+        select j.id
+        from pgqueue.jobs j
+        where j.state = 'executing'
+            and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
+            and j.lease_expires_at <= v_now
+        order by j.lease_expires_at, j.id
+        limit p_limit
+        for update skip locked
+    ) l;
+    v_lapsed_ids := pgqueue._keep_promises(v_lapsed_ids, v_now);
 
     select
         array_agg(l.id) filter (where not l.spared),
@@ -69,22 +89,24 @@ begin
         select
             j.id, j.reserved_by,
             j.started is not distinct from j.reservation as started,
-            -- It beats about as often as it extends, every third of a lease: a living one was heard of since.
+            -- A live worker sends a heartbeat about as often as it extends, every third of a lease.
             j.lease_expires_at - j.lease / 2 as heard_at,
-            not j.lease_prolonged and coalesce(v_gap_at > j.lease_expires_at - j.lease, false) as spared
+            not j.grace_given and coalesce(
+                v_gap_at > j.lease_expires_at - j.lease / 2
+                    and v_gap_at > j.lease_expires_at - j.lease + interval '5 s',
+                false
+            ) as spared
         from pgqueue.jobs j
-        where j.state = 'executing' and j.lease_expires_at >= v_head and j.lease_expires_at <= v_now
+        where j.id = any (v_lapsed_ids)
         order by j.lease_expires_at
-        limit p_limit
-        for update skip locked
     ) l;
 
     update pgqueue.jobs j
     set
-        lease_prolonged = true,
+        grace_given = true,
         lease_expires_at = pgqueue._ready_at(v_now) + j.lease
     where j.id = any (v_spared_ids);
-    v_lapsed_ids := pgqueue._whole_calls(v_lapsed_ids);
+    v_lapsed_ids := pgqueue._whole_batches(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0)::bigint;
     prolonged := coalesce(cardinality(v_spared_ids), 0)::bigint;
@@ -92,7 +114,77 @@ end
 $$;
 
 comment on function pgqueue._rescue(integer, timestamptz) is
-    'Private: takes back up to p_limit lapsed leases, or prolongs them once if they began before the gap in housekeeping at p_gap_at (null: look it up).';
+    'Private: takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at (null: look it up).';
+
+-- The caller has locked the rows, and read p_now before that.
+create or replace function pgqueue._keep_promises(p_job_ids bigint[], p_now timestamptz)
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_kept bigint[];
+begin
+    with promised as materialized (
+        select p.*
+        from unnest(p_job_ids) w (id)
+        cross join lateral (
+            select j.id, j.reservation from pgqueue.jobs j where j.id = w.id limit 1
+        ) h
+        cross join lateral (
+            select x.job_id, x.until, x.lease
+            from pgqueue.lease_promises x
+            where x.job_id = h.id and x.until > p_now and x.reservation = h.reservation
+            order by x.until desc
+            limit 1
+        ) p
+    ),
+    -- Made before the clock stepped back, a promise is worth one length from now, once.
+    spent as (
+        delete from pgqueue.lease_promises x
+        using promised p
+        where x.job_id = p.job_id and x.until > p_now + x.lease
+    ),
+    kept as (
+        update pgqueue.jobs j
+        set
+            lease = p.lease,
+            -- Not below the clock of a transaction with an xid: see _heads.
+            lease_expires_at = greatest(least(p.until, p_now + p.lease), pgqueue._ready_at(null))
+        from promised p
+        where j.id = p.job_id
+        returning j.id
+    )
+    select array_agg(k.id) into v_kept from kept k;
+    if v_kept is null then
+        return p_job_ids;
+    end if;
+    return array(select w.id from unnest(p_job_ids) w (id) where w.id <> all (v_kept));
+end
+$$;
+
+comment on function pgqueue._keep_promises(bigint[], timestamptz) is
+    'Private: gives those of these executing jobs the leases that extend() promised them, and returns the others.';
+
+create or replace function pgqueue._tidy_promises(p_now timestamptz)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    delete from pgqueue.lease_promises p where p.until <= p_now
+$$;
+
+comment on function pgqueue._tidy_promises(timestamptz) is 'Private: deletes promises whose time is past.';
 
 create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
 returns boolean
@@ -104,12 +196,12 @@ set enable_seqscan = off
 set jit = off
 as $$
     select coalesce(
-        (select b.at < p_since from pgqueue.beats b where b.worker = p_worker order by b.n desc limit 1),
+        (select b.at < p_since from pgqueue.heartbeats b where b.worker = p_worker order by b.n desc limit 1),
         true
     )
 $$;
 
-comment on function pgqueue._is_gone(text, timestamptz) is 'Private: whether nothing was heard of a worker since then.';
+comment on function pgqueue._is_gone(text, timestamptz) is 'Private: whether a worker has sent no heartbeat since then.';
 
 create or replace function pgqueue._expire_jobs(p_limit integer)
 returns bigint
@@ -148,12 +240,13 @@ $$;
 
 comment on function pgqueue._expire_jobs(integer) is 'Private: cancels up to p_limit jobs that did not start before their expires_at.';
 
--- The clock stepped back from p_from. Jobs that were due when they came (and nobody has tried yet, or that had
--- come back) stand in the ready index at a time that will be reached again only later: they are given the present
--- one, in their order. Leases are cut to one length from now. Jobs that were put into the future on purpose keep
--- their instants: only the clock decides.
-create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer)
-returns void
+-- The clock stepped back from p_from. Jobs that were due when they came (and were never reserved, or had come back) stand
+-- in the ready index at a time that will be reached again only later: they get the present time, in their order. Leases
+-- are cut to one length from now. Jobs that were put into the future on purpose keep their instants: only the clock
+-- decides. There may be millions of either: a call looks at p_limit of the ready index from p_cursor on (queue, priority,
+-- sub-lane, time, id) and returns where it stopped; null: at the end.
+create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer, p_cursor text[])
+returns text[]
 language plpgsql
 volatile
 parallel unsafe
@@ -165,7 +258,10 @@ set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
+    v_left bigint := p_limit::bigint;
     v_lane record;
+    v_after record;
+    v_seen record;
 begin
     with long as materialized (
         select j.ctid as place
@@ -182,39 +278,73 @@ begin
     where j.ctid = l.place;
 
     -- When a rate has room again was said in the other time.
-    update pgqueue.limit_waits w set next_at = v_now where w.next_at > v_now + interval '1 s';
+    update pgqueue.limit_waits w
+    set next_at = v_now
+    where w.n = any (
+        array(select x.n from pgqueue.limit_waits x where x.next_at > v_now + interval '1 s' for update skip locked)
+    );
 
-    for v_lane in select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed) loop
-        with ahead as materialized (
-            select a.place, row_number() over (order by a.ready_at, a.id) as ord
+    for v_lane in
+        select l.queue, l.priority, l.resumed
+        from (select distinct a.queue, a.priority, r.resumed from pgqueue.lanes a, (values (true), (false)) r (resumed)) l
+        where p_cursor is null
+            or (l.queue, l.priority, l.resumed) >= (p_cursor[1] collate "C", p_cursor[2]::smallint, p_cursor[3]::boolean)
+        order by l.queue, l.priority, l.resumed
+    loop
+        select v_now + interval '1 s' as at, 9223372036854775807 as id into v_after;
+        if (v_lane.queue, v_lane.priority, v_lane.resumed) = (p_cursor[1], p_cursor[2]::smallint, p_cursor[3]::boolean) then
+            select p_cursor[4]::timestamptz as at, p_cursor[5]::bigint as id into v_after;
+        end if;
+        with seen as materialized (
+            select
+                j.ctid as row_ctid, j.ready_at, j.id,
+                j.resumed or (j.reservation = 0 and j.run_at <= j.created_at) as was_due
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = v_lane.queue
+                and j.priority = v_lane.priority
+                and j.resumed = v_lane.resumed
+                and (j.ready_at, j.id) > (v_after.at, v_after.id)
+                and j.ready_at <= p_from
+            order by j.ready_at, j.id
+            limit v_left
+        ),
+        held as materialized (
+            select j.ctid as row_ctid
+            from pgqueue.jobs j
+            where j.ctid = any (array(select s.row_ctid from seen s where s.was_due))
+            for update skip locked
+        ),
+        moved as (
+            update pgqueue.jobs j
+            set
+                ready_at = v_now + a.ord * interval '1 us',
+                -- The position in a key goes by run_at.
+                run_at = case when j.key is null then j.run_at else least(j.run_at, v_now) end
             from (
-                select j.ctid as place, j.ready_at, j.id
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and j.queue = v_lane.queue
-                    and j.priority = v_lane.priority
-                    and j.resumed = v_lane.resumed
-                    and j.ready_at > v_now + interval '1 s'
-                    and j.ready_at <= p_from
-                    and (j.resumed or (j.reservation = 0 and j.run_at <= j.created_at))
-                order by j.ready_at, j.id
-                limit p_limit
-                for update skip locked
+                select h.row_ctid, row_number() over (order by s.ready_at, s.id) as ord
+                from held h
+                join seen s on s.row_ctid = h.row_ctid
             ) a
+            where j.ctid = a.row_ctid
+            returning j.id
         )
-        update pgqueue.jobs j
-        set
-            ready_at = v_now + a.ord * interval '1 us',
-            -- A place in a key goes by run_at.
-            run_at = case when j.key is null then j.run_at else least(j.run_at, v_now) end
-        from ahead a
-        where j.ctid = a.place;
-        if found then
+        select
+            (select count(*) from seen) as rows,
+            (select count(*) from moved) as moved,
+            (select array[s.ready_at::text, s.id::text] from seen s order by s.ready_at desc, s.id desc limit 1) as last
+        into v_seen;
+        if v_seen.moved > 0 then
             perform pgqueue._wake(v_lane.queue, v_now, 2, null);
         end if;
+        if v_seen.rows = v_left then
+            return array[v_lane.queue, v_lane.priority::text, v_lane.resumed::text] || v_seen.last;
+        end if;
+        v_left := v_left - v_seen.rows;
     end loop;
+    return null;
 end
 $$;
 
-comment on function pgqueue._bring_forward(timestamptz, integer) is
-    'Private: makes ready what was ready before the clock stepped back from p_from.';
+comment on function pgqueue._bring_forward(timestamptz, integer, text[]) is
+    'Private: makes ready what was ready before the clock stepped back from p_from, p_limit jobs from p_cursor on; returns where it stopped (null: at the end).';

@@ -1,11 +1,9 @@
 -- Bulk: what one call does to many jobs. Finds jobs by filter, then locks and changes at most max_jobs of them.
 --
--- _find_jobs looks without locks, along one index after the other, from where the last call stopped: it ends at enough
--- matches or enough rows, so a call costs the same among ten jobs and among ten million. _bulk then locks what was
--- found, in the order of ids, FOR UPDATE SKIP LOCKED, and looks again at state and queue: it never waits, and what
--- somebody holds or has changed meanwhile is passed over. A last look, without locks, counts what is left.
--- Live jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key by its
--- indexes, all others by the primary key; the morgue by history_unfinished, what succeeded by history_id.
+-- _find_jobs reads without locks, along one index after the other, from where the last call stopped: it ends at enough
+-- matches or enough rows, so a call costs the same among ten jobs and among ten million (see _find_live, _find_ended).
+-- _bulk then locks what was found, in id order, FOR UPDATE SKIP LOCKED, and checks state and queue again: it never waits,
+-- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts what is left.
 
 create or replace function pgqueue._bulk_filter(
     p_states text[],
@@ -157,11 +155,11 @@ begin
     end if;
     if v_found.ended_ids <> '{}' then
         select p.* into v_places
-        from pgqueue._lock_history(v_found.ended_ids, v_found.grains, v_found.kept_untils, v_states) p;
+        from pgqueue._lock_history(v_found.ended_ids, v_found.granularities, v_found.kept_untils, v_states) p;
         changed := changed + case
             when v_places.ids is null then 0
-            when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.grains, v_places.kept_untils)
-            else pgqueue._delete_history(v_places.ids, v_places.grains, v_places.kept_untils)
+            when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.granularities, v_places.kept_untils)
+            else pgqueue._delete_history(v_places.ids, v_places.granularities, v_places.kept_untils)
         end;
     end if;
     passed_over := cardinality(v_found.live_ids) + cardinality(v_found.ended_ids) - changed;
@@ -190,7 +188,7 @@ create or replace function pgqueue._find_jobs(
     p_rows integer,
     out live_ids bigint[],
     out ended_ids bigint[],
-    out grains "char"[],
+    out granularities "char"[],
     out kept_untils timestamptz[],
     out next_after jsonb
 )
@@ -207,7 +205,7 @@ declare
 begin
     live_ids := '{}';
     ended_ids := '{}';
-    grains := '{}';
+    granularities := '{}';
     kept_untils := '{}';
     begin
         v_live := p_filter -> 'states' ?| '{waiting,failed,blocked,executing}'
@@ -231,12 +229,12 @@ begin
                 p_filter, case when p_after -> 'ended' is not null then p_after end, p_matches - cardinality(live_ids), v_rows
             ) f;
             ended_ids := v_found.ids;
-            grains := v_found.grains;
+            granularities := v_found.granularities;
             kept_untils := v_found.kept_untils;
             next_after := v_found.next_after;
         end if;
     exception when data_exception or invalid_parameter_value then
-        -- The filter was checked: only p_after is a stranger's.
+        -- The filter was checked: the mistake is in p_after.
         perform pgqueue._refuse(
             'after is not what a call like this one returned', sqlerrm, 'Give after as next_after of the last call, or leave it out.'
         );
@@ -247,444 +245,9 @@ $$;
 comment on function pgqueue._find_jobs(jsonb, jsonb, integer, integer) is
     'Private: up to p_matches jobs of a filter among up to p_rows rows from p_after on, and where it stopped; next_after null: at the end.';
 
-create or replace function pgqueue._find_live(
-    p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
-    out ids bigint[], out looked_at integer, out next_after jsonb
-)
-returns record
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_sort = off
-as $$
-declare
-    v_now timestamptz := pgqueue._clock();
-    v_queue text := p_filter ->> 'queue';
-    v_task text := p_filter ->> 'task';
-    v_key text := p_filter ->> 'key';
-    v_created_after timestamptz := (p_filter ->> 'created_after')::timestamptz;
-    v_created_before timestamptz := (p_filter ->> 'created_before')::timestamptz;
-    v_not_due boolean := coalesce((p_filter ->> 'not_due')::boolean, false);
-    v_states pgqueue.job_state[] := array(
-        select s.name::pgqueue.job_state from jsonb_array_elements_text(p_filter -> 'states') s (name)
-    );
-    v_job_ids bigint[] := array(
-        select i.id::bigint from jsonb_array_elements_text(p_filter -> 'job_ids') i (id) order by i.id::bigint
-    );
-    v_ways text[];
-    v_way text;
-    v_place pgqueue.jobs;
-    v_row record;
-    v_jumped boolean;
-begin
-    v_ways := case
-        when p_filter ? 'job_ids' then '{ids}'
-        when v_key is not null then '{key}'
-        when v_queue is not null then array_remove(
-            -- What is released on the way, because the job ahead of it went, stands in ready: that comes later.
-            array[
-                case when 'blocked' = any (v_states) then 'held' end,
-                case when 'blocked' = any (v_states) then 'parked' end,
-                case when v_states && '{waiting,failed}' then 'ready' end,
-                case when 'executing' = any (v_states) then 'executing' end
-            ],
-            null
-        )
-        else '{all}'
-    end;
-    ids := '{}';
-    looked_at := 0;
-    if p_after is not null then
-        v_way := p_after ->> 'way';
-        if v_way is null or v_way <> all (v_ways) then
-            raise data_exception using message = 'It belongs to another filter.';
-        end if;
-        v_place := jsonb_populate_record(null::pgqueue.jobs, p_after -> 'place');
-        v_ways := v_ways[array_position(v_ways, v_way):];
-    end if;
-
-    foreach v_way in array v_ways loop
-        if v_place is null then
-            v_place.id := 0;
-            v_place.key := '';
-            v_place.blocked_on := '';
-            v_place.priority := -32768;
-            v_place.resumed := false;
-            v_place.ready_at := '-infinity';
-        end if;
-        loop
-            v_jumped := false;
-            for v_row in
-                select
-                    s.*,
-                    s.state = any (v_states)
-                        and (v_queue is null or s.queue = v_queue)
-                        and (v_task is null or s.task = v_task)
-                        and (v_created_after is null or s.created_at >= v_created_after)
-                        and (v_created_before is null or s.created_at < v_created_before)
-                        and (not v_not_due or s.ready_at > v_now)
-                        -- Each stands on one of the ways.
-                        and (v_way <> 'held' or s.state = 'blocked')
-                        and (v_way <> 'parked' or s.key is null)
-                        and (s.state <> 'executing' or s.cancel_requested_at is null) as fits
-                from (
-                    (
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from pgqueue.jobs j
-                        where v_way = 'all' and j.id > v_place.id
-                        order by j.id
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from unnest(case when v_way = 'ids' then v_job_ids else '{}' end) w (id)
-                        cross join lateral (
-                            select x.* from pgqueue.jobs x where x.id = w.id and w.id > v_place.id limit 1
-                        ) j
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from pgqueue.jobs j
-                        where v_way = 'ready'
-                            and j.state in ('waiting', 'failed')
-                            and j.queue = v_queue
-                            and (j.priority, j.resumed, j.ready_at, j.id)
-                                > (v_place.priority, v_place.resumed, v_place.ready_at, v_place.id)
-                        order by j.queue, j.priority, j.resumed, j.ready_at, j.id
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from pgqueue.jobs j
-                        where v_way = 'held'
-                            and j.key is not null
-                            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                            and j.queue = v_queue
-                            and (j.key, j.id) > (v_place.key, v_place.id)
-                        order by j.queue, j.key, j.id
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        -- Its priority descends: three ranges, one after the other.
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from (
-                            (
-                                select j.*
-                                from pgqueue.jobs j
-                                where v_way = 'parked'
-                                    and j.state = 'blocked'
-                                    and j.blocked_on is not null
-                                    and j.blocked_on = v_place.blocked_on
-                                    and j.priority = v_place.priority
-                                    and (j.ready_at, j.id) > (v_place.ready_at, v_place.id)
-                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
-                                limit p_rows - looked_at
-                            )
-                            union all
-                            (
-                                select j.*
-                                from pgqueue.jobs j
-                                where v_way = 'parked'
-                                    and j.state = 'blocked'
-                                    and j.blocked_on is not null
-                                    and j.blocked_on = v_place.blocked_on
-                                    and j.priority < v_place.priority
-                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
-                                limit p_rows - looked_at
-                            )
-                            union all
-                            (
-                                select j.*
-                                from pgqueue.jobs j
-                                where v_way = 'parked'
-                                    and j.state = 'blocked'
-                                    and j.blocked_on is not null
-                                    and j.blocked_on > v_place.blocked_on
-                                order by j.blocked_on, j.priority desc, j.ready_at, j.id
-                                limit p_rows - looked_at
-                            )
-                        ) j
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        -- What executes is as much as the fleet can carry: it may be sorted.
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from (
-                            select e.*
-                            from pgqueue.jobs e
-                            where v_way = 'executing' and e.state = 'executing' and e.queue = v_queue
-                            order by e.lease_expires_at
-                            limit 1000000
-                        ) j
-                        where j.id > v_place.id
-                        order by j.id
-                        limit p_rows - looked_at
-                    )
-                    union all
-                    (
-                        select
-                            j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key,
-                            j.blocked_on, j.cancel_requested_at
-                        from (
-                            (
-                                select w.*
-                                from pgqueue.jobs w
-                                where v_way = 'key'
-                                    and w.key is not null
-                                    and w.state = 'waiting'
-                                    and w.reservation = 0
-                                    and w.queue = v_queue
-                                    and w.key = v_key
-                                    and w.id > v_place.id
-                                order by w.queue, w.key, w.id
-                                limit p_rows - looked_at
-                            )
-                            union all
-                            (
-                                select h.*
-                                from pgqueue.jobs h
-                                where v_way = 'key'
-                                    and h.key is not null
-                                    and (h.state = 'blocked' or (h.state in ('waiting', 'failed') and h.reservation > 0))
-                                    and h.queue = v_queue
-                                    and h.key = v_key
-                                    and h.id > v_place.id
-                                order by h.queue, h.key, h.id
-                                limit p_rows - looked_at
-                            )
-                            union all
-                            (
-                                select r.*
-                                from (
-                                    select x.*
-                                    from pgqueue.jobs x
-                                    where v_way = 'key'
-                                        and x.state = 'executing'
-                                        and x.key is not null
-                                        and (x.leader is null or x.leader = x.id)
-                                        and x.queue = v_queue
-                                        and x.key >= v_key collate "C"
-                                        and x.key <= v_key collate "C"
-                                    order by x.key, x.queue
-                                    limit 1
-                                ) e
-                                cross join lateral (
-                                    select e.*
-                                    union all
-                                    select f.* from pgqueue.jobs f where f.id = any (e.followers) and f.leader = e.id
-                                ) r
-                                where r.id > v_place.id
-                            )
-                        ) j
-                        order by j.id
-                        limit p_rows - looked_at
-                    )
-                ) s
-            loop
-                looked_at := looked_at + 1;
-                v_place.id := v_row.id;
-                v_place.priority := v_row.priority;
-                v_place.resumed := v_row.resumed;
-                v_place.ready_at := v_row.ready_at;
-                v_place.key := coalesce(v_row.key, '');
-                v_place.blocked_on := v_row.blocked_on;
-                if v_row.fits then
-                    ids := ids || v_row.id;
-                    exit when cardinality(ids) >= p_matches;
-                elsif v_way = 'ready' and v_not_due and v_row.ready_at <= v_now then
-                    -- What is due already need not be looked at, in this lane.
-                    v_place.ready_at := v_now;
-                    v_place.id := 9223372036854775807;
-                    v_jumped := true;
-                    exit;
-                end if;
-            end loop;
-            if looked_at >= p_rows or cardinality(ids) >= p_matches then
-                next_after := jsonb_build_object(
-                    'way', v_way,
-                    'place', jsonb_strip_nulls(jsonb_build_object(
-                        'id', v_place.id, 'priority', v_place.priority, 'resumed', v_place.resumed,
-                        'ready_at', v_place.ready_at, 'key', v_place.key, 'blocked_on', v_place.blocked_on
-                    ))
-                );
-                return;
-            end if;
-            exit when not v_jumped;
-        end loop;
-        v_place := null;
-    end loop;
-    next_after := null;
-end
-$$;
-
-comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: what _find_jobs finds in jobs.';
-
-create or replace function pgqueue._find_ended(
-    p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
-    out ids bigint[], out grains "char"[], out kept_untils timestamptz[], out next_after jsonb
-)
-returns record
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-declare
-    v_queue text := p_filter ->> 'queue';
-    v_task text := p_filter ->> 'task';
-    v_key text := p_filter ->> 'key';
-    v_created_after timestamptz := (p_filter ->> 'created_after')::timestamptz;
-    v_created_before timestamptz := (p_filter ->> 'created_before')::timestamptz;
-    v_finished_after timestamptz := (p_filter ->> 'finished_after')::timestamptz;
-    v_finished_before timestamptz := (p_filter ->> 'finished_before')::timestamptz;
-    v_states pgqueue.job_state[] := array(
-        select s.name::pgqueue.job_state from jsonb_array_elements_text(p_filter -> 'states') s (name)
-    );
-    v_job_ids bigint[] := array(
-        select i.id::bigint from jsonb_array_elements_text(p_filter -> 'job_ids') i (id) order by i.id::bigint
-    );
-    v_ways text[];
-    v_way text;
-    v_state pgqueue.job_state;
-    v_place pgqueue.history;
-    v_row record;
-    v_looked_at integer := 0;
-begin
-    v_ways := case
-        when p_filter ? 'job_ids' then '{ids}'
-        when 'succeeded' = any (v_states) then '{all}'
-        when v_queue is not null then array(
-            select s.name::text from unnest(v_states) s (name) where s.name in ('dead', 'cancelled') order by s.name
-        )
-        else '{unfinished}'
-    end;
-    ids := '{}';
-    grains := '{}';
-    kept_untils := '{}';
-    if p_after is not null then
-        v_way := p_after ->> 'way';
-        if v_way is null or v_way <> all (v_ways) then
-            raise data_exception using message = 'It belongs to another filter.';
-        end if;
-        v_place := jsonb_populate_record(null::pgqueue.history, p_after -> 'ended');
-        v_ways := v_ways[array_position(v_ways, v_way):];
-    end if;
-
-    foreach v_way in array v_ways loop
-        if v_place is null then
-            v_place.id := 0;
-            v_place.queue := '';
-            v_place.state := 'waiting';
-        end if;
-        v_state := case when v_way in ('dead', 'cancelled') then v_way::pgqueue.job_state end;
-        for v_row in
-            select
-                s.*,
-                s.state = any (v_states)
-                    and (v_queue is null or s.queue = v_queue)
-                    and (v_task is null or s.task = v_task)
-                    and (v_key is null or s.key = v_key)
-                    and (v_created_after is null or s.created_at >= v_created_after)
-                    and (v_created_before is null or s.created_at < v_created_before)
-                    and (v_finished_after is null or s.finished_at >= v_finished_after)
-                    and (v_finished_before is null or s.finished_at < v_finished_before) as fits
-            from (
-                (
-                    select h.id, h.grain, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
-                    from pgqueue.history h
-                    where v_state is not null
-                        and h.state <> 'succeeded'
-                        and h.queue = v_queue
-                        and h.state = v_state
-                        and h.id > v_place.id
-                    order by h.queue, h.state, h.id
-                    limit p_rows - v_looked_at
-                )
-                union all
-                (
-                    select h.id, h.grain, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
-                    from pgqueue.history h
-                    where v_way = 'unfinished'
-                        and h.state <> 'succeeded'
-                        and (h.queue, h.state, h.id) > (v_place.queue, v_place.state, v_place.id)
-                    order by h.queue, h.state, h.id
-                    limit p_rows - v_looked_at
-                )
-                union all
-                (
-                    select h.id, h.grain, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
-                    from pgqueue.history h
-                    where v_way = 'all' and h.id > v_place.id
-                    order by h.id
-                    limit p_rows - v_looked_at
-                )
-                union all
-                (
-                    select h.id, h.grain, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
-                    from pgqueue.history h
-                    where v_way = 'ids' and h.id = any (v_job_ids) and h.id > v_place.id
-                    order by h.id
-                    limit p_rows - v_looked_at
-                )
-            ) s
-        loop
-            v_looked_at := v_looked_at + 1;
-            v_place.id := v_row.id;
-            v_place.queue := v_row.queue;
-            v_place.state := v_row.state;
-            if v_row.fits then
-                ids := ids || v_row.id;
-                grains := grains || v_row.grain;
-                kept_untils := kept_untils || v_row.kept_until;
-                exit when cardinality(ids) >= p_matches;
-            end if;
-        end loop;
-        if v_looked_at >= p_rows or cardinality(ids) >= p_matches then
-            next_after := jsonb_build_object(
-                'way', v_way,
-                'ended', jsonb_build_object('id', v_place.id, 'queue', v_place.queue, 'state', v_place.state)
-            );
-            return;
-        end if;
-        v_place := null;
-    end loop;
-    next_after := null;
-end
-$$;
-
-comment on function pgqueue._find_ended(jsonb, jsonb, integer, integer) is
-    'Private: what _find_jobs finds in history; grain and kept_until lead to a row''s partition.';
-
 create or replace function pgqueue._lock_history(
-    p_ids bigint[], p_grains "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[],
-    out ids bigint[], out grains "char"[], out kept_untils timestamptz[]
+    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[],
+    out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
 returns record
 language plpgsql
@@ -699,22 +262,22 @@ set enable_mergejoin = off
 as $$
 begin
     with wanted as materialized (
-        select w.* from unnest(p_ids, p_grains, p_kept_untils) w (id, grain, kept_until) order by w.id
+        select w.* from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until) order by w.id
     )
-    select array_agg(l.id), array_agg(l.grain), array_agg(l.kept_until)
-    into ids, grains, kept_untils
+    select array_agg(l.id), array_agg(l.granularity), array_agg(l.kept_until)
+    into ids, granularities, kept_untils
     from wanted w
     cross join lateral (
-        select h.id, h.grain, h.kept_until
+        select h.id, h.granularity, h.kept_until
         from pgqueue.history h
-        where h.grain = w.grain and h.kept_until = w.kept_until and h.id = w.id and h.state = any (p_states)
+        where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id and h.state = any (p_states)
         for update skip locked
     ) l;
 end
 $$;
 
 comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[]) is
-    'Private: locks rows of history in the order of ids, passing over those that somebody holds; returns those it got.';
+    'Private: locks rows of history in id order, skips those that are locked, and returns the others.';
 
 -- The caller has locked the rows.
 create or replace function pgqueue._request_cancel(p_job_ids bigint[])

@@ -1,7 +1,7 @@
--- cancel: a job that does not run is cancelled now; one that runs is asked to stop.
+-- cancel: cancels a job that does not run, and asks a running one to stop.
 --
--- Locks the job's row and waits for another holder at most 5 s (55P03). The worker that holds the job is notified
--- and learns of it from extend; the job then ends as cancelled, unless it succeeds first.
+-- Locks the job's row; waits for another lock at most 5 s (55P03). Notifies the worker that holds the job; extend
+-- reports it too. The job then ends as cancelled, unless it succeeds first.
 
 create or replace function pgqueue.cancel(job_id bigint)
 returns text
@@ -39,4 +39,4 @@ end
 $$;
 
 comment on function pgqueue.cancel(bigint) is
-    'Cancel a job. Returns cancelled, or requested for one that is executing (its worker is told), or null: there is nothing to cancel.';
+    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is nothing to cancel.';

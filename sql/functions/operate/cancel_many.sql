@@ -1,7 +1,7 @@
--- cancel_many: jobs that do not run are cancelled, those that do are asked to stop, many at a time.
+-- cancel_many: cancels jobs that do not run and asks running ones to stop, many at a time.
 --
--- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. A worker whose
--- jobs are asked to stop is notified once; a job that was asked already is passed by.
+-- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Notifies each worker once, however many of its jobs are asked to stop. Skips jobs that were asked before.
 
 create or replace function pgqueue.cancel_many(
     queue text default null,
@@ -40,5 +40,5 @@ $$;
 comment on function pgqueue.cancel_many(
     text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
 ) is
-    'Cancel jobs, by filter; those that are executing are asked to stop, and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. Times: from _after on, before _before. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. _after is inclusive, _before exclusive. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

@@ -20,8 +20,8 @@ begin
     if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
         return true;
     end if;
-    select h.id, h.grain, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
-    return found and pgqueue._delete_history(array[v_place.id], array[v_place.grain], array[v_place.kept_until]) > 0;
+    select h.id, h.granularity, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
+    return found and pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
 end
 $$;
 
@@ -58,13 +58,14 @@ begin
         coalesce(array_agg(g.id), '{}') as ids,
         array_agg(g.queue) filter (where g.key is not null) as queues,
         array_agg(g.key) filter (where g.key is not null) as keys,
+        array_agg(g.id) filter (where g.key is not null) as keyed_ids,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
     -- A later statement: its snapshot shows what was parked behind these.
     if v_gone.keys is not null then
-        perform pgqueue._release_next(v_gone.queues, v_gone.keys);
+        perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
     end if;
     return v_gone.ids;
 end
@@ -73,7 +74,7 @@ $$;
 comment on function pgqueue._delete_jobs(bigint[]) is
     'Private: deletes those of these jobs that are not executing, waiting for whoever holds one, and returns their ids.';
 
-create or replace function pgqueue._delete_history(p_ids bigint[], p_grains "char"[], p_kept_untils timestamptz[])
+create or replace function pgqueue._delete_history(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
 returns bigint
 language plpgsql
 volatile
@@ -90,8 +91,8 @@ declare
 begin
     with gone as (
         delete from pgqueue.history h
-        using unnest(p_ids, p_grains, p_kept_untils) w (id, grain, kept_until)
-        where h.grain = w.grain and h.kept_until = w.kept_until and h.id = w.id
+        using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+        where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
         returning h.id, h.dedupe
     )
     select

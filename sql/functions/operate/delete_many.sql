@@ -1,7 +1,7 @@
--- delete_many: jobs and rows of history are gone, many at a time.
+-- delete_many: deletes jobs and rows of history, many at a time.
 --
--- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. What is
--- executing stays. History is dropped by its partitions in time; this is for what must go before.
+-- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Executing jobs stay. Expired history is dropped with its partition; this call deletes rows before they expire.
 
 create or replace function pgqueue.delete_many(
     queue text default null,
@@ -48,5 +48,5 @@ $$;
 comment on function pgqueue.delete_many(
     text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
 ) is
-    'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. Times: from _after on, before _before; with a time of finishing only history is looked at. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. _after is inclusive, _before exclusive; with finished_after or finished_before it reads history only. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

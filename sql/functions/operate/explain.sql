@@ -1,8 +1,9 @@
 -- explain: why a job is not running, in one row.
 --
--- Asks in the order in which reserve would: is it there, does it wait, is it due, may its queue run, is its key free, is
--- there room under its limits, is there a worker, and whose turn is it. The first no is the answer. Reads only, locks
--- nothing, and each question goes by an index to one row or to a bounded number of them.
+-- Asks the questions of reserve, in its order: does the job exist, is it waiting, does a worker know its task, is it due,
+-- may its queue run, is its key free, is there capacity under its limits, is there a worker, which jobs are ahead of it.
+-- The first no is the answer. Reads only and locks nothing. Each question reads one row by an index, or a bounded
+-- number of them.
 
 create or replace function pgqueue.explain(
     inout job_id bigint, out state text, out reason text, out detail text, out until timestamptz, out behind bigint
@@ -23,56 +24,19 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_job pgqueue.jobs;
-    v_ended record;
-    v_found record;
-    v_ahead bigint;
-    v_tries text;
+    v_paused_at timestamptz;
 begin
     select j.* into v_job from pgqueue.jobs j where j.id = explain.job_id;
     if not found then
-        select h.state, h.finished_at, h.kept_until, h.attempts, h.reserved_by, h.errors, h.merged_into
-        into v_ended
-        from pgqueue.history h
-        where h.id = explain.job_id
-        limit 1;
-        if not found then
-            state := 'unknown';
-            reason := 'unknown';
-            detail := 'there is no such job, or history has forgotten it';
-        else
-            state := v_ended.state::text;
-            reason := 'finished';
-            behind := v_ended.merged_into;
-            detail := format('%s at %s after %s tries', v_ended.state, v_ended.finished_at, v_ended.attempts)
-                || coalesce(', with job ' || v_ended.merged_into || ', which had the same payload', '')
-                || case
-                    when v_ended.state <> 'succeeded'
-                    then coalesce(': ' || left(coalesce(v_ended.errors -> -1 ->> 'message', v_ended.errors -> -1 ->> 'class'), 500), '')
-                    else ''
-                end;
-        end if;
+        select e.state, e.reason, e.detail, e.behind
+        into state, reason, detail, behind
+        from pgqueue._explain_ended(explain.job_id) e;
         return;
     end if;
-
     state := v_job.state::text;
-    v_tries := format(
-        'try %s of %s', v_job.attempts + (v_job.state <> 'executing')::integer,
-        coalesce(v_job.max_attempts, (select t.max_attempts from pgqueue.effective_tasks t where t.name = v_job.task), 11)
-    );
-
     if v_job.state = 'executing' then
-        until := v_job.lease_expires_at;
         behind := nullif(v_job.leader, v_job.id);
-        if v_job.lease_expires_at <= v_now then
-            reason := 'lapsed';
-            detail := format('the lease of worker %s lapsed at %s; the next maintain() takes the job back', v_job.reserved_by, until);
-        elsif v_job.cancel_requested_at is not null then
-            reason := 'cancelling';
-            detail := format('worker %s was asked to cancel it at %s', v_job.reserved_by, v_job.cancel_requested_at);
-        else
-            reason := 'executing';
-            detail := format('worker %s holds it since %s until %s, %s', v_job.reserved_by, v_job.reserved_at, until, v_tries);
-        end if;
+        select e.reason, e.detail, e.until into reason, detail, until from pgqueue._explain_executing(v_job, v_now) e;
         return;
     end if;
 
@@ -82,10 +46,18 @@ begin
         return;
     end if;
 
+    detail := pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now);
+    if detail is not null then
+        reason := 'unknown_task';
+        return;
+    end if;
+
     if v_job.state = 'blocked' and v_job.blocked_on is not null then
         reason := 'limit';
-        select l.detail, l.until into detail, until from pgqueue._full_limit(v_job, v_job.blocked_on, v_now) l;
-        detail := coalesce(detail, format('it was parked under the limit %s, which has room now; maintain() releases it', v_job.blocked_on));
+        select l.detail, l.until into detail, until from pgqueue._reached_limit(v_job, v_job.blocked_on, v_now) l;
+        detail := coalesce(
+            detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)
+        );
         return;
     end if;
 
@@ -95,102 +67,321 @@ begin
             until := v_job.ready_at;
             detail := format(
                 '%s at %s, %s',
-                case when v_job.state = 'failed' then 'it failed and is tried again' when v_job.reservation > 0 then 'it was put off; it runs again' else 'it is to run' end,
-                until, v_tries
+                case
+                    when v_job.state = 'failed' then 'it failed and is retried'
+                    when v_job.reservation > 0 then 'it was deferred; it runs again'
+                    else 'it is to run'
+                end,
+                until, pgqueue._explain_attempts(v_job)
             );
             return;
         end if;
-        select q.paused_at into v_found from pgqueue.queues q where q.name = v_job.queue and q.paused_at is not null;
-        if found then
+        v_paused_at := (select q.paused_at from pgqueue.queues q where q.name = v_job.queue);
+        if v_paused_at is not null then
             reason := 'paused';
-            detail := format('queue %s is paused since %s', v_job.queue, v_found.paused_at);
+            detail := format('queue %s is paused since %s', v_job.queue, v_paused_at);
             return;
         end if;
     end if;
 
     if v_job.key is not null then
-        v_ahead := pgqueue._ahead_in_key(v_job.queue, v_job.key, v_job.id, v_now);
-        if v_ahead is not null or v_job.state = 'blocked' then
-            select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_found from pgqueue.jobs j where j.id = v_ahead;
+        select e.detail, e.until, e.behind into detail, until, behind from pgqueue._explain_key(v_job, v_now) e;
+        if detail is not null then
             reason := 'key';
-            behind := v_ahead;
-            until := case when v_found.state = 'executing' then v_found.lease_expires_at when v_found.ready_at > v_now then v_found.ready_at end;
-            detail := case
-                when v_ahead is null then format('nothing of key %s is ahead of it any more; maintain() releases it', v_job.key)
-                when v_found.state = 'executing'
-                then format('job %s of key %s executes on worker %s', v_ahead, v_job.key, v_found.reserved_by)
-                when v_found.ready_at > v_now
-                then format('job %s of key %s is before it, %s until %s', v_ahead, v_job.key, v_found.state, v_found.ready_at)
-                else format('job %s of key %s is before it, %s', v_ahead, v_job.key, v_found.state)
-            end;
             return;
         end if;
     end if;
 
-    select l.detail, l.until into v_found from pgqueue._full_limit(v_job, null, v_now) l;
-    if found then
+    select l.detail, l.until into detail, until from pgqueue._reached_limit(v_job, null, v_now) l;
+    if detail is not null then
         reason := 'limit';
-        detail := v_found.detail;
-        until := v_found.until;
         return;
     end if;
 
-    if not exists (
-        select
-        from pgqueue.workers w
-        where (w.queues is null or v_job.queue = any (w.queues))
-            and greatest(
-                w.started_at, (select b.at from pgqueue.beats b where b.worker = w.name order by b.worker desc, b.n desc limit 1)
-            ) > v_now - interval '1 min'
-    ) then
+    if pgqueue._workers_of(v_job.queue, v_now) = 0 then
         reason := 'no_worker';
-        detail := format('no worker that said hello and beat within a minute serves queue %s', v_job.queue);
+        detail := format('no registered worker with a heartbeat within a minute serves queue %s', v_job.queue);
         return;
     end if;
-
-    select count(*) into v_ahead
-    from (
-        (
-            select
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = v_job.queue
-                and j.priority = v_job.priority
-                and j.resumed = true
-                and j.ready_at >= coalesce((select h.head from pgqueue._head(v_job.queue, v_job.priority, true) h), '-infinity')
-                and j.ready_at <= v_now
-                and (not v_job.resumed or (j.ready_at, j.id) < (v_job.ready_at, v_job.id))
-            order by j.ready_at, j.id
-            limit 1000
-        )
-        union all
-        (
-            select
-            from pgqueue.jobs j
-            where not v_job.resumed
-                and j.state in ('waiting', 'failed')
-                and j.queue = v_job.queue
-                and j.priority = v_job.priority
-                and j.resumed = false
-                and j.ready_at >= coalesce((select h.head from pgqueue._head(v_job.queue, v_job.priority, false) h), '-infinity')
-                and (j.ready_at, j.id) < (v_job.ready_at, v_job.id)
-            order by j.ready_at, j.id
-            limit 1000
-        )
-        limit 1000
-    ) a;
     reason := 'turn';
     detail := format(
         'it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
-        case when v_ahead = 1000 then '1000 or more' else v_ahead::text end, v_job.priority, v_job.queue
+        pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue
     );
 end
 $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; unknown_task (no worker has declared it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail says it in words, until when that ends as far as is known, behind which job it waits for. select * from pgqueue.explain(17);';
+
+create or replace function pgqueue._explain_ended(
+    p_id bigint, out state text, out reason text, out detail text, out behind bigint
+)
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ended record;
+begin
+    select h.state, h.finished_at, h.attempts, h.merged_into, h.errors -> -1 as error
+    into v_ended
+    from pgqueue.history h
+    where h.id = p_id
+    limit 1;
+    if not found then
+        state := 'unknown';
+        reason := 'unknown';
+        detail := 'there is no such job, or its retention has ended';
+        return;
+    end if;
+    state := v_ended.state::text;
+    reason := 'finished';
+    behind := v_ended.merged_into;
+    detail := concat(
+        format('%s at %s after %s attempts', v_ended.state, v_ended.finished_at, v_ended.attempts),
+        ', with job ' || v_ended.merged_into || ', which had the same payload',
+        case
+            when v_ended.state <> 'succeeded'
+            then ': ' || left(coalesce(v_ended.error ->> 'message', v_ended.error ->> 'class'), 500)
+        end
+    );
+end
+$$;
+
+comment on function pgqueue._explain_ended(bigint) is 'Private: explain() of a job that is not live.';
+
+create or replace function pgqueue._explain_executing(
+    p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz
+)
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    until := p_job.lease_expires_at;
+    if until <= p_now then
+        reason := 'lapsed';
+        detail := format('the lease of worker %s lapsed at %s; the next maintain() takes the job back', p_job.reserved_by, until);
+    elsif p_job.cancel_requested_at is not null then
+        reason := 'cancelling';
+        detail := format('worker %s was asked to cancel it at %s', p_job.reserved_by, p_job.cancel_requested_at);
+    else
+        reason := 'executing';
+        detail := format(
+            'worker %s holds it since %s until %s, %s', p_job.reserved_by, p_job.reserved_at, until,
+            pgqueue._explain_attempts(p_job)
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._explain_executing(pgqueue.jobs, timestamptz) is 'Private: explain() of a job that executes.';
+
+create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)
+returns text
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_task record;
+begin
+    select t.max_attempts, t.accumulate into v_task from pgqueue.effective_tasks t where t.name = p_job.task;
+    return format(
+        'attempt %s of %s', p_job.attempts + (p_job.state <> 'executing')::integer,
+        pgqueue._max_attempts(p_job.max_attempts, v_task.max_attempts, v_task.accumulate)
+    );
+end
+$$;
+
+comment on function pgqueue._explain_attempts(pgqueue.jobs) is 'Private: which attempt of a job is under way or next, in words.';
+
+-- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
+create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
+returns text
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_workers bigint;
+    v_nearest text;
+begin
+    if exists (select from pgqueue.tasks t where t.name = p_task) or not exists (select from pgqueue.tasks) then
+        return null;
+    end if;
+    v_workers := pgqueue._workers_of(p_queue, p_now);
+    select t.name into v_nearest
+    from (
+        select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
+        from pgqueue.tasks k
+        where abs(length(k.name) - length(p_task)) <= 3
+        limit 1000
+    ) t
+    where t.distance <= greatest(length(p_task) / 3, 1)
+    order by t.distance, t.name
+    limit 1;
+    return concat(
+        format('no worker has declared task %s; ', p_task),
+        case v_workers when 1 then '1 worker serves' else v_workers || ' workers serve' end,
+        format(' queue %s', p_queue),
+        '; did you mean ' || v_nearest || '?'
+    );
+end
+$$;
+
+comment on function pgqueue._explain_unknown_task(text, text, timestamptz) is
+    'Private: in words that no worker knows a task, and which known one is spelled like it; null: one does.';
+
+create or replace function pgqueue._spelling_distance(p_one text, p_other text)
+returns integer
+language plpgsql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_one text[] := regexp_split_to_array(p_one, '');
+    v_other text[] := regexp_split_to_array(p_other, '');
+    v_before integer[];
+    v_last integer[] := array(select generate_series(0, cardinality(v_other)));
+    v_row integer[];
+    v_cost integer;
+begin
+    -- Edit distance, a row at a time; two letters that changed places count once. Element n + 1 is n letters of p_other.
+    for i in 1..cardinality(v_one) loop
+        v_row := array[i];
+        for k in 1..cardinality(v_other) loop
+            v_cost := least(v_last[k + 1] + 1, v_row[k] + 1, v_last[k] + (v_one[i] <> v_other[k])::integer);
+            if i > 1 and k > 1 and v_one[i] = v_other[k - 1] and v_one[i - 1] = v_other[k] then
+                v_cost := least(v_cost, v_before[k - 1] + 1);
+            end if;
+            v_row := v_row || v_cost;
+        end loop;
+        v_before := v_last;
+        v_last := v_row;
+    end loop;
+    return v_last[cardinality(v_last)];
+end
+$$;
+
+comment on function pgqueue._spelling_distance(text, text) is
+    'Private: how many letters must be added, left out, changed or swapped to make one name of the other.';
+
+create or replace function pgqueue._workers_of(p_queue text, p_now timestamptz)
+returns bigint
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select count(*)
+    from pgqueue.workers w
+    where (w.queues is null or p_queue = any (w.queues))
+        and greatest(
+            w.started_at, (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.worker desc, b.n desc limit 1)
+        ) > p_now - interval '1 min'
+$$;
+
+comment on function pgqueue._workers_of(text, timestamptz) is
+    'Private: how many workers that serve a queue have had a heartbeat within a minute.';
+
+create or replace function pgqueue._explain_key(
+    p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
+)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ahead record;
+begin
+    behind := pgqueue._ahead_in_key(p_job.queue, p_job.key, p_job.id, p_now);
+    if behind is null and p_job.state <> 'blocked' then
+        return;
+    end if;
+    select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
+    if behind is null then
+        detail := format('nothing of key %s is ahead of it any more; maintain() releases it', p_job.key);
+    elsif v_ahead.state = 'executing' then
+        until := v_ahead.lease_expires_at;
+        detail := format('job %s of key %s executes on worker %s', behind, p_job.key, v_ahead.reserved_by);
+    elsif v_ahead.ready_at > p_now then
+        until := v_ahead.ready_at;
+        detail := format('job %s of key %s is before it, %s until %s', behind, p_job.key, v_ahead.state, until);
+    else
+        detail := format('job %s of key %s is before it, %s', behind, p_job.key, v_ahead.state);
+    end if;
+end
+$$;
+
+comment on function pgqueue._explain_key(pgqueue.jobs, timestamptz) is
+    'Private: which job of its key is ahead of a job; null: its key is free.';
+
+create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
+returns text
+language sql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+    select case when count(*) = 1000 then '1000 or more' else count(*)::text end
+    from (
+        (
+            select
+            from pgqueue._head(p_job.queue, p_job.priority, true) h
+            cross join lateral (
+                select
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and j.queue = p_job.queue
+                    and j.priority = p_job.priority
+                    and j.resumed = true
+                    and (j.ready_at, j.id) >= (h.head, h.head_id)
+                    and j.ready_at <= p_now
+                    and (not p_job.resumed or (j.ready_at, j.id) < (p_job.ready_at, p_job.id))
+                order by j.ready_at, j.id
+                limit 1000
+            ) j
+        )
+        union all
+        (
+            select
+            from pgqueue._head(p_job.queue, p_job.priority, false) h
+            cross join lateral (
+                select
+                from pgqueue.jobs j
+                where not p_job.resumed
+                    and j.state in ('waiting', 'failed')
+                    and j.queue = p_job.queue
+                    and j.priority = p_job.priority
+                    and j.resumed = false
+                    and (j.ready_at, j.id) >= (h.head, h.head_id)
+                    and (j.ready_at, j.id) < (p_job.ready_at, p_job.id)
+                order by j.ready_at, j.id
+                limit 1000
+            ) j
+        )
+        limit 1000
+    ) a
+$$;
+
+comment on function pgqueue._jobs_ahead(pgqueue.jobs, timestamptz) is
+    'Private: how many jobs of its lane are due before a job that is due.';
 
 create or replace function pgqueue._ahead_in_key(p_queue text, p_key text, p_id bigint, p_now timestamptz)
 returns bigint

@@ -1,7 +1,7 @@
--- kill_many: jobs that do not run are sent to the dead, many at a time.
+-- kill_many: makes jobs that do not run dead, many at a time.
 --
--- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. Each ends with
--- an error of class Killed, and its place in its key passes to the next job.
+-- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Each job ends with an error of class Killed. The next job of its key takes its position.
 
 create or replace function pgqueue.kill_many(
     queue text default null,
@@ -40,5 +40,5 @@ $$;
 comment on function pgqueue.kill_many(
     text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
 ) is
-    'Send jobs to the dead, by filter: all failed ones, say, with state => ''failed''. state: waiting, failed or blocked; null: these three. retry_many() brings them back. key needs queue. Times: from _after on, before _before. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Make jobs dead by filter, for example all failed ones with state => ''failed''. state: waiting, failed or blocked; null: these three. retry_many() brings them back. key needs queue. _after is inclusive, _before exclusive. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

@@ -1,5 +1,7 @@
--- outcome: what has become of one job. What pgqueue.wait() asks again and again, so it reads the live row first, and the
--- partitions of history only where there is none; one statement, for a job moves between the two. Locks nothing.
+-- outcome: the state of one job, and its result once it is final.
+--
+-- pgqueue.wait() calls it repeatedly, so it reads the live row first, and the partitions of history only where there is
+-- none. One statement, because a job moves from one to the other. Locks nothing.
 
 create or replace function pgqueue.outcome(job_id bigint)
 returns table (state text, result jsonb, errors jsonb, attempts integer, finished_at timestamptz, progress jsonb)
@@ -34,4 +36,4 @@ end
 $$;
 
 comment on function pgqueue.outcome(bigint) is
-    'What has become of a job: its state, and when that is final its result. No row: there is no such job, or history has forgotten it.';
+    'The state of a job, and its result once that is final. No row: there is no such job, or its retention has ended.';

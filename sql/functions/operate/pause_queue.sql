@@ -1,5 +1,5 @@
--- pause_queue, resume_queue: reserve passes a paused queue over. Producers go on, what is executing goes on.
--- Each writes one row of queues.
+-- pause_queue, resume_queue: reserve skips a paused queue. Producers go on, executing jobs go on. Each locks and writes
+-- one row of queues.
 
 create or replace function pgqueue.pause_queue(queue text)
 returns boolean

@@ -1,7 +1,7 @@
--- purge_queue: all that waits in a queue is deleted, many jobs at a time.
+-- purge_queue: deletes the jobs that wait in a queue, many at a time.
 --
--- See _bulk: found without locks, along the queue's part of jobs_ready and of what is blocked, then locked FOR UPDATE
--- SKIP LOCKED in the order of ids; it never waits. What is executing goes on, and history stays.
+-- See _bulk: finds jobs without locks, by the index entries of the queue in jobs_ready and of its blocked jobs, then
+-- locks them in id order (FOR UPDATE SKIP LOCKED). It never waits. Executing jobs go on, and history stays.
 
 create or replace function pgqueue.purge_queue(queue text, max_jobs integer default 1000, after jsonb default null)
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
@@ -27,5 +27,5 @@ end
 $$;
 
 comment on function pgqueue.purge_queue(text, integer, jsonb) is
-    'Delete all that waits in a queue: waiting, scheduled, failed, blocked. What executes goes on, history stays. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Delete the jobs that wait in a queue: waiting, scheduled, failed, blocked. Executing jobs and history stay. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

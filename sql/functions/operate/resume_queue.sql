@@ -1,4 +1,4 @@
--- resume_queue: the end of pause_queue. Wakes workers for what has come due meanwhile. Writes one row of queues.
+-- resume_queue: ends a pause. Wakes workers for jobs that have become due meanwhile. Locks and writes one row of queues.
 
 create or replace function pgqueue.resume_queue(queue text)
 returns boolean

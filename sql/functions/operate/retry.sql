@@ -27,12 +27,12 @@ begin
     if found then
         return pgqueue._run_now(array[retry.job_id]) > 0;
     end if;
-    select h.id, h.grain, h.kept_until
+    select h.id, h.granularity, h.kept_until
     into v_place
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
-    return found and pgqueue._requeue(array[v_place.id], array[v_place.grain], array[v_place.kept_until]) > 0;
+    return found and pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
 end
 $$;
 
@@ -81,7 +81,7 @@ $$;
 
 comment on function pgqueue._run_now(bigint[]) is 'Private: makes jobs due, waiting or failed and locked by the caller; returns how many.';
 
-create or replace function pgqueue._requeue(p_ids bigint[], p_grains "char"[], p_kept_untils timestamptz[])
+create or replace function pgqueue._requeue(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
 returns bigint
 language plpgsql
 volatile
@@ -102,8 +102,8 @@ begin
     for v_lane in
         with gone as (
             delete from pgqueue.history h
-            using unnest(p_ids, p_grains, p_kept_untils) w (id, grain, kept_until)
-            where h.grain = w.grain and h.kept_until = w.kept_until and h.id = w.id
+            using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+            where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
             returning h.*
         ),
         back as (
@@ -119,13 +119,16 @@ begin
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
                 g.score, g.limit_key, g.dedupe, g.timeout
             from gone g
-            returning queue, priority
+            returning queue, priority, key
         )
-        select b.queue, b.priority, count(*) as jobs from back b group by b.queue, b.priority order by b.queue, b.priority
+        select b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed from back b group by b.queue, b.priority order by b.queue, b.priority
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
         perform pgqueue._wake(v_lane.queue, v_now, 2, null);
+        if v_lane.is_keyed then
+            perform pgqueue._mark_old_key();
+        end if;
     end loop;
 
     for v_job in
@@ -136,7 +139,7 @@ begin
         ) l
         order by l.task, l.dedupe, l.id
     loop
-        if pgqueue._retake_dedupe(v_job.id, v_job.task, v_job.dedupe) is null then
+        if not pgqueue._retake_dedupe(v_job.id, v_job.task, v_job.dedupe) then
             update pgqueue.jobs set dedupe = null where id = v_job.id;
         end if;
     end loop;

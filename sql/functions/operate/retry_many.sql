@@ -1,7 +1,7 @@
--- retry_many: the dead, or the cancelled, come back with a fresh count, many at a time.
+-- retry_many: brings dead or cancelled jobs back with a fresh count of attempts, many at a time.
 --
--- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. Each moves from
--- history to jobs in one statement, as with retry(). A failed job needs no new count: run_now_many().
+-- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Moves each job from history to jobs in one statement, like retry(). For failed jobs there is run_now_many().
 
 create or replace function pgqueue.retry_many(
     queue text default null,
@@ -45,5 +45,5 @@ $$;
 comment on function pgqueue.retry_many(
     text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
 ) is
-    'Bring dead jobs back, due now and with a fresh count, by filter. state: dead or cancelled; null: dead, or with job_ids both. key needs queue. Times: from _after on, before _before. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; null: dead, or both where job_ids are given. key needs queue. _after is inclusive, _before exclusive. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

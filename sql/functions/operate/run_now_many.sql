@@ -1,7 +1,7 @@
--- run_now_many: scheduled and failed jobs run now, many at a time.
+-- run_now_many: makes scheduled and failed jobs due now, many at a time.
 --
--- See _bulk: found without locks, then locked FOR UPDATE SKIP LOCKED in the order of ids; it never waits. They come
--- back as retry() brings them: read before the rest of their lane, in the order of ids.
+-- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Like after retry(), reserve reads these jobs before the rest of their lane, in id order.
 
 create or replace function pgqueue.run_now_many(
     queue text default null,
@@ -40,5 +40,5 @@ $$;
 comment on function pgqueue.run_now_many(
     text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
 ) is
-    'Let scheduled (waiting) and failed jobs that are not due run now, by filter. state: waiting or failed; null: both. key needs queue. Times: from _after on, before _before. '
-    'At most max_jobs (1 to 10000) are changed and some 100,000 rows looked at in one call; call again with after => next_after until that is null. changed: how many; passed_over: held by somebody or changed meanwhile; left_over: matching jobs still ahead, exact where is_exact, else so many or more.';
+    'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; null: both. key needs queue. _after is inclusive, _before exclusive. '
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

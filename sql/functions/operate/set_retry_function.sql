@@ -126,7 +126,7 @@ begin
     if flaw is null then
         v_name := parse_ident(p_function);
         select
-            to_jsonb(j) - '{ready_at,resumed,lease_prolonged}'::text[]
+            to_jsonb(j) - '{ready_at,resumed,grace_given}'::text[]
                 || jsonb_build_object('retries', j.attempts - 1, 'max_attempts', p_max_attempts)
         into v_job
         from pgqueue.jobs j

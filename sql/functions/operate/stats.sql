@@ -1,5 +1,5 @@
--- stats: numbers for people and monitors, as one JSON document. Reads only; counts live jobs by scanning them, so
--- with millions waiting it takes a second or so.
+-- stats: numbers for people and monitors, as one JSON document. Reads only. Counts live jobs by a scan, which takes
+-- about a second with millions of them.
 
 create or replace function pgqueue.stats()
 returns jsonb
@@ -95,7 +95,7 @@ begin
             )
             from pgqueue.workers w
             left join lateral (
-                select x.at from pgqueue.beats x where x.worker = w.name order by x.n desc limit 1
+                select x.at from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
             ) b on true
         ),
         'schedules', (
@@ -116,17 +116,35 @@ begin
                 'found_lanes', coalesce(max(h.found_lanes), 0),
                 'hidden', coalesce(max(h.hidden), 0),
                 'unparked', coalesce(max(h.unparked), 0),
-                'failures', coalesce(min(h.failures::text)::jsonb, '{}'),
+                'failures', (
+                    select coalesce(
+                        jsonb_object_agg(
+                            l.step, jsonb_build_object('error', l.error, 'since', l.failing_since, 'count', l.failures)
+                        ) filter (where l.error is not null),
+                        '{}'
+                    )
+                    from pgqueue._last_steps() l
+                ),
+                'behind', (
+                    select coalesce(
+                        jsonb_object_agg(
+                            l.step,
+                            jsonb_build_object('at', l.at, 'missed_since', l.missed_since, 'slice', l.slice)
+                        ) filter (where l.missed_since is not null or l.unfinished),
+                        '{}'
+                    )
+                    from pgqueue._last_steps() l
+                ),
                 'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now)),
-                'drop_failures', coalesce(max(h.drop_failures), 0)
+                'drop_failures', (select l.failures from pgqueue._last_steps() l where l.step = 'drop')
             )
-            from (select x.* from pgqueue.housekeeping x order by x.n desc limit 1) h
+            from (select x.* from pgqueue.maintenance_runs x order by x.n desc limit 1) h
         )
     );
 end
 $$;
 
 comment on function pgqueue.stats() is
-    'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (of these, not due yet), blocked, executing, '
-    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: what is wrong with which); '
-    'limits (each with executing and parked: how many jobs run and wait under it now); housekeeping (when it last ran, what it rescued, what it found parked for nothing, or hidden by a wrong head, which of its steps fail, which partitions are overdue).';
+    'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (not due yet; counted in length too), blocked, executing, '
+    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
+    'limits (for each: executing, and parked, the jobs that it blocks); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were cut by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions).';

@@ -175,7 +175,7 @@ begin
     perform pgqueue._wake(v_stands.queue, v_ready_at, 2, null);
     if v_stands.key is not null and v_run_at > p_job.created_at then
         -- In the future it holds no place in its key.
-        perform pgqueue._release_next(array[v_stands.queue], array[v_stands.key]);
+        perform pgqueue._release_next(array[v_stands.queue], array[v_stands.key], array[p_job_id]);
     end if;
     return case p_on_conflict when 'replace' then 'replaced' else 'debounced' end;
 end
@@ -215,6 +215,26 @@ $$;
 
 comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
     'Private: _dedupe with errors that say what to do.';
+
+create or replace function pgqueue._enqueue_with_dedupe(p_options pgqueue.job_options, out job_id bigint, out outcome text)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
+begin
+    select d.job_id, d.outcome into job_id, outcome
+    from pgqueue._enqueue_deduped(
+        v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
+    ) d;
+end
+$$;
+
+comment on function pgqueue._enqueue_with_dedupe(pgqueue.job_options) is
+    'Private: enqueues one job with a dedupe key, or does with the one that stands what on_conflict says.';
 
 create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
 returns void
@@ -270,37 +290,64 @@ $$;
 
 comment on function pgqueue._dedupe_deadline() is 'Private: until when an enqueue that begins now may wait for a dedupe key.';
 
+-- Waits for nobody: reserve ends jobs too. What is locked stays, without a job, and the next enqueue of the key takes it over.
 create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
 returns void
 language sql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
-    delete from pgqueue.dedupe_keys d where d.job_id = any (p_job_ids) and d.until is null
+    delete from pgqueue.dedupe_keys d
+    where d.ctid = any (
+        array(
+            select k.ctid
+            from pgqueue.dedupe_keys k
+            where k.job_id = any (p_job_ids) and k.until is null
+            for update skip locked
+        )
+    )
 $$;
 
 comment on function pgqueue._free_dedupe(bigint[]) is
     'Private: frees the dedupe keys of jobs that end; one with a time of its own stands until then.';
 
+-- Never ON CONFLICT DO UPDATE: that locks the row of the job that stands, also where it changes nothing.
 create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
 returns boolean
-language sql
+language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
 as $$
-    -- Its own row may still stand, with a time: it is left as it is.
-    insert into pgqueue.dedupe_keys as d (task, dedupe, job_id)
+begin
+    insert into pgqueue.dedupe_keys (task, dedupe, job_id)
     values (p_task, p_dedupe, p_job_id)
-    on conflict (task, dedupe) do update
-    set job_id = excluded.job_id, until = case when d.until > pgqueue._clock() then d.until end
-    where d.job_id = excluded.job_id or d.until <= pgqueue._clock()
-    returning true
+    on conflict (task, dedupe) do nothing;
+    if found then
+        return true;
+    end if;
+    -- Its own row may still stand, with a time: it is left as it is. One without a live job is free.
+    update pgqueue.dedupe_keys d
+    set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
+    where d.task = p_task
+        and d.dedupe = p_dedupe
+        and (
+            d.job_id = p_job_id
+            or d.until <= pgqueue._clock()
+            or d.until is null and not exists (select from pgqueue.jobs j where j.id = d.job_id)
+        );
+    return found;
+end
 $$;
 
 comment on function pgqueue._retake_dedupe(bigint, text, text) is
-    'Private: a job that comes back takes its dedupe key again; null: another job stands for it.';
+    'Private: a job that comes back takes its dedupe key again; false: another job stands for it.';
 
 create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
 returns void

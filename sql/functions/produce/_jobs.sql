@@ -3,33 +3,7 @@
 -- A row has its id beforehand, so that whoever stands for a dedupe key is known before it is there. What its producer
 -- left out is null until _insert_jobs fills it in by task and queue. enqueue and enqueue_many go their own, shorter way.
 
-create or replace function pgqueue._checked_job(
-    p_id bigint,
-    p_now timestamptz,
-    p_task text,
-    p_args jsonb,
-    p_queue text,
-    p_priority integer,
-    p_run_at timestamptz,
-    p_delay interval,
-    p_expires_in interval,
-    p_timeout interval,
-    p_max_attempts integer,
-    p_key text,
-    p_score numeric,
-    p_dedupe text,
-    p_dedupe_for interval,
-    p_on_conflict text,
-    p_depends_on bigint[],
-    p_headers jsonb,
-    p_tags text[],
-    p_retention interval,
-    p_retry_policy text,
-    p_retry_delay interval,
-    p_retry_queue text,
-    p_limit_key text,
-    p_debounce_max interval
-)
+create or replace function pgqueue._checked_job(p_id bigint, p_now timestamptz, p_options pgqueue.job_options)
 returns pgqueue.jobs
 language plpgsql
 volatile
@@ -39,49 +13,43 @@ as $$
 declare
     v_job pgqueue.jobs;
 begin
-    perform pgqueue._check_options(
-        p_task, p_queue, p_priority, p_run_at, p_delay, p_expires_in, p_timeout, p_max_attempts, p_key, p_score,
-        p_dedupe, p_dedupe_for, p_on_conflict, p_depends_on, p_headers, p_tags, p_retention, p_retry_policy,
-        p_retry_delay, p_retry_queue, p_limit_key, p_debounce_max
-    );
-    perform pgqueue._check_args(p_args);
-    if p_key is null and exists (select from pgqueue.effective_tasks t where t.name = p_task and t.accumulate) then
-        perform pgqueue._refuse_without_key(p_task);
+    perform pgqueue._check_options(p_options);
+    perform pgqueue._check_args(p_options.args);
+    if p_options.key is null and exists (select from pgqueue.effective_tasks t where t.name = p_options.task and t.accumulate) then
+        perform pgqueue._refuse_without_key(p_options.task);
     end if;
 
     v_job.id := p_id;
     v_job.created_at := p_now;
-    v_job.run_at := coalesce(p_run_at, p_now + p_delay, p_now);
+    v_job.run_at := coalesce(p_options.run_at, p_now + p_options.delay, p_now);
     v_job.ready_at := p_now;
     if v_job.run_at > p_now then
         v_job.ready_at := pgqueue._ready_at(v_job.run_at);
         perform pgqueue._check_run_at(v_job.run_at);
     end if;
-    v_job.expires_at := greatest(v_job.run_at, p_now) + p_expires_in;
-    v_job.task := p_task;
-    v_job.args := p_args;
-    v_job.queue := p_queue;
-    v_job.priority := p_priority::smallint;
-    v_job.max_attempts := p_max_attempts;
-    v_job.key := p_key;
-    v_job.score := p_score;
-    v_job.dedupe := p_dedupe;
-    v_job.headers := p_headers;
-    v_job.tags := p_tags;
-    v_job.retention := p_retention;
-    v_job.limit_key := p_limit_key;
-    v_job.timeout := p_timeout;
-    if num_nonnulls(p_retry_policy, p_retry_delay, p_retry_queue) > 0 then
-        v_job.retry := pgqueue._job_retry(p_retry_policy, p_retry_delay, p_retry_queue);
+    v_job.expires_at := greatest(v_job.run_at, p_now) + p_options.expires_in;
+    v_job.task := p_options.task;
+    v_job.args := p_options.args;
+    v_job.queue := p_options.queue;
+    v_job.priority := p_options.priority::smallint;
+    v_job.max_attempts := p_options.max_attempts;
+    v_job.key := p_options.key;
+    v_job.score := p_options.score;
+    v_job.dedupe := p_options.dedupe;
+    v_job.headers := p_options.headers;
+    v_job.tags := p_options.tags;
+    v_job.retention := p_options.retention;
+    v_job.limit_key := p_options.limit_key;
+    v_job.timeout := p_options.timeout;
+    if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue) > 0 then
+        v_job.retry := pgqueue._job_retry(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue);
     end if;
     return v_job;
 end
 $$;
 
-comment on function pgqueue._checked_job(
-    bigint, timestamptz, text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric,
-    text, interval, text, bigint[], jsonb, text[], interval, text, interval, text, text, interval
-) is 'Private: the row of a job with these options, which it checks; what is left to task and queue is null.';
+comment on function pgqueue._checked_job(bigint, timestamptz, pgqueue.job_options) is
+    'Private: the row of a job with these options, which it checks; what is left to task and queue is null.';
 
 create or replace function pgqueue._insert_jobs(p_jobs pgqueue.jobs[])
 returns void

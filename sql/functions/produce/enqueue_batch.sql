@@ -29,13 +29,10 @@ declare
     v_jobs pgqueue.jobs[];
     v_others integer[];
     v_deduped integer[] := '{}'::integer[];
-    v_deadline timestamptz;
-    v_done record;
     v_outcomes text[];
     v_errors jsonb[];
     v_detail text;
     v_hint text;
-    v_one_by_one boolean := false;
     v_n integer;
 begin
     if enqueue_batch.jobs is null or array_ndims(enqueue_batch.jobs) > 1 then
@@ -125,63 +122,9 @@ begin
     );
 
     if v_deduped <> '{}' then
-        v_deadline := pgqueue._dedupe_deadline();
-        v_deduped := array(
-            select d.n
-            from unnest(v_deduped) d (n)
-            order by (v_jobs[d.n]).task, (v_jobs[d.n]).dedupe, d.n
-        );
-        begin
-            foreach v_n in array v_deduped loop
-                select d.job_id, d.outcome into v_done
-                from pgqueue._dedupe(
-                    v_jobs[v_n],
-                    (enqueue_batch.jobs[v_n] ->> 'dedupe_for')::interval,
-                    enqueue_batch.jobs[v_n] ->> 'on_conflict',
-                    (enqueue_batch.jobs[v_n] ->> 'debounce_max')::interval,
-                    v_deadline
-                ) d;
-                v_ids[v_n] := v_done.job_id;
-                v_outcomes[v_n] := v_done.outcome;
-                if v_outcomes[v_n] = 'refused' then
-                    begin
-                        perform pgqueue._refuse_duplicate((v_jobs[v_n]).task, (v_jobs[v_n]).dedupe, v_ids[v_n]);
-                    exception when unique_violation then
-                        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-                        v_errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
-                    end;
-                end if;
-            end loop;
-        exception when others then
-            if left(sqlstate, 2) <> all (v_refusals) then
-                raise;
-            end if;
-            v_one_by_one := true;
-        end;
-    end if;
-
-    if v_one_by_one then
-        foreach v_n in array v_deduped loop
-            v_errors[v_n] := null;
-            begin
-                select d.job_id, d.outcome into v_done
-                from pgqueue._enqueue_deduped(
-                    v_jobs[v_n],
-                    (enqueue_batch.jobs[v_n] ->> 'dedupe_for')::interval,
-                    enqueue_batch.jobs[v_n] ->> 'on_conflict',
-                    (enqueue_batch.jobs[v_n] ->> 'debounce_max')::interval,
-                    v_deadline
-                ) d;
-                v_ids[v_n] := v_done.job_id;
-                v_outcomes[v_n] := v_done.outcome;
-            exception when others then
-                if left(sqlstate, 2) <> all (v_refusals) then
-                    raise;
-                end if;
-                get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-                v_errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
-            end;
-        end loop;
+        select d.ids, d.outcomes, d.errors
+        into v_ids, v_outcomes, v_errors
+        from pgqueue._batch_deduped(v_jobs, enqueue_batch.jobs, v_deduped, v_ids, v_outcomes, v_errors) d;
     end if;
 
     return query
@@ -202,6 +145,91 @@ comment on function pgqueue.enqueue_batch(jsonb[]) is
     'arguments of enqueue(), times and intervals as text. '
     'select * from pgqueue.enqueue_batch(array[''{"task": "resize", "args": {"id": 1}}'', ''{"task": "mail", "delay": "1 hour"}'']::jsonb[]);';
 
+-- p_deduped: the numbers of the jobs that have dedupe keys. They take the keys in one order, and share one wait.
+create or replace function pgqueue._batch_deduped(
+    p_jobs pgqueue.jobs[], p_given jsonb[], p_deduped integer[],
+    inout ids bigint[], inout outcomes text[], inout errors jsonb[]
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
+    v_deduped integer[];
+    v_deadline timestamptz;
+    v_done record;
+    v_detail text;
+    v_hint text;
+    v_one_by_one boolean := false;
+    v_n integer;
+begin
+    v_deadline := pgqueue._dedupe_deadline();
+    v_deduped := array(
+        select d.n
+        from unnest(p_deduped) d (n)
+        order by (p_jobs[d.n]).task, (p_jobs[d.n]).dedupe, d.n
+    );
+    begin
+        foreach v_n in array v_deduped loop
+            select d.job_id, d.outcome into v_done
+            from pgqueue._dedupe(
+                p_jobs[v_n],
+                (p_given[v_n] ->> 'dedupe_for')::interval,
+                p_given[v_n] ->> 'on_conflict',
+                (p_given[v_n] ->> 'debounce_max')::interval,
+                v_deadline
+            ) d;
+            ids[v_n] := v_done.job_id;
+            outcomes[v_n] := v_done.outcome;
+            if outcomes[v_n] = 'refused' then
+                begin
+                    perform pgqueue._refuse_duplicate((p_jobs[v_n]).task, (p_jobs[v_n]).dedupe, ids[v_n]);
+                exception when unique_violation then
+                    get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+                    errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
+                end;
+            end if;
+        end loop;
+    exception when others then
+        if left(sqlstate, 2) <> all (v_refusals) then
+            raise;
+        end if;
+        v_one_by_one := true;
+    end;
+
+    if v_one_by_one then
+        foreach v_n in array v_deduped loop
+            errors[v_n] := null;
+            begin
+                select d.job_id, d.outcome into v_done
+                from pgqueue._enqueue_deduped(
+                    p_jobs[v_n],
+                    (p_given[v_n] ->> 'dedupe_for')::interval,
+                    p_given[v_n] ->> 'on_conflict',
+                    (p_given[v_n] ->> 'debounce_max')::interval,
+                    v_deadline
+                ) d;
+                ids[v_n] := v_done.job_id;
+                outcomes[v_n] := v_done.outcome;
+            exception when others then
+                if left(sqlstate, 2) <> all (v_refusals) then
+                    raise;
+                end if;
+                get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+                errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
+            end;
+        end loop;
+    end if;
+end
+$$;
+
+comment on function pgqueue._batch_deduped(
+    pgqueue.jobs[], jsonb[], integer[], bigint[], text[], jsonb[]
+) is 'Private: enqueues those jobs of a batch that have dedupe keys, and says in ids, outcomes and errors what became of each.';
+
 create or replace function pgqueue._batch_job(p_id bigint, p_now timestamptz, p_job jsonb)
 returns pgqueue.jobs
 language plpgsql
@@ -211,7 +239,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong record;
-    v_of record;
+    v_options pgqueue.job_options;
 begin
     if jsonb_typeof(p_job) is distinct from 'object' then
         perform pgqueue._refuse(
@@ -250,38 +278,9 @@ begin
         );
     end if;
 
-    select * into v_of
-    from jsonb_to_record(p_job) o (
-        task text,
-        args jsonb,
-        queue text,
-        priority integer,
-        run_at timestamptz,
-        delay interval,
-        expires_in interval,
-        timeout interval,
-        max_attempts integer,
-        key text,
-        score numeric,
-        dedupe text,
-        dedupe_for interval,
-        on_conflict text,
-        depends_on bigint[],
-        headers jsonb,
-        tags text[],
-        retention interval,
-        retry_policy text,
-        retry_delay interval,
-        retry_queue text,
-        limit_key text,
-        debounce_max interval
-    );
-    return pgqueue._checked_job(
-        p_id, p_now, v_of.task, coalesce(v_of.args, '{}'), v_of.queue, v_of.priority, v_of.run_at, v_of.delay,
-        v_of.expires_in, v_of.timeout, v_of.max_attempts, v_of.key, v_of.score, v_of.dedupe, v_of.dedupe_for,
-        v_of.on_conflict, v_of.depends_on, v_of.headers, v_of.tags, v_of.retention, v_of.retry_policy,
-        v_of.retry_delay, v_of.retry_queue, v_of.limit_key, v_of.debounce_max
-    );
+    v_options := jsonb_populate_record(null::pgqueue.job_options, p_job);
+    v_options.args := coalesce(v_options.args, '{}');
+    return pgqueue._checked_job(p_id, p_now, v_options);
 end
 $$;
 

@@ -46,16 +46,18 @@ declare
     v_priority smallint;
     v_expires_in interval;
     v_accumulate boolean;
+    v_options pgqueue.job_options;
     v_retry jsonb;
 begin
-    perform pgqueue._check_options(
-        enqueue_many.task, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at, enqueue_many.delay,
-        enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts, enqueue_many.key,
-        enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
+    v_options := row(
+        enqueue_many.task, null::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
+        enqueue_many.delay, enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts,
+        enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
         enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
         enqueue_many.debounce_max
     );
+    perform pgqueue._check_options(v_options);
     v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
     if enqueue_many.args is null then
         perform pgqueue._refuse(
@@ -74,17 +76,10 @@ begin
                 'Give each job a dedupe of its own with enqueue_batch(), or leave dedupe out.'
             );
         end if;
-        return query
-        select o.job_id
-        from unnest(enqueue_many.args) a (args)
-        cross join lateral pgqueue.enqueue_outcome(
-            enqueue_many.task, a.args, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
-            enqueue_many.delay, enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts,
-            enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for,
-            enqueue_many.on_conflict, enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags,
-            enqueue_many.retention, enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue,
-            enqueue_many.limit_key, enqueue_many.debounce_max
-        ) o;
+        if cardinality(enqueue_many.args) = 1 then
+            v_options.args := (select a.args from unnest(enqueue_many.args) a (args));
+            return query select o.job_id from pgqueue._enqueue_with_dedupe(v_options) o;
+        end if;
         return;
     end if;
 

@@ -39,9 +39,6 @@ set enable_seqscan = off
 set jit = off
 as $$
 #variable_conflict use_column
-declare
-    v_now timestamptz;
-    v_job pgqueue.jobs;
 begin
     if enqueue_outcome.dedupe is null then
         return query
@@ -59,22 +56,19 @@ begin
         return;
     end if;
 
-    v_now := pgqueue._ready_at(null);
-    v_job := pgqueue._checked_job(
-        nextval('pgqueue.jobs_id_seq'), v_now, enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue,
-        enqueue_outcome.priority, enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in,
-        enqueue_outcome.timeout, enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score,
-        enqueue_outcome.dedupe, enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
-        enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
-        enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
-        enqueue_outcome.debounce_max
-    );
     return query
-    select d.job_id, d.outcome
-    from pgqueue._enqueue_deduped(
-        v_job, enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.debounce_max,
-        pgqueue._dedupe_deadline()
-    ) d;
+    select o.job_id, o.outcome
+    from pgqueue._enqueue_with_dedupe(
+        row(
+            enqueue_outcome.task, enqueue_outcome.args, enqueue_outcome.queue, enqueue_outcome.priority,
+            enqueue_outcome.run_at, enqueue_outcome.delay, enqueue_outcome.expires_in, enqueue_outcome.timeout,
+            enqueue_outcome.max_attempts, enqueue_outcome.key, enqueue_outcome.score, enqueue_outcome.dedupe,
+            enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
+            enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
+            enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
+            enqueue_outcome.debounce_max
+        )
+    ) o;
 end
 $$;
 

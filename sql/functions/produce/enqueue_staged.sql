@@ -194,6 +194,7 @@ as $$
 declare
     v_deadline constant timestamptz := pgqueue._dedupe_deadline();
     v_row record;
+    v_options pgqueue.job_options;
     v_job pgqueue.jobs;
     v_jobs pgqueue.jobs[] := '{}'::pgqueue.jobs[];
     v_done record;
@@ -219,12 +220,13 @@ begin
         )
         order by n.dedupe is not null, case when n.dedupe is not null then n.task end collate "C", n.dedupe collate "C", n.n
     loop
-        v_job := pgqueue._checked_job(
-            v_row.id, p_now, v_row.task, coalesce(v_row.args, '{}'), v_row.queue, v_row.priority, v_row.run_at,
-            v_row.delay, v_row.expires_in, v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe,
-            v_row.dedupe_for, v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention,
-            v_row.retry_policy, v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max
+        v_options := row(
+            v_row.task, coalesce(v_row.args, '{}'), v_row.queue, v_row.priority, v_row.run_at, v_row.delay, v_row.expires_in,
+            v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe, v_row.dedupe_for,
+            v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention, v_row.retry_policy,
+            v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max
         );
+        v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
             v_inserted := v_inserted + 1;

@@ -1,11 +1,10 @@
--- stage: makes the table that a large load is copied into, before enqueue_staged makes jobs of its rows.
+-- stage: creates the table for a large load by COPY; enqueue_staged then enqueues a job for each of its rows.
 --
--- A temporary table: what is copied into it writes no WAL, stands in nobody's way and is seen by nobody else, and is
--- gone when the transaction ends, however it ends. COPY into jobs itself could apply no options; into a view it would
--- call a trigger for each row.
--- It belongs to the owner of the queue, and callers may insert and nothing else. Whoever calls enqueue_staged has it
--- read with the owner's rights, so a table that anybody else has put there, with rules or defaults of his own, is
--- refused. A session makes it once; behind a pooler another role may find it, empty.
+-- A temporary table: COPY into it writes no WAL, other sessions do not see it, and its rows are gone when the
+-- transaction ends. COPY into jobs itself could apply no options; COPY into a view would call a trigger for each row.
+-- The table belongs to the owner of the queue; callers may only insert. enqueue_staged reads it with the owner's
+-- rights, so it refuses a table of another owner, which could have rules or defaults. A session creates the table once;
+-- behind a pooler another role may find it, empty.
 
 create or replace function pgqueue.stage()
 returns void
@@ -22,7 +21,7 @@ begin
         if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = pgqueue._staged_shape() then
             return;
         end if;
-        -- Of another release.
+        -- Created by another release.
         drop table pg_temp.pgqueue_staged;
     end if;
     create temporary table pgqueue_staged (

@@ -1,16 +1,15 @@
--- What maintain does for schedules: enqueue what is due, and write down what became of it.
+-- What maintain does for schedules: enqueues what is due, and records the outcome.
 --
--- Where a schedule stands is next_at of its newest row in schedule_runs, read through an index that ends at that row:
--- one probe for each schedule and second (2 us), whatever old versions some snapshot keeps. Such a next_at counts
--- only while the rule from which it was computed is the schedule's rule, and while the clock is not before the row:
--- an operator who edits an expression, and a clock that steps back, make it be computed anew from now.
---
--- One job for each instant: its row in schedule_runs comes first, under a unique key, and the job only where that row
--- was really inserted, in one statement. Callers that meet wait there for each other; maintain's own lock keeps them
--- apart. All that is due goes in one statement, in due order; only if that fails are its halves taken apart, each in an
--- exception block, down to the broken one, which is written down, shown in stats() and let be for a minute.
+-- A schedule stands at next_at of its newest row in schedule_runs, read through an index that ends at that row: one
+-- probe for each schedule and second (2 us), whatever old versions a snapshot keeps. That next_at counts only while
+-- the rule from which it was computed is still the schedule's, and while the clock is not before the row: an operator
+-- who edits an expression, and a clock that steps back, cause it to be computed anew from now.
+-- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
+-- was really inserted, in one statement. Concurrent callers wait there for each other; maintain's own lock prevents it.
+-- All due schedules go in one statement, in due order. If it fails, each half is tried in an exception block of its
+-- own, down to the broken schedule: its error is recorded, shown in stats(), and it is left alone for a minute.
 
-create or replace function pgqueue._run_schedules(p_limit integer, p_tidy boolean)
+create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
 language plpgsql
 volatile
@@ -21,38 +20,52 @@ declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_names text[];
     v_due timestamptz[];
-    v_jobs bigint := 0::bigint;
 begin
     select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
     into v_names, v_due
     from pgqueue._due_schedules(v_now, p_limit) d;
-    if v_names is not null then
-        v_jobs := pgqueue._run_or_halve(v_now, p_limit, v_names, v_due);
+    if v_names is null then
+        return 0::bigint;
     end if;
-
-    if p_tidy then
-        -- A week is kept. It is also how far the clock may step back without an instant being run again.
-        delete from pgqueue.schedule_runs r
-        where r.n in (
-            select o.n
-            from pgqueue.schedule_runs o
-            where o.decided_at < v_now - interval '7 days'
-                and (
-                    not exists (select from pgqueue.schedules s where s.name = o.schedule)
-                    or exists (
-                        select from pgqueue.schedule_runs later
-                        where later.schedule = o.schedule and later.n > o.n and later.rule is not null
-                    )
-                )
-            limit 50000
-        );
-    end if;
-    return v_jobs;
+    return pgqueue._run_or_halve(v_now, p_limit, v_names, v_due);
 end
 $$;
 
-comment on function pgqueue._run_schedules(integer, boolean) is
-    'Private: enqueues what is due of at most p_limit schedules, and forgets old runs where p_tidy; returns how many jobs.';
+comment on function pgqueue._run_schedules(integer) is
+    'Private: enqueues the due jobs of at most p_limit schedules; returns how many jobs.';
+
+-- A week is kept. It is also how far the clock may step back without an instant being run again.
+create or replace function pgqueue._tidy_schedule_runs(p_now timestamptz, p_limit integer)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count bigint;
+begin
+    delete from pgqueue.schedule_runs r
+    where r.n in (
+        select o.n
+        from pgqueue.schedule_runs o
+        where o.decided_at < p_now - interval '7 days'
+            and (
+                not exists (select from pgqueue.schedules s where s.name = o.schedule)
+                or exists (
+                    select from pgqueue.schedule_runs later
+                    where later.schedule = o.schedule and later.n > o.n and later.rule is not null
+                )
+            )
+        limit p_limit
+    );
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+comment on function pgqueue._tidy_schedule_runs(timestamptz, integer) is
+    'Private: forgets up to p_limit runs of schedules that are older than a week; returns how many.';
 
 create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
@@ -228,172 +241,4 @@ end
 $$;
 
 comment on function pgqueue._run_due(timestamptz, integer, text[], timestamptz[]) is
-    'Private: enqueues what is due of these schedules, each due since p_due (null: to be computed anew), at most about p_limit jobs; returns how many.';
-
-create or replace function pgqueue._schedule_turn(
-    p_spec bytea,
-    p_every interval,
-    p_anchor timestamptz,
-    p_timezone text,
-    p_due_at timestamptz,
-    p_now timestamptz,
-    p_catch_up text,
-    p_cap integer,
-    out instants timestamptz[],
-    out next_at timestamptz,
-    out passed_from timestamptz
-)
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    -- Later than this, a run was missed: housekeeping comes about once a second.
-    v_in_time timestamptz := p_now - interval '10 s';
-    v_at timestamptz;
-begin
-    instants := '{}';
-    if p_due_at is null then
-        next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
-        return;
-    end if;
-
-    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at);
-    if next_at is null or next_at > p_now then
-        if p_due_at >= v_in_time or p_catch_up <> 'skip' then
-            instants := array[p_due_at];
-        else
-            passed_from := p_due_at;
-        end if;
-        return;
-    end if;
-
-    -- More than one. Those in time, or with "all" as many as may be, in order.
-    v_at := case
-        when p_catch_up = 'all' or p_due_at >= v_in_time then p_due_at
-        else pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_in_time - interval '1 us')
-    end;
-    while v_at <= p_now and cardinality(instants) < p_cap loop
-        instants := instants || v_at;
-        v_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_at);
-    end loop;
-    if v_at <= p_now then
-        -- Too many: the latest.
-        instants := '{}';
-        v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now);
-        while v_at is not null and cardinality(instants) < p_cap loop
-            instants := v_at || instants;
-            v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, v_at - interval '1 us');
-        end loop;
-    elsif cardinality(instants) = 0 and p_catch_up = 'last' then
-        instants := array[pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now)];
-    end if;
-    if cardinality(instants) = 0 or instants[1] > p_due_at then
-        passed_from := p_due_at;
-    end if;
-    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
-end
-$$;
-
-comment on function pgqueue._schedule_turn(
-    bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer
-) is
-    'Private: of a schedule due since p_due_at (null: unknown), the instants that are to run now, those passed over, and when it is due next.';
-
-create or replace function pgqueue._next_instant(
-    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
-)
-returns timestamptz
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if p_spec is not null then
-        return pgqueue._cron_next(p_spec, p_after, p_timezone);
-    end if;
-    -- In seconds and from the anchor: neither a late run nor a change of the clocks makes it drift.
-    return p_anchor + make_interval(secs => (
-        (floor(extract(epoch from p_after - p_anchor) / extract(epoch from p_every)) + 1) * extract(epoch from p_every)
-    )::double precision);
-end
-$$;
-
-comment on function pgqueue._next_instant(bytea, interval, timestamptz, text, timestamptz) is
-    'Private: the first instant after p_after by a parsed expression, or by an interval counted from an anchor.';
-
-create or replace function pgqueue._last_instant(
-    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_from timestamptz, p_to timestamptz
-)
-returns timestamptz
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_last timestamptz := p_from;
-    v_high timestamptz := p_to;
-    v_middle timestamptz;
-    v_next timestamptz;
-begin
-    if p_to < p_from then
-        return null;
-    end if;
-    -- Halving: the next instant after the middle either is not beyond p_to, or the last one is not after the middle.
-    while v_high - v_last > interval '1 s' loop
-        v_middle := v_last + (v_high - v_last) / 2;
-        v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_middle);
-        if v_next <= p_to then
-            v_last := v_next;
-        else
-            v_high := v_middle;
-        end if;
-    end loop;
-    v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_last);
-    return case when v_next <= p_to then v_next else v_last end;
-end
-$$;
-
-comment on function pgqueue._last_instant(bytea, interval, timestamptz, text, timestamptz, timestamptz) is
-    'Private: the last instant that is not after p_to; p_from is one. Null: p_to is before it.';
-
-create or replace function pgqueue._schedule_rule(p_schedule pgqueue.schedules)
-returns text
-language sql
-stable
-parallel safe
-as $$
-    -- Numbers, not dates and intervals as text: those look different in every session.
-    select coalesce(
-        p_schedule.expression, p_schedule.declared_expression,
-        'every ' || extract(epoch from p_schedule.every) || ' from ' || extract(epoch from p_schedule.anchor)
-    ) || ' in ' || coalesce(p_schedule.timezone, p_schedule.declared_timezone)
-$$;
-
-comment on function pgqueue._schedule_rule(pgqueue.schedules) is
-    'Private: all that decides when a schedule is due, as text, to compare.';
-
-create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
-returns timestamptz
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_next_at timestamptz := pgqueue._next_instant(
-        case when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression) end,
-        p_schedule.every, p_schedule.anchor, coalesce(p_schedule.timezone, p_schedule.declared_timezone), p_now
-    );
-begin
-    insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, rule)
-    values (p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule));
-    return v_next_at;
-end
-$$;
-
-comment on function pgqueue._plan_schedule(pgqueue.schedules, timestamptz) is
-    'Private: has a schedule go on from p_now; returns when it is due next.';
+    'Private: enqueues the due jobs of these schedules, each due since p_due (null: to be computed anew), about p_limit at most; returns how many.';

@@ -1,4 +1,4 @@
--- pause_schedule: it enqueues nothing until resume_schedule. Its jobs stay. Locks and updates its row.
+-- pause_schedule: the schedule enqueues nothing until resume_schedule; its jobs stay. Locks and updates its row.
 
 create or replace function pgqueue.pause_schedule(name text)
 returns boolean

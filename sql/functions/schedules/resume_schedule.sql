@@ -1,5 +1,5 @@
--- resume_schedule: it goes on from now. What it left out while paused is not caught up: it was not missed. (Set
--- paused_at to null by an update instead, and catch_up decides.) Locks and updates its row, inserts where it stands.
+-- resume_schedule: the schedule goes on from now. Runs of the pause are not made up for: they were not missed. (If you
+-- set paused_at to null by an update instead, catch_up decides.) Locks and updates its row, inserts its next instant.
 
 create or replace function pgqueue.resume_schedule(name text)
 returns boolean
@@ -27,4 +27,4 @@ end
 $$;
 
 comment on function pgqueue.resume_schedule(text) is
-    'Have a paused schedule go on from now; runs of the pause are not caught up. False: there is none, or it was not paused.';
+    'Let a paused schedule go on from now; runs of the pause are not made up for. False: there is none, or it was not paused.';

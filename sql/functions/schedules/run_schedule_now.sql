@@ -1,5 +1,5 @@
--- run_schedule_now: one job of a schedule, at once, also while it is paused or its last job lives. When it is due next
--- does not change. Locks nothing.
+-- run_schedule_now: enqueues one job of a schedule at once, also while it is paused or its last job is live. Its next
+-- instant does not change. Locks nothing.
 
 create or replace function pgqueue.run_schedule_now(name text)
 returns bigint

@@ -1,8 +1,8 @@
--- schedule: have a job enqueued by the clock. Writes one row of schedules, and only when it differs from what stands
--- there, so that every worker may say it again at each start; an operator's columns (paused_at, expression, timezone)
--- are not touched. Locks that row. Everything is checked here, so that nothing wrong is found out at night.
+-- schedule: enqueues a job by the clock.
 --
--- The first instant is written down at once: it is not missed should nobody keep house for a while.
+-- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not touch
+-- an operator's columns (paused_at, expression, timezone). Locks that row. Checks everything here, so that no error
+-- shows up at night. Records the first instant at once, so that it is not missed if nobody runs maintenance for a while.
 
 create or replace function pgqueue.schedule(
     name text,
@@ -36,15 +36,20 @@ declare
     v_every interval := make_interval(secs => extract(epoch from schedule.every)::double precision);
     v_spec bytea;
     v_schedule pgqueue.schedules;
+    v_options pgqueue.job_options;
     v_next_at timestamptz;
     v_rule text;
 begin
     perform pgqueue._check_name('name', schedule.name);
-    perform pgqueue._check_options(
-        schedule.task, schedule.queue, schedule.priority, null, null, schedule.expires_in, null,
-        schedule.max_attempts, null, null, null, null, null, null, schedule.headers, schedule.tags, schedule.retention,
-        null, null, null, null
-    );
+    v_options.task := schedule.task;
+    v_options.queue := schedule.queue;
+    v_options.priority := schedule.priority;
+    v_options.expires_in := schedule.expires_in;
+    v_options.max_attempts := schedule.max_attempts;
+    v_options.headers := schedule.headers;
+    v_options.tags := schedule.tags;
+    v_options.retention := schedule.retention;
+    perform pgqueue._check_options(v_options);
     perform pgqueue._check_args(schedule.args);
     perform pgqueue._check_schedule(
         schedule.expression, schedule.every, schedule.timezone, schedule.catch_up, schedule.overlap, schedule.jitter,
@@ -108,7 +113,7 @@ begin
     order by r.n desc
     limit 1;
     if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
-        -- An operator's word may be wrong: that is for maintain to find, and not to stop a worker's start.
+        -- An operator's expression may be wrong. maintain reports it; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
         v_next_at := pgqueue._plan_schedule(v_schedule, v_now);
@@ -124,9 +129,9 @@ comment on function pgqueue.schedule(
     'Enqueue a job by the clock, from now on; again with the same name: change it. Returns when it is due next. '
     'select pgqueue.schedule(''nightly'', ''30 2 * * *'', ''report'', timezone => ''Europe/Berlin''); or every => ''5 min''. '
     'expression: see cron_next(). every: counted from its first declaration, at least a second, days are 24 hours. '
-    'catch_up: of runs that were missed (found more than 10 s late) skip all, run the last (default) or all, at most the latest catch_up_cap. '
-    'overlap: start (default) another job, or skip the run, while the last one lives. jitter: put each job off at random by up to this. '
-    'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers tell schedule and scheduled_at. '
+    'catch_up: for runs that were missed (found more than 10 s late): skip all, run the last (default), or run all, at most the latest catch_up_cap. '
+    'overlap: start (default) another job, or skip the run, while the last one lives. jitter: delay each job at random by up to this. '
+    'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
     'maintain() enqueues what is due, so jobs come about a second after their time at most.';
 
 create or replace function pgqueue._check_schedule(

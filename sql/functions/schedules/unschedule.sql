@@ -1,5 +1,5 @@
--- unschedule: the schedule is gone; jobs that it has enqueued stay. Locks and deletes its row. What became of its runs
--- is kept for a week as before: should it be declared again, no instant runs twice.
+-- unschedule: removes a schedule; the jobs that it has enqueued stay. Locks and deletes its row. The outcomes of its runs
+-- are kept for a week as before, so that no instant runs twice if it is declared again.
 
 create or replace function pgqueue.unschedule(name text)
 returns boolean

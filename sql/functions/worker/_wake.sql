@@ -1,8 +1,8 @@
--- Wake-up and lanes: what every statement that makes a job ready has to do besides.
+-- Wake-up: notifies idle workers that a job is ready.
 --
--- _wake asks one range question, who serves this queue and is asleep beyond the ready time, and notifies at
--- most p_count of them at random, once per transaction and queue. Under an old snapshot (above READ COMMITTED)
--- it cannot see who sleeps, so it notifies all on the common channel. It never waits and locks nothing.
+-- _wake asks one range question (who serves this queue and is idle beyond the ready time) and notifies at most p_count
+-- of them, at random, once for each transaction and queue. Under an old snapshot (above READ COMMITTED) it cannot see
+-- who is idle, so it notifies all workers on the common channel. Never waits and locks nothing.
 
 create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
 returns void
@@ -27,7 +27,7 @@ begin
             select s.channel
             from (
                 select a.channel
-                from pgqueue.sleepers a
+                from pgqueue.idle_workers a
                 where a.queue in (p_queue, '')
                     and a.until > p_ready_at
                     and a.worker is distinct from p_except
@@ -48,7 +48,7 @@ end
 $$;
 
 comment on function pgqueue._wake(text, timestamptz, integer, text) is
-    'Private: notifies at most p_count workers that serve p_queue and sleep beyond p_ready_at.';
+    'Private: notifies at most p_count workers that serve p_queue and are idle beyond p_ready_at.';
 
 create or replace function pgqueue._may_notify()
 returns boolean
@@ -56,7 +56,7 @@ language sql
 volatile
 parallel safe
 as $$
-    -- A NOTIFY queue that runs full makes every commit with a NOTIFY fail: better late than refused.
+    -- When the NOTIFY queue is full, every commit with a NOTIFY fails. A late start is better.
     select
         coalesce(pg_catalog.lower(pg_catalog.current_setting('pgqueue.notify', true)), 'on')
             not in ('off', 'false', 'no', '0')
@@ -65,21 +65,6 @@ $$;
 
 comment on function pgqueue._may_notify() is
     'Private: false where set pgqueue.notify = off, for bulk loads and PREPARE TRANSACTION, or where the server''s queue of notifications is half full.';
-
-create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
-returns void
-language sql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-    insert into pgqueue.lanes (queue, priority, seen_at)
-    select p_queue, p_priority, p_now
-    where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority)
-$$;
-
-comment on function pgqueue._register_lane(text, smallint, timestamptz) is
-    'Private: makes a lane known to reserve. A plain insert: two callers that register one lane do not wait for each other.';
 
 create or replace function pgqueue._channel(p_worker text)
 returns text

@@ -1,5 +1,5 @@
--- awake: the worker found work and needs no wake-up. Deletes its own naps; without it they end by their time, and
--- cost producers a NOTIFY until then.
+-- awake: the worker found work and needs no wake-up. Deletes its own idle registrations; without it they end by their
+-- time, and cost producers a NOTIFY until then.
 
 create or replace function pgqueue.awake(worker text)
 returns void
@@ -16,7 +16,7 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_name('worker', awake.worker, 256);
-    delete from pgqueue.sleepers where worker = awake.worker and until > v_now;
+    delete from pgqueue.idle_workers where worker = awake.worker and until > v_now;
 end
 $$;
 

@@ -1,4 +1,5 @@
--- bye: a worker ends. Removes its registration and its naps. Jobs that it still holds come back with their leases.
+-- bye: deregisters a worker that ends. Deletes its row of workers, its heartbeats and its idle registrations. Jobs that
+-- it still holds come back when their leases lapse.
 
 create or replace function pgqueue.bye(worker text)
 returns void
@@ -12,9 +13,9 @@ as $$
 begin
     perform pgqueue._check_name('worker', bye.worker, 256);
     perform pgqueue.awake(bye.worker);
-    delete from pgqueue.beats where worker = bye.worker;
+    delete from pgqueue.heartbeats where worker = bye.worker;
     delete from pgqueue.workers where name = bye.worker;
 end
 $$;
 
-comment on function pgqueue.bye(text) is 'The worker ends. What it still holds comes back when its leases lapse; release() gives it back at once.';
+comment on function pgqueue.bye(text) is 'Deregister a worker that ends. Jobs that it still holds come back when their leases lapse; release() gives them back at once.';

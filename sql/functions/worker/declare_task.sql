@@ -1,5 +1,7 @@
--- declare_task: what the code says of a task, written by a worker at its start. Touches the declared_* columns
--- only, and only when they differ: an operator's columns win and survive every deploy. Locks the task's row.
+-- declare_task: a task's options as the code declares them, written by a worker at its start.
+--
+-- Writes the declared_* columns only, and only when they differ: an operator's columns win and survive every deploy.
+-- Locks the task's row.
 
 create or replace function pgqueue.declare_task(
     task text,
@@ -92,4 +94,4 @@ comment on function pgqueue.declare_task(
     text, text, integer, integer, text, interval, double precision, interval, interval, interval, interval, interval,
     interval[], text, boolean, integer, interval, integer, boolean
 ) is
-    'Say what the code knows of a task: options that hold where neither a job nor an operator says otherwise. False: nothing changed.';
+    'Declare the options of a task, which hold where neither a job nor an operator sets another. False: nothing changed.';

@@ -1,5 +1,7 @@
--- hello, beat, bye: a worker's life. hello and bye write its row of workers; beat only inserts, for a row updated
--- every few seconds by every worker would under an old snapshot become a chain that every reader walks.
+-- hello, beat, bye: register a worker, report its heartbeat, deregister it.
+--
+-- hello and bye write its row of workers; beat only inserts, because a row that every worker updates every few seconds
+-- would, under an old snapshot, become a chain of versions that every reader walks. hello locks the worker's row.
 
 create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
 returns text
@@ -22,11 +24,11 @@ begin
     set
         queues = excluded.queues,
         info = excluded.info;
-    insert into pgqueue.beats (worker, at) values (hello.worker, v_now);
+    insert into pgqueue.heartbeats (worker, at) values (hello.worker, v_now);
     return v_channel;
 end
 $$;
 
 comment on function pgqueue.hello(text, text[], jsonb) is
-    'A worker starts: register it, with the queues that it serves (null: all) and what it tells of itself. '
+    'Register a worker that starts, with the queues that it serves (null: all) and what it reports about itself. '
     'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';

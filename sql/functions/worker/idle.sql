@@ -1,18 +1,19 @@
--- idle: what a worker says when reserve came back with nothing. It writes that the worker sleeps; from its commit
--- on, every enqueue that this worker could serve wakes it.
+-- idle: a worker registers as idle after reserve returned nothing. From its commit on, every enqueue of a job that this
+-- worker could run wakes it.
 --
--- The order matters. A producer asks "who sleeps?" at its enqueue and commits later. So the worker first calls
--- idle, *then* looks again at short pauses for about a second, and only then blocks: what was enqueued before the
--- row stood is found by a look, what comes after is announced. Looks before the row find neither.
--- It is the one thing that a sleeping worker says, so it does all that such a worker owes: a sign of life, and
--- housekeeping. Whoever kept house is told to call again in a second and does so again; the others, told to come back
--- later, take over when nobody did for two. (Taking turns instead, each of 200 sessions plans every step for itself.)
--- It looks as well whether something is due, and says so with next_due: then reserve. Where others sleep, what is due for
--- less than 250 ms was announced to them, and is about to be taken. It claims nothing itself, and asks for the limits of
--- queues alone (what another limit stops is parked by the first reserve that meets it): a reserve after it may come back
--- empty.
--- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time
--- is reported with a small delay by rank, so that a thousand workers do not jump at one job.
+-- The order matters. A producer asks who is idle when it enqueues, and commits later. So the worker first calls idle,
+-- *then* polls at short pauses for about a second, and only then blocks: a poll finds what was enqueued before the row
+-- stood, a notification announces what comes after. Polls before the row find neither.
+-- It is the one call of an idle worker, so it also reports a heartbeat and runs maintenance, except for the steps that
+-- make and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it again; the
+-- others call later, and take over if nobody ran it for two seconds. (If they took turns, each of 200 sessions would
+-- plan every step for itself.)
+-- It also checks whether a job is due, and reports it as next_due: then reserve. Where other workers are idle, a job
+-- that became due less than 250 ms ago was announced to them and is about to be taken. idle claims nothing, and checks
+-- the limits of queues alone (the first reserve blocks what another limit stops): a reserve after it may return nothing.
+-- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time is
+-- reported with a small delay by rank, so that a thousand workers do not go for one job.
+-- Call it in a transaction of its own and commit at once: what it locks is held until then.
 
 create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
@@ -30,9 +31,9 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
-    v_house bigint;
-    v_house_at timestamptz;
-    v_kept_house boolean := false;
+    v_run bigint;
+    v_run_at timestamptz;
+    v_has_run boolean := false;
     v_until timestamptz;
     v_next_due timestamptz;
     v_due boolean;
@@ -48,53 +49,53 @@ begin
     if idle."for" is null or not isfinite(idle."for") or idle."for" <= '0' or idle."for" > '1 hour' then
         perform pgqueue._refuse(
             '"for" must be above zero and at most one hour', format('It is %s.', coalesce(idle."for"::text, 'null')),
-            'Give "for" as the interval after which the worker looks by itself, such as ''5 s''.'
+            'Give "for" as the interval after which the worker polls by itself, such as ''5 s''.'
         );
     end if;
 
-    -- First, for it may find work. maintain refuses an old snapshot.
-    select h.n, h.at into v_house, v_house_at from pgqueue.housekeeping h order by h.n desc limit 1;
+    -- First, because it may make jobs ready. maintain refuses an old snapshot.
+    select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not pgqueue._old_snapshot() and (
-        v_house_at is null
-        or v_house_at not between v_now - interval '2 s' and v_now
-        or v_house_at < v_now - interval '0.8 s' and current_setting('pgqueue.house', true) = concat(v_house, ' ', idle.worker)
+        v_run_at is null
+        or v_run_at not between v_now - interval '2 s' and v_now
+        or v_run_at < v_now - interval '0.8 s' and current_setting('pgqueue.maintenance_run', true) = concat(v_run, ' ', idle.worker)
     ) then
-        select m.ran into v_kept_house from pgqueue.maintain('0.8 s') m;
+        select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
-        if v_kept_house then
-            -- So that it is known as the one who did, by this session.
-            select h.n into v_house from pgqueue.housekeeping h order by h.n desc limit 1;
-            perform set_config('pgqueue.house', concat(v_house, ' ', idle.worker), false);
+        if v_has_run then
+            -- This session remembers that it was the one.
+            select h.n into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
+            perform set_config('pgqueue.maintenance_run', concat(v_run, ' ', idle.worker), false);
         end if;
     end if;
 
-    -- A little beyond, so that a worker that renews its nap in time is asleep without a gap.
+    -- A little beyond, so that a worker that renews its registration in time leaves no gap.
     v_until := v_now + idle."for" + interval '1 s';
 
-    insert into pgqueue.sleepers (queue, until, worker, channel)
+    insert into pgqueue.idle_workers (queue, until, worker, channel)
     select q.name, v_until, idle.worker, pgqueue._channel(idle.worker)
     from unnest(coalesce(idle.queues, array[''])) q (name);
 
     select
         exists (select from pgqueue.workers w where w.name = idle.worker),
-        (select b.at from pgqueue.beats b where b.worker = idle.worker order by b.n desc limit 1),
+        (select b.at from pgqueue.heartbeats b where b.worker = idle.worker order by b.n desc limit 1),
         exists (select from pgqueue.limits l where l.kind = 'queue'),
         exists (select from pgqueue.limits l where l.rate is not null)
     into v_registered, v_beat_at, v_limited, v_rated;
     -- See beat. A clock that stepped back leaves none of the future in the way.
     if v_registered and (v_beat_at between v_now - interval '9 s' and v_now) is not true then
-        insert into pgqueue.beats (worker, at) values (idle.worker, v_now);
+        insert into pgqueue.heartbeats (worker, at) values (idle.worker, v_now);
     end if;
 
     if v_limited then
         v_full := array(
             select r.key
-            from jsonb_each(pgqueue._queue_rooms(idle.queues, v_now)) r
+            from jsonb_each(pgqueue._queue_capacities(idle.queues, v_now)) r
             where (r.value ->> 'room')::integer = 0
         );
     end if;
-    -- The first of each lane is due, or it says when the lane is. Where a queue is full what is due waits, and what comes
-    -- later waits behind it.
+    -- The first job of each lane is due, or tells when the lane is. In a queue at its limit, what is due waits, and what
+    -- comes later waits behind it.
     select min(first.ready_at) into v_next_due
     from (
         select distinct a.queue, a.priority
@@ -102,45 +103,25 @@ begin
         where (idle.queues is null or a.queue = any (idle.queues))
             and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
     ) l
-    left join lateral pgqueue._head(l.queue, l.priority, false) h on true
-    left join lateral pgqueue._head(l.queue, l.priority, true) r on true
+    cross join lateral pgqueue._head(l.queue, l.priority, false) h
+    cross join lateral pgqueue._head(l.queue, l.priority, true) r
     cross join lateral (
-        (
-            select j.ready_at
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = l.queue
-                and j.priority = l.priority
-                and j.resumed = false
-                and j.ready_at >= coalesce(h.head, '-infinity')
-            order by j.ready_at, j.id
-            limit 1
-        )
+        (select f.ready_at from pgqueue._first_ready(l.queue, l.priority, false, h.head, h.head_id, 'infinity') f)
         union all
-        (
-            select j.ready_at
-            from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = l.queue
-                and j.priority = l.priority
-                and j.resumed = true
-                and j.ready_at >= coalesce(r.head, '-infinity')
-            order by j.ready_at, j.id
-            limit 1
-        )
+        (select f.ready_at from pgqueue._first_ready(l.queue, l.priority, true, r.head, r.head_id, 'infinity') f)
     ) first
     where first.ready_at > v_now or l.queue <> all (v_full);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
-        v_next_due := least(v_next_due, pgqueue._next_room(idle.queues, v_now));
+        v_next_due := least(v_next_due, pgqueue._next_capacity(idle.queues, v_now));
     end if;
 
     if v_next_due is not null then
-        -- Asked for only here: it costs as much as all the rest, and most of the time there is nothing to wait for.
+        -- Only here: it costs as much as all the rest, and most of the time there is nothing to wait for.
         select count(distinct asleep.worker) into v_rank
         from (
             select s.worker
-            from pgqueue.sleepers s
+            from pgqueue.idle_workers s
             where s.queue = coalesce(idle.queues[1], '')
                 and s.until > v_now
                 and s.worker <> idle.worker
@@ -156,7 +137,7 @@ begin
         pgqueue._channel(idle.worker),
         v_next_due,
         case
-            when v_kept_house then (1 + 0.5 * random()) * interval '1 s'
+            when v_has_run then (1 + 0.5 * random()) * interval '1 s'
             else pgqueue._call_again_in(v_now)
         end,
         v_registered;
@@ -164,11 +145,12 @@ end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval) is
-    'Nothing to do: the worker will sleep, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
+    'Nothing to do: the worker registers as idle, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
+    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
     'then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
-    'and call it again. It beats and keeps house as well. registered: false where hello() is to be said again.';
+    'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again.';
 
--- The fleet as a whole is to call maintain about once a second, whatever its size, with nobody in charge.
+-- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
 create or replace function pgqueue._call_again_in(p_now timestamptz)
 returns interval
 language plpgsql
@@ -182,14 +164,14 @@ declare
     v_workers bigint;
     v_at timestamptz;
 begin
-    select h.at into v_at from pgqueue.housekeeping h order by h.n desc limit 1;
+    select h.at into v_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if v_at is null or v_at not between p_now - interval '2 s' and p_now + interval '1 s' then
         return random() * interval '200 ms';
     end if;
     select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
-    -- Not rarer than every 5 s each: whoever was killed still counts for a while, and a gap of 5 s costs leases
-    -- their punctuality. maintain itself skips a call that comes too soon after another. A worker alone says nothing
-    -- else while it sleeps, and should not say more than one thing a second.
+    -- At least every 5 s each: a killed worker still counts for a while, and after a gap of 5 s leases get a grace
+    -- period. maintain itself skips a call that comes too soon after another. An idle worker makes one call a second at
+    -- most.
     return least(greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()), 5) * interval '1 s';
 end
 $$;

@@ -1,6 +1,6 @@
--- is_wanted: a worker that holds more jobs than it has started asks whether somebody else could run them now.
+-- is_wanted: a worker that holds more jobs than it has started asks whether another worker could run them now.
 --
--- One range question on the index of sleepers for each queue, as enqueue asks it. Locks nothing.
+-- Asks one range question on the index of idle workers for each queue, as enqueue does. Locks nothing.
 
 create or replace function pgqueue.is_wanted(worker text, queues text[])
 returns boolean
@@ -21,7 +21,7 @@ begin
         from (select '' as name union all select q.name from unnest(is_wanted.queues) q (name)) w
         cross join lateral (
             select
-            from pgqueue.sleepers s
+            from pgqueue.idle_workers s
             where s.queue = w.name and s.until > v_now and s.worker <> is_wanted.worker
             limit 1
         ) asleep
@@ -30,4 +30,4 @@ end
 $$;
 
 comment on function pgqueue.is_wanted(text, text[]) is
-    'Whether another worker that serves one of these queues is asleep now: release() what you have not started, and it is woken.';
+    'Whether another worker that serves one of these queues is idle now: release() what you have not started, and it is woken.';

@@ -1,0 +1,230 @@
+-- Choosing: which lanes a claim visits, in which order, and which of its slots each queue may fill.
+
+-- No lane is scanned: a probe of the ready index each, and a second one for a lane that has nothing due but what came back.
+-- Where slots draw their queues, slots is what a queue drew; else every queue may fill all of them, and slots is null.
+create or replace function pgqueue._choose(
+    p_queues text[], p_weights integer[], p_strategy text, p_draws boolean, p_slots integer[], p_due text[],
+    p_now timestamptz, p_without text[]
+)
+returns table (
+    queue text, priority smallint, resumed boolean, head timestamptz, head_id bigint, head_at timestamptz, slots integer[]
+)
+language plpgsql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_without text[];
+begin
+    if p_draws then
+        if p_due <> '{}' then
+            return query
+            select d.queue, a.priority, r.resumed, h.head, h.head_id, h.at, d.slots
+            from pgqueue._draw(p_slots, p_due, p_queues, p_weights, p_strategy) d
+            cross join lateral (select distinct x.priority from pgqueue.lanes x where x.queue = d.queue) a
+            cross join (values (true), (false)) r (resumed)
+            cross join lateral pgqueue._head(d.queue, a.priority, r.resumed) h
+            order by d.queue, a.priority desc, r.resumed desc;
+        end if;
+        return;
+    end if;
+    v_without := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
+    return query
+    select l.queue, l.priority, s.resumed, s.head, s.head_id, s.head_at, null::integer[]
+    from (
+        select
+            a.queue, a.priority, f.ready_at, min(f.ready_at) over (partition by a.queue) as oldest_of_queue,
+            h.head, h.head_id, h.at, r.head as resumed_head, r.head_id as resumed_head_id, r.at as resumed_at
+        from (
+            select x.queue, x.priority
+            from pgqueue.lanes x
+            where p_queues is null
+            union
+            select x.queue, x.priority
+            from unnest(p_queues) q (name)
+            join pgqueue.lanes x on x.queue = q.name
+        ) a
+        cross join lateral pgqueue._head(a.queue, a.priority, false) h
+        cross join lateral pgqueue._head(a.queue, a.priority, true) r
+        cross join lateral (
+            (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, false, h.head, h.head_id, p_now) x)
+            union all
+            (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, true, r.head, r.head_id, p_now) x)
+            limit 1
+        ) f
+        where a.queue <> all (v_without)
+    ) l
+    cross join lateral (
+        values (true, l.resumed_head, l.resumed_head_id, l.resumed_at), (false, l.head, l.head_id, l.at)
+    ) s (resumed, head, head_id, head_at)
+    order by
+        case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
+        case when p_strategy = 'lag' then l.oldest_of_queue end,
+        case when p_strategy = 'lag' then l.queue end,
+        l.priority desc,
+        l.ready_at,
+        l.queue,
+        s.resumed desc;
+end
+$$;
+
+comment on function pgqueue._choose(text[], integer[], text, boolean, integer[], text[], timestamptz, text[]) is
+    'Private: the sub-lanes to claim from, in serving order, with their heads; without queues in p_without and paused ones. p_due: the queues to draw from.';
+
+create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz, p_without text[])
+returns text[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_without text[] := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
+    v_due text[];
+begin
+    -- The first lane of a queue that has something will do.
+    select coalesce(array_agg(q.name), '{}') into v_due
+    from (
+        select a.queue as name
+        from pgqueue.lanes a
+        where p_queues is null
+        union
+        select u.name from unnest(p_queues) u (name)
+    ) q
+    cross join lateral (
+        select
+        from pgqueue.lanes a
+        cross join lateral pgqueue._head(a.queue, a.priority, false) h
+        cross join lateral pgqueue._head(a.queue, a.priority, true) r
+        cross join lateral (
+            (select f.ready_at from pgqueue._first_ready(a.queue, a.priority, false, h.head, h.head_id, p_now) f)
+            union all
+            (select f.ready_at from pgqueue._first_ready(a.queue, a.priority, true, r.head, r.head_id, p_now) f)
+            limit 1
+        ) first
+        where a.queue = q.name
+        limit 1
+    ) due
+    where q.name <> all (v_without);
+    return v_due;
+end
+$$;
+
+comment on function pgqueue._due_queues(text[], timestamptz, text[]) is
+    'Private: the queues that have something due, without those in p_without and paused ones.';
+
+-- Whether the slots of a claim each draw a queue. With equal weights they need not: the highest priority over all
+-- queues goes first.
+create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
+returns boolean
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_strategy <> 'weighted' then
+        return p_strategy = 'round_robin';
+    end if;
+    if p_weights is not null then
+        return exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]);
+    end if;
+    -- Queues that an operator gave a weight are few; one of weight 1 is as good as none.
+    return exists (
+        select
+        from pgqueue.queues q
+        where q.weight <> 1 and (p_queues is null or q.name = any (p_queues))
+    );
+end
+$$;
+
+comment on function pgqueue._draws_slots(text[], integer[], text) is
+    'Private: true where each slot of a claim draws its queue.';
+
+-- weighted: every slot is an independent draw, a queue's chance being its share of the weights. It is the first pick
+-- of Efraimidis and Spirakis (Weighted random sampling with a reservoir, 2006: the largest of u^(1/w)), drawn here by
+-- its distribution, which costs one random number for a slot instead of one for each queue and slot.
+-- round_robin: from a random queue on, in turn.
+create or replace function pgqueue._draw(
+    p_slots integer[], p_due text[], p_queues text[], p_weights integer[], p_strategy text
+)
+returns table (queue text, slots integer[])
+language plpgsql
+volatile
+parallel unsafe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_due text[];
+    v_bounds double precision[];
+    v_start integer := floor(random() * cardinality(p_due))::integer;
+begin
+    if p_strategy = 'round_robin' then
+        return query
+        select p_due[1 + (v_start + s.n::integer) % cardinality(p_due)], array_agg(s.slot order by s.slot)
+        from unnest(p_slots) with ordinality s (slot, n)
+        group by 1;
+        return;
+    end if;
+    select array_agg(w.queue order by w.queue), array_agg(w.bound order by w.queue)
+    into v_due, v_bounds
+    from (
+        select
+            d.queue,
+            sum(coalesce(p_weights[array_position(p_queues, d.queue)], q.weight, 1)) over (order by d.queue)
+                ::double precision as bound
+        from unnest(p_due) d (queue)
+        left join pgqueue.queues q on q.name = d.queue
+    ) w;
+    return query
+    select v_due[1 + width_bucket(s.point, v_bounds)], array_agg(s.slot order by s.slot)
+    from (
+        select u.slot, random() * v_bounds[cardinality(v_bounds)] as point from unnest(p_slots) u (slot)
+    ) s
+    group by 1;
+end
+$$;
+
+comment on function pgqueue._draw(integer[], text[], text[], integer[], text) is
+    'Private: gives each free slot of a claim a queue among those that have something due.';
+
+-- Slots that drew again may stand before those that their new queue had already got. Its jobs must come in its order.
+-- p_rows: in the order in which they were taken.
+create or replace function pgqueue._in_turn(p_rows tid[], p_slots integer[])
+returns integer[]
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
+        with taken as (
+            select w.slot, w.n, j.queue
+            from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
+            join pgqueue.jobs j on j.ctid = w.row_ctid
+        ),
+        batches as (
+            select
+                t.queue, t.slot,
+                row_number() over (partition by t.queue order by min(t.n)) as taken_as,
+                row_number() over (partition by t.queue order by t.slot) as stands_as
+            from taken t
+            group by t.queue, t.slot
+        )
+        select b.slot
+        from taken t
+        join batches a on a.queue = t.queue and a.slot = t.slot
+        join batches b on b.queue = a.queue and b.stands_as = a.taken_as
+        order by t.n
+    );
+end
+$$;
+
+comment on function pgqueue._in_turn(tid[], integer[]) is
+    'Private: the slots of claimed jobs, given anew so that those of one queue stand in the order in which they were claimed.';

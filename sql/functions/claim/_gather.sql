@@ -1,0 +1,116 @@
+-- Gathering: one batch of all payloads of a key of an accumulating task that are due, or parked (under a limit too: there is
+-- capacity for the batch, and it counts once), or failed together with the one that came: at most 1,000, the oldest.
+-- Equal payloads become one, the one with the smallest score; the others end as succeeded, merged into it. All count from
+-- the most attempts that one of them has. The first by score leads: it carries the lease, and the members share its fate.
+
+create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
+returns tid[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- See _heads.
+    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    v_job record;
+    v_rows tid[];
+    v_more tid[];
+    v_ids bigint[];
+    v_attempts integer;
+    v_merged_ids bigint[];
+    v_merged_reservations bigint[];
+    v_kept_ids bigint[];
+    v_marked tid[];
+begin
+    select j.id, j.queue, j.key, j.task into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
+
+    select array_agg(h.row_ctid) into v_rows
+    from (
+        select j.ctid as row_ctid
+        from pgqueue.jobs j
+        where j.key is not null
+            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+            and j.queue = v_job.queue
+            and j.key = v_job.key
+            and j.task = v_job.task
+            and (j.expires_at is null or j.expires_at > p_now)
+            and j.ctid <> p_row_ctid
+        order by j.queue, j.key, j.id
+        limit 999
+        for update skip locked
+    ) h;
+    v_rows := p_row_ctid || coalesce(v_rows, '{}');
+    if cardinality(v_rows) < 1000 then
+        select array_agg(w.row_ctid) into v_more
+        from (
+            select j.ctid as row_ctid
+            from pgqueue.jobs j
+            where j.key is not null
+                and j.state = 'waiting'
+                and j.reservation = 0
+                and j.queue = v_job.queue
+                and j.key = v_job.key
+                and j.run_at <= p_now
+                and j.task = v_job.task
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> p_row_ctid
+            order by j.queue, j.key, j.id
+            limit 1000 - cardinality(v_rows)
+            for update skip locked
+        ) w;
+        v_rows := v_rows || v_more;
+    end if;
+
+    select
+        array_agg(g.id order by g.score, g.id) filter (where g.id = g.kept_id),
+        max(g.attempts),
+        array_agg(g.id) filter (where g.id <> g.kept_id),
+        array_agg(g.reservation) filter (where g.id <> g.kept_id),
+        array_agg(g.kept_id) filter (where g.id <> g.kept_id)
+    into v_ids, v_attempts, v_merged_ids, v_merged_reservations, v_kept_ids
+    from (
+        select p.*, first_value(p.id) over (partition by p.args order by p.score, p.id) as kept_id
+        from (
+            select j.id, j.args, j.attempts, j.reservation, coalesce(j.score, extract(epoch from j.created_at)) as score
+            from unnest(v_rows) w (row_ctid)
+            join pgqueue.jobs j on j.ctid = w.row_ctid
+        ) p
+    ) g;
+
+    with marked as (
+        update pgqueue.jobs j
+        set
+            state = 'executing',
+            leader = v_ids[1],
+            followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
+            blocked_on = null,
+            reservation = pgqueue._next_reservation(j.reservation),
+            attempts = v_attempts + 1,
+            reserved_at = p_now,
+            reserved_by = p_worker,
+            lease = p_lease,
+            lease_expires_at = case when w.n = 1 then v_leased_at + p_lease end,
+            grace_given = false
+        from unnest(v_ids) with ordinality w (id, n)
+        where j.id = w.id
+        returning w.n, j.ctid as row_ctid
+    )
+    select array_agg(m.row_ctid order by m.n) into v_marked from marked m;
+    if v_merged_ids is not null then
+        perform pgqueue._finish(
+            v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids
+        );
+    end if;
+    return v_marked;
+end
+$$;
+
+comment on function pgqueue._gather(tid, timestamptz, text, interval) is
+    'Private: makes one batch of all payloads of a key of an accumulating task, and returns where its jobs stand, by score.';

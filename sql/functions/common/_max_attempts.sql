@@ -1,0 +1,13 @@
+-- How many attempts a job has, for everyone who asks: a claim that hands it out, fail, explain. Inlined everywhere.
+
+create or replace function pgqueue._max_attempts(p_of_job integer, p_of_task integer, p_accumulate boolean)
+returns integer
+language sql
+immutable
+parallel safe
+as $$
+    select coalesce(p_of_job, p_of_task, case when p_accumulate then 26 else 11 end)
+$$;
+
+comment on function pgqueue._max_attempts(integer, integer, boolean) is
+    'Private: attempts of a job: its own max_attempts, else its task''s, else 26 for accumulating tasks and 11 for others.';

@@ -1,0 +1,13 @@
+-- What a transaction sees.
+
+create or replace function pgqueue._old_snapshot()
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select pg_catalog.current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
+$$;
+
+comment on function pgqueue._old_snapshot() is
+    'Private: true above READ COMMITTED, where a later statement sees no more than the first.';

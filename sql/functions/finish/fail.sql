@@ -1,0 +1,80 @@
+-- fail: an attempt of one job failed. Decides what comes next: another attempt after a delay, or dead, or cancelled.
+--
+-- In this order: asked to cancel, or cancel => true: cancelled. retry => false, or out of attempts: dead. Else it will be
+-- retried, after retry_in if given; else by the policy that the call names, else the job, else its task, else the
+-- default, exponential (see _backoff). A task's own function (see set_retry_function) may answer dead; should it raise,
+-- the default policy decides and the errors of the job record why.
+-- A batch of an accumulating task fails for one key: all its members are retried together, on one count. When they are
+-- out of attempts only the leader, which has the lowest score, dies; the others go back at once with a fresh count.
+-- The retry budget of the queue in which the job will wait may defer it further.
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
+-- its batch. Works at every isolation level. See _fail.
+
+create or replace function pgqueue.fail(
+    job_id bigint,
+    reservation bigint,
+    error jsonb default null,
+    retry_in interval default null,
+    retry boolean default true,
+    policy text default null,
+    cancel boolean default false
+)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+begin
+    perform pgqueue._check_pairs(array[fail.job_id], array[fail.reservation]);
+    if fail.retry_in is not null and (not isfinite(fail.retry_in) or fail.retry_in not between '0' and '10 years') then
+        perform pgqueue._refuse(
+            'retry_in must be between zero and ten years', format('It is %s.', fail.retry_in),
+            'Give retry_in as an interval, or leave it out to let the task''s retry policy decide.'
+        );
+    end if;
+    if fail.policy is not null then
+        perform pgqueue._check_policy(fail.policy);
+    end if;
+    return (
+        select a.state
+        from unnest(
+            pgqueue._fail(
+                array[
+                    row(1, fail.job_id, fail.reservation, fail.error, fail.retry_in, fail.retry, fail.policy, fail.cancel)
+                    ::pgqueue.failure
+                ],
+                true
+            )
+        ) a
+        where a.n = 1
+    );
+end
+$$;
+
+comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text, boolean) is
+    'An attempt failed. Returns the new state: failed (it will be retried), dead (out of attempts, or retry => false) or cancelled '
+    '(it was asked to cancel, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
+    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of what a policy says. '
+    'policy: the policy for this failure, instead of the job''s and the task''s.';
+
+create or replace function pgqueue._check_policy(p_policy text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function') then
+        perform pgqueue._refuse(
+            'policy is unknown', format('It is %s.', quote_literal(p_policy)),
+            'Give policy as fixed, exponential, sidekiq, doubling, list or function, or leave it out.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_policy(text) is 'Private: refuses a policy that is unknown.';

@@ -1,0 +1,73 @@
+-- release: gives jobs back uncounted, as if they had not been reserved.
+--
+-- Locks rows FOR UPDATE SKIP LOCKED: a row that another session has locked stays as it is and comes back when its lease
+-- lapses. LATERAL and a variable for the state: see extend.
+
+create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_held bigint[];
+begin
+    perform pgqueue._check_pairs(release.job_ids, release.reservations);
+    perform pgqueue._check_delay(release.delay);
+
+    select array_agg(h.id) into v_held
+    from (
+        select l.id
+        from unnest(release.job_ids, release.reservations) w (id, reservation)
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+            for update skip locked
+        ) l
+    ) h;
+    v_held := pgqueue._whole_batches(v_held);
+    perform pgqueue._put_back(v_held, release.delay, false);
+
+    return query
+    select w.id
+    from unnest(release.job_ids, release.reservations) with ordinality w (id, reservation, ord)
+    where w.id <> all (coalesce(v_held, '{}'))
+        and not exists (
+            select from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
+        )
+    order by w.ord;
+end
+$$;
+
+comment on function pgqueue.release(bigint[], bigint[], interval) is
+    'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more.';
+
+create or replace function pgqueue._check_delay(p_delay interval)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years' then
+        perform pgqueue._refuse(
+            'delay must be between zero and ten years', format('It is %s.', coalesce(p_delay::text, 'null')),
+            'Give delay as an interval, such as ''5 min''.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_delay(interval) is 'Private: refuses delays that are null, negative or very long.';

@@ -1,0 +1,44 @@
+-- depth: how many jobs of a queue could start now, for code that only wants that: an autoscaler, a producer that slows
+-- down. Reads the index of ready jobs, at most at_most entries of it that count, so it stays cheap on a long queue; a
+-- long schedule in the same queue is walked too. Locks nothing. stats() has every number of every queue.
+
+create or replace function pgqueue.depth(queue text default null, at_most integer default 10000)
+returns integer
+language plpgsql
+stable
+parallel safe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    if depth.queue is not null then
+        perform pgqueue._check_name('queue', depth.queue);
+    end if;
+    if depth.at_most is null or depth.at_most not between 1 and 1000000 then
+        perform pgqueue._refuse(
+            'at_most must be between 1 and 1000000', format('It is %s.', coalesce(depth.at_most::text, 'null')),
+            'Give the number at which counting may stop.'
+        );
+    end if;
+    return (
+        select count(*)::integer
+        from (
+            select
+            from pgqueue.jobs j
+            where (depth.queue is null or j.queue = depth.queue)
+                and j.state in ('waiting', 'failed')
+                and j.ready_at <= v_now
+            limit depth.at_most
+        ) d
+    );
+end
+$$;
+
+comment on function pgqueue.depth(text, integer) is
+    'How many jobs of a queue (null: of all) could start now, counted up to at_most. Jobs for later, blocked and executing ones '
+    'do not count. select pgqueue.depth(''mail'');';

@@ -1,0 +1,311 @@
+-- The options of a job: what a producer may say of it, checked by name.
+--
+-- Every way to enqueue passes them on as one row of job_options, named as the arguments of enqueue(). Args are checked
+-- apart, for enqueue_many() has one set of options for many of them. Nothing here reads jobs or locks anything.
+
+create or replace function pgqueue._check_options(p_options pgqueue.job_options)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_options.task is null or octet_length(p_options.task) not between 1 and 128 then
+        perform pgqueue._check_name('task', p_options.task);
+    end if;
+    if p_options.depends_on is not null then
+        perform pgqueue._refuse(
+            'depends_on is not supported yet', 'Nothing was enqueued.', 'Leave depends_on out.', '0A000'
+        );
+    end if;
+    if p_options.queue is not null then
+        perform pgqueue._check_name('queue', p_options.queue);
+    end if;
+    if p_options.priority not between -100 and 100 then
+        perform pgqueue._refuse(
+            'priority must be between -100 and 100', format('It is %s.', p_options.priority),
+            'Give priority as a whole number; higher runs first, 0 is the default.'
+        );
+    end if;
+    perform pgqueue._check_times(p_options);
+    if p_options.headers is not null and jsonb_typeof(p_options.headers) <> 'object' then
+        perform pgqueue._refuse(
+            'headers must be a JSON object', format('It is a JSON %s.', jsonb_typeof(p_options.headers)),
+            'Give headers as an object, such as {"traceparent": "..."}.'
+        );
+    end if;
+    if pg_column_size(p_options.headers) > 65536 then
+        perform pgqueue._refuse(
+            'headers must be at most 64 KiB', format('It has %s bytes.', pg_column_size(p_options.headers)),
+            'Put data of the job into args; headers are for trace context.'
+        );
+    end if;
+    if p_options.tags is not null and (
+        cardinality(p_options.tags) > 100
+        or exists (select from unnest(p_options.tags) t (tag) where t.tag is null or octet_length(t.tag) not between 1 and 128)
+    ) then
+        perform pgqueue._refuse(
+            'tags must be at most 100 texts of 1 to 128 bytes', null, 'Give tags as text[] without nulls.'
+        );
+    end if;
+    perform pgqueue._check_retries(p_options);
+    if p_options.limit_key is not null then
+        perform pgqueue._check_name('limit_key', p_options.limit_key, 512);
+    end if;
+    if p_options.score in ('NaN', 'Infinity', '-Infinity') then
+        perform pgqueue._refuse(
+            'score must be finite', format('It is %s.', p_options.score),
+            'Give score as a number, or leave it out to order payloads by the time of their enqueue.'
+        );
+    end if;
+    if num_nonnulls(p_options.dedupe, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max) > 0 then
+        perform pgqueue._check_dedupe(p_options);
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_options(pgqueue.job_options) is 'Private: refuses wrong options of a job, each by its name.';
+
+create or replace function pgqueue._check_times(p_options pgqueue.job_options)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_options.run_at is not null and p_options.delay is not null then
+        perform pgqueue._refuse(
+            'run_at and delay were both given', format('run_at is %s, delay is %s.', p_options.run_at, p_options.delay),
+            'Give run_at (an instant) or delay (an interval from now), not both.'
+        );
+    end if;
+    if p_options.run_at is not null then
+        perform pgqueue._check_run_at(p_options.run_at);
+    end if;
+    -- Not before our era: the languages that read run_at have no such dates, and a worker of theirs could never
+    -- read the reply of reserve.
+    if p_options.delay is not null and (not isfinite(p_options.delay) or p_options.delay not between '-1000 years' and '9999 years') then
+        perform pgqueue._refuse(
+            'delay must be a finite interval that ends between the years 1000 and 9999', format('It is %s.', p_options.delay),
+            'Give delay as an interval, such as ''2 hours''.'
+        );
+    end if;
+    if p_options.expires_in is not null
+        and (not isfinite(p_options.expires_in) or p_options.expires_in <= '0' or p_options.expires_in > '9999 years')
+    then
+        perform pgqueue._refuse(
+            'expires_in must be above zero and finite', format('It is %s.', p_options.expires_in),
+            'Give expires_in as an interval counted from run_at, such as ''1 hour'', or leave it out.'
+        );
+    end if;
+    if p_options.timeout is not null and (not isfinite(p_options.timeout) or p_options.timeout <= '0' or p_options.timeout > '7 days') then
+        perform pgqueue._refuse(
+            'timeout must be above zero and at most seven days', format('It is %s.', p_options.timeout),
+            'Give timeout as an interval, such as ''5 min'': how long one try may take.'
+        );
+    end if;
+    if p_options.retention is not null and (not isfinite(p_options.retention) or p_options.retention not between '0' and '2 years') then
+        perform pgqueue._refuse(
+            'retention must be between zero and two years', format('It is %s.', p_options.retention),
+            'Give retention as an interval, such as ''30 days''; zero keeps no row in history.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_times(pgqueue.job_options) is 'Private: refuses wrong times and intervals among the options of a job.';
+
+create or replace function pgqueue._check_retries(p_options pgqueue.job_options)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_options.max_attempts not between 1 and 100000 then
+        perform pgqueue._refuse(
+            'max_attempts must be between 1 and 100000', format('It is %s.', p_options.max_attempts),
+            'Give max_attempts as the number of tries in all; 1 means that a failure is final.'
+        );
+    end if;
+    if p_options.retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then
+        perform pgqueue._refuse(
+            'retry_policy is unknown, or not for a single job', format('It is %s.', quote_literal(p_options.retry_policy)),
+            'Give retry_policy as fixed, exponential, sidekiq or doubling; list is an option of the task.'
+        );
+    end if;
+    if p_options.retry_delay is not null and (not isfinite(p_options.retry_delay) or p_options.retry_delay not between '0' and '1 year') then
+        perform pgqueue._refuse(
+            'retry_delay must be between zero and a year', format('It is %s.', p_options.retry_delay),
+            'Give retry_delay as an interval, such as ''5 min''.'
+        );
+    end if;
+    if p_options.retry_queue is not null then
+        perform pgqueue._check_name('retry_queue', p_options.retry_queue);
+    end if;
+    if p_options.key is not null then
+        perform pgqueue._check_name('key', p_options.key, 512);
+        if p_options.retry_queue is not null then
+            perform pgqueue._refuse(
+                'key and retry_queue were both given', 'The order of a key holds within one queue.',
+                'Leave retry_queue out: a job with a key is retried in its own queue.'
+            );
+        end if;
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_retries(pgqueue.job_options) is 'Private: refuses wrong attempts and retries among the options of a job.';
+
+create or replace function pgqueue._check_dedupe(p_options pgqueue.job_options)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_options.dedupe is null then
+        perform pgqueue._refuse(
+            format(
+                '%s was given without dedupe',
+                case
+                    when p_options.dedupe_for is not null then 'dedupe_for'
+                    when p_options.on_conflict is not null then 'on_conflict'
+                    else 'debounce_max'
+                end
+            ),
+            'Nothing was enqueued.',
+            'Give dedupe, the key that dedupe_for, on_conflict and debounce_max are about, or leave them out.'
+        );
+    end if;
+    perform pgqueue._check_name('dedupe', p_options.dedupe, 512);
+    if p_options.dedupe_for is not null and (not isfinite(p_options.dedupe_for) or p_options.dedupe_for <= '0' or p_options.dedupe_for > '2 years') then
+        perform pgqueue._refuse(
+            'dedupe_for must be above zero and at most two years', format('It is %s.', p_options.dedupe_for),
+            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key then stands while the job lives.'
+        );
+    end if;
+    if p_options.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then
+        perform pgqueue._refuse(
+            'on_conflict is unknown', format('It is %s.', quote_literal(p_options.on_conflict)),
+            'Give on_conflict as skip, replace, merge, debounce or raise.'
+        );
+    end if;
+    if p_options.on_conflict = 'debounce' and p_options.run_at is null and p_options.delay is null then
+        perform pgqueue._refuse(
+            'on_conflict is debounce, and neither delay nor run_at was given', 'Nothing was enqueued.',
+            'Give delay: each call moves the job to that time after the call.'
+        );
+    end if;
+    if p_options.debounce_max is not null then
+        if p_options.on_conflict is distinct from 'debounce' then
+            perform pgqueue._refuse(
+                'debounce_max was given, and on_conflict is not debounce',
+                format('on_conflict is %s.', coalesce(p_options.on_conflict, 'null')),
+                'Leave debounce_max out, or give on_conflict => ''debounce''.'
+            );
+        end if;
+        if not isfinite(p_options.debounce_max) or p_options.debounce_max <= '0' or p_options.debounce_max > '2 years' then
+            perform pgqueue._refuse(
+                'debounce_max must be above zero and at most two years', format('It is %s.', p_options.debounce_max),
+                'Give debounce_max as an interval counted from the enqueue of the job, such as ''10 min''.'
+            );
+        end if;
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_dedupe(pgqueue.job_options) is 'Private: refuses wrong options of dedupe, each by its name.';
+
+create or replace function pgqueue._refuse_without_key(p_task text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        format('task %s accumulates payloads by key, and key is null', quote_literal(p_task)), 'Nothing was enqueued.',
+        'Give key: all due payloads of a key go to one batch.'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_without_key(text) is 'Private: refuses a job of an accumulating task without a key.';
+
+-- Seconds, for a text of an interval means another one in another intervalstyle.
+create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select nullif(
+        jsonb_strip_nulls(
+            jsonb_build_object('policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue)
+        ),
+        '{}'
+    )
+$$;
+
+comment on function pgqueue._job_retry(text, interval, text) is
+    'Private: a job''s own options of retries as its row keeps them; null where it has none.';
+
+create or replace function pgqueue._check_run_at(p_run_at timestamptz)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_run_at not between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
+        perform pgqueue._refuse(
+            'run_at must be finite and between the years 2 and 9999', format('It is %s.', p_run_at),
+            'Give run_at (or delay) nearer to now.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite, before our era or beyond the year 9999.';
+
+create or replace function pgqueue._check_args(p_args jsonb)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_max_bytes integer;
+begin
+    if p_args is null or jsonb_typeof(p_args) <> 'object' then
+        perform pgqueue._refuse(
+            'args must be a JSON object',
+            case when p_args is null then 'It is null.' else format('It is a JSON %s.', jsonb_typeof(p_args)) end,
+            'Give args as an object of named arguments, such as {"to": "a@b.c"}.'
+        );
+    end if;
+    -- The size of the datum is a cheap first look; a compressed one is small, so only what is not obviously small
+    -- is written out to be measured.
+    if pg_column_size(p_args) > 1000 then
+        v_max_bytes := coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576);
+        if octet_length(p_args::text) > v_max_bytes then
+            perform pgqueue._refuse(
+                format('args must be at most %s bytes of JSON', v_max_bytes),
+                format('They have %s bytes.', octet_length(p_args::text)),
+                'Store the data elsewhere and pass a reference in args, or raise pgqueue.settings.max_args_bytes.'
+            );
+        end if;
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_args(jsonb) is 'Private: refuses args that are not an object or too large.';

@@ -1,0 +1,172 @@
+-- When a schedule is due: by its cron expression or its interval, and which instants a late run makes up for.
+--
+-- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. _schedule_rule is all that they depend
+-- on, as one text: a changed rule makes the next instant be computed anew. _plan_schedule records it.
+
+create or replace function pgqueue._schedule_turn(
+    p_spec bytea,
+    p_every interval,
+    p_anchor timestamptz,
+    p_timezone text,
+    p_due_at timestamptz,
+    p_now timestamptz,
+    p_catch_up text,
+    p_cap integer,
+    out instants timestamptz[],
+    out next_at timestamptz,
+    out passed_from timestamptz
+)
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    -- A run that is found later than this was missed: maintenance runs about once a second.
+    v_in_time timestamptz := p_now - interval '10 s';
+    v_at timestamptz;
+begin
+    instants := '{}';
+    if p_due_at is null then
+        next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
+        return;
+    end if;
+
+    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at);
+    if next_at is null or next_at > p_now then
+        if p_due_at >= v_in_time or p_catch_up <> 'skip' then
+            instants := array[p_due_at];
+        else
+            passed_from := p_due_at;
+        end if;
+        return;
+    end if;
+
+    -- Several are due: those in time, or with "all" as many as the cap allows, in order.
+    v_at := case
+        when p_catch_up = 'all' or p_due_at >= v_in_time then p_due_at
+        else pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_in_time - interval '1 us')
+    end;
+    while v_at <= p_now and cardinality(instants) < p_cap loop
+        instants := instants || v_at;
+        v_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_at);
+    end loop;
+    if v_at <= p_now then
+        -- More than the cap: the latest.
+        instants := '{}';
+        v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now);
+        while v_at is not null and cardinality(instants) < p_cap loop
+            instants := v_at || instants;
+            v_at := pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, v_at - interval '1 us');
+        end loop;
+    elsif cardinality(instants) = 0 and p_catch_up = 'last' then
+        instants := array[pgqueue._last_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at, p_now)];
+    end if;
+    if cardinality(instants) = 0 or instants[1] > p_due_at then
+        passed_from := p_due_at;
+    end if;
+    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_now);
+end
+$$;
+
+comment on function pgqueue._schedule_turn(
+    bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer
+) is
+    'Private: for a schedule due since p_due_at (null: unknown): the instants to run now, from which on missed ones are skipped, and when it is due next.';
+
+create or replace function pgqueue._next_instant(
+    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
+)
+returns timestamptz
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_spec is not null then
+        return pgqueue._cron_next(p_spec, p_after, p_timezone);
+    end if;
+    -- In seconds and from the anchor: neither a late run nor a change of the clocks makes it drift.
+    return p_anchor + make_interval(secs => (
+        (floor(extract(epoch from p_after - p_anchor) / extract(epoch from p_every)) + 1) * extract(epoch from p_every)
+    )::double precision);
+end
+$$;
+
+comment on function pgqueue._next_instant(bytea, interval, timestamptz, text, timestamptz) is
+    'Private: the first instant after p_after by a parsed expression, or by an interval counted from an anchor.';
+
+create or replace function pgqueue._last_instant(
+    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_from timestamptz, p_to timestamptz
+)
+returns timestamptz
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_last timestamptz := p_from;
+    v_high timestamptz := p_to;
+    v_middle timestamptz;
+    v_next timestamptz;
+begin
+    if p_to < p_from then
+        return null;
+    end if;
+    -- Bisects: either the next instant after the middle is not beyond p_to, or the last one is not after the middle.
+    while v_high - v_last > interval '1 s' loop
+        v_middle := v_last + (v_high - v_last) / 2;
+        v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_middle);
+        if v_next <= p_to then
+            v_last := v_next;
+        else
+            v_high := v_middle;
+        end if;
+    end loop;
+    v_next := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_last);
+    return case when v_next <= p_to then v_next else v_last end;
+end
+$$;
+
+comment on function pgqueue._last_instant(bytea, interval, timestamptz, text, timestamptz, timestamptz) is
+    'Private: the last instant that is not after p_to; p_from is one. Null: p_to is before it.';
+
+create or replace function pgqueue._schedule_rule(p_schedule pgqueue.schedules)
+returns text
+language sql
+stable
+parallel safe
+as $$
+    -- Numbers, not dates and intervals as text: those look different in every session.
+    select coalesce(
+        p_schedule.expression, p_schedule.declared_expression,
+        'every ' || extract(epoch from p_schedule.every) || ' from ' || extract(epoch from p_schedule.anchor)
+    ) || ' in ' || coalesce(p_schedule.timezone, p_schedule.declared_timezone)
+$$;
+
+comment on function pgqueue._schedule_rule(pgqueue.schedules) is
+    'Private: everything that decides when a schedule is due, as one text to compare.';
+
+create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
+returns timestamptz
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_next_at timestamptz := pgqueue._next_instant(
+        case when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression) end,
+        p_schedule.every, p_schedule.anchor, coalesce(p_schedule.timezone, p_schedule.declared_timezone), p_now
+    );
+begin
+    insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, rule)
+    values (p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule));
+    return v_next_at;
+end
+$$;
+
+comment on function pgqueue._plan_schedule(pgqueue.schedules, timestamptz) is
+    'Private: lets a schedule go on from p_now; returns when it is due next.';

@@ -1,0 +1,54 @@
+-- claim_name: a worker process takes its name, before hello(). One process has a name at a time: two would give back each
+-- other's jobs (release_unheld), and count each other's crashes.
+--
+-- The row of workers is the name: `info` names the process by its `instance`. Two that start at once: the insert of the
+-- second waits for the first to commit, and then finds it. A name whose process seems to be dead is taken over by naming
+-- that instance, so of two that find it dead one gets it. Whether it is dead, the caller decides: it watches silent_for.
+
+create or replace function pgqueue.claim_name(worker text, info jsonb, instead_of text default null)
+returns table (held_by jsonb, silent_for interval)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz;
+    v_taken boolean;
+begin
+    perform pgqueue._check_name('worker', claim_name.worker, 256);
+    if claim_name.info ->> 'instance' is null then
+        perform pgqueue._refuse(
+            'info has no instance', null, 'Give info as a JSON object with an instance: a text that no other process has.'
+        );
+    end if;
+    v_now := pgqueue._clock();
+    insert into pgqueue.workers as w (name, channel, info, started_at)
+    values (claim_name.worker, pgqueue._channel(claim_name.worker), claim_name.info, v_now)
+    on conflict (name) do update
+    set
+        info = excluded.info,
+        started_at = excluded.started_at
+    where coalesce(w.info ->> 'instance', '') in (claim_name.info ->> 'instance', claim_name.instead_of);
+    v_taken := found;
+    if v_taken then
+        insert into pgqueue.heartbeats (worker, at) values (claim_name.worker, v_now);
+        return;
+    end if;
+    return query
+    select w.info, v_now - coalesce(b.at, w.started_at)
+    from pgqueue.workers w
+    left join lateral (
+        select x.at from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
+    ) b on true
+    where w.name = claim_name.worker;
+end
+$$;
+
+comment on function pgqueue.claim_name(text, jsonb, text) is
+    'A worker process takes its name, before hello(). info: a JSON object whose instance no other process has. No row: the name is '
+    'its own. A row: another process has it, whose info is held_by, and has sent no heartbeat for silent_for; when it is dead, call '
+    'again with its instance ('''' if it has none) as instead_of.';
