@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, Unpack, overload
 
 import psycopg
 
-from pgqueue import drivers, queries, telemetry
-from pgqueue.drivers import AsyncConnection, SyncConnection
-from pgqueue.enqueued import BatchResult, Enqueued
+from pgqueue import telemetry
+from pgqueue.db import drivers, produce
+from pgqueue.db.call import Call, T
+from pgqueue.db.copy import perform_copy, perform_copy_async
+from pgqueue.db.drivers import AsyncConnection, SyncConnection
+from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import ConfigError
 from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue, is_async
-from pgqueue.queries import Call, T
+from pgqueue.options import JobOptions
 
 
 class Named(Protocol):
@@ -42,30 +45,34 @@ class Target:
 
 @overload
 def enqueue(
-    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
 ) -> int: ...
 @overload
 def enqueue(
-    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
 ) -> Awaitable[int]: ...
 def enqueue(
     connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> int | Awaitable[int]:
     """Enqueue one job and return its id; on an async connection, an awaitable of it.
 
     It runs in the connection's current transaction and commits nothing itself. The connection is one of psycopg or
     asyncpg (also out of a pool), a Connection or Session of SQLAlchemy (also an async or scoped one), or Django's
-    `django.db.connection`, each as the caller has it in hand. `task` is a name or a task, `args` a mapping that JSON
-    can hold; given a task, its types, its App's codec and its enqueue middleware see them. Options, all optional:
-    queue, priority (-100 to 100, higher first), run_at (an aware datetime) or delay (a timedelta, or an interval as
-    text), expires_in, timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_queue;
-    key (jobs of one key run one at a time, in order), score,
-    limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see `enqueue_outcome`. Raises
-    InvalidArgument, NotBuiltYet, DuplicateJob, LockedTooLong (a transaction holds the dedupe key), SchemaError (the
-    queue is not installed), TypeError for no connection; other errors come as the driver raises them.
+    `django.db.connection`. Given a pool of psycopg_pool or asyncpg, or an engine of SQLAlchemy, it commits at once, in
+    a transaction of its own.
+
+    `task` is a name or a task. `args` is a mapping that JSON can hold; dates, UUIDs and Decimals become text. Given a
+    task, its types, its App's codec and its enqueue middleware see them. Options, all optional: queue, priority
+    (-100 to 100, higher first), run_at (an aware datetime) or delay (a timedelta, or an interval as text), expires_in,
+    timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_queue; key (jobs of one key run
+    one at a time, in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see
+    `enqueue_outcome`.
+
+    Raises InvalidArgument, UnsupportedOption, DuplicateJob, LockTimeout (a transaction holds the dedupe key),
+    SchemaError (the queue is not installed), TypeError for no connection; other errors come as the driver raises them.
 
         with psycopg.connect(dsn) as connection:
             enqueue(connection, "send_email", {"to": "a@b.c"}, delay=timedelta(hours=2))
@@ -75,17 +82,17 @@ def enqueue(
 
 @overload
 def enqueue_many(
-    connection: SyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
+    connection: SyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Unpack[JobOptions]
 ) -> list[int]: ...
 @overload
 def enqueue_many(
-    connection: AsyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Any
+    connection: AsyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Unpack[JobOptions]
 ) -> Awaitable[list[int]]: ...
 def enqueue_many(
     connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Iterable[Mapping[str, Any]],
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> list[int] | Awaitable[list[int]]:
     """Enqueue one job for each of `args` in one statement, with the same options, and return their ids in order.
 
@@ -93,22 +100,22 @@ def enqueue_many(
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")
     """
-    return _send(connection, task, args, options, queries.enqueue_many)
+    return _send(connection, task, args, options, produce.enqueue_many)
 
 
 @overload
 def enqueue_outcome(
-    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: SyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
 ) -> Enqueued: ...
 @overload
 def enqueue_outcome(
-    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Any
+    connection: AsyncConnection, task: str | Named, args: Mapping[str, Any] | None = None, **options: Unpack[JobOptions]
 ) -> Awaitable[Enqueued]: ...
 def enqueue_outcome(
     connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> Enqueued | Awaitable[Enqueued]:
     """Enqueue one job as `enqueue` does, and say what became of it.
 
@@ -141,13 +148,13 @@ def enqueue_batch(
         failed = [result.error for result in results if result.error]
     """
     if not telemetry.is_on():
-        return drivers.run(connection, queries.enqueue_batch(_named(job) for job in jobs))
+        return drivers.run(connection, produce.enqueue_batch(_named(job) for job in jobs))
     given = [_named(job) for job in jobs]
 
     def traced(batch: Enqueuing) -> list[BatchResult] | Awaitable[list[BatchResult]]:
         context = batch.options.get("headers") or {}
         with_context = ({**job, "headers": {**(job.get("headers") or {}), **context}} for job in given)
-        return drivers.run(connection, queries.enqueue_batch(with_context if context else given))
+        return drivers.run(connection, produce.enqueue_batch(with_context if context else given))
 
     result: list[BatchResult] | Awaitable[list[BatchResult]]
     result = telemetry.around_enqueue(Enqueuing("batch", [{} for _ in given], {}), traced)
@@ -174,9 +181,9 @@ def enqueue_copy(
     """
     rows = (_named(job) for job in jobs)
     if isinstance(connection, psycopg.Connection):
-        return queries.perform_copy(connection, rows)
+        return perform_copy(connection, rows)
     if isinstance(connection, psycopg.AsyncConnection):
-        return queries.perform_copy_async(connection, rows)
+        return perform_copy_async(connection, rows)
     kind = type(connection)
     raise TypeError(
         f"enqueue_copy needs a connection of psycopg, not {kind.__module__}.{kind.__qualname__};"
@@ -226,13 +233,13 @@ def send(
 def one(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[int]:
     """The statement for a single job, for `send`."""
     [single] = args
-    return queries.enqueue(task, single, options)
+    return produce.enqueue(task, single, options)
 
 
 def one_outcome(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[Enqueued]:
     """The statement for a single job that says what became of it, for `send`."""
     [single] = args
-    return queries.enqueue_outcome(task, single, options)
+    return produce.enqueue_outcome(task, single, options)
 
 
 def _send(

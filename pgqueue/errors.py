@@ -1,20 +1,20 @@
 """Every error that pgqueue raises, in one tree.
 
 PgQueueError
-├── ConfigError             a setting, a DSN, a module to load: exit code 2 on the command line
-│   ├── EmbeddedError       the private server cannot be started here
-│   └── DuplicateTask       two functions under one task name
-├── SchemaError             the database does not hold the schema that this version needs
-│   └── MigrationError      a migration could not be carried out; nothing was changed
-├── InvalidArgument         SQLSTATE 22023: a value that the queue refuses, with a hint
-│   └── InvalidPayload      what a job holds is not what its task takes: its types or its codec cannot read it
-├── NotBuiltYet             SQLSTATE 0A000: an option that the contract names and a later release brings
-├── WrongIsolation          SQLSTATE 25001: reserve or maintain outside READ COMMITTED
-├── LockedTooLong           SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
-├── DuplicateJob            SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
-├── LeaseLost               a handler's own transaction found that somebody else has the job; it was rolled back
-├── UnknownJob              there is no such job, or history has forgotten it
-└── WaitedTooLong           wait: the job has not ended in time; also a TimeoutError
+├── ConfigError         a setting, a DSN, a module to load: exit code 2 on the command line
+│   ├── EmbeddedError   the private server cannot be started here
+│   └── DuplicateTask   two functions under one task name
+├── SchemaError         the database does not hold the schema that this version needs
+│   └── MigrationError  a migration could not be carried out; nothing was changed
+├── InvalidArgument     SQLSTATE 22023: a value that the queue refuses, with a hint
+│   └── InvalidPayload  the arguments of a job do not fit its task: its annotations or its codec refuse them
+├── UnsupportedOption   SQLSTATE 0A000: an option that is not supported yet
+├── WrongIsolation      SQLSTATE 25001: reserve or maintain outside READ COMMITTED
+├── LockTimeout         SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
+├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
+├── LeaseLost           the lease was lost before job.transaction() could complete the job; it was rolled back
+├── JobNotFound         there is no such job, or its history has expired
+└── WaitTimeout         wait: the job has not ended in time; also a TimeoutError
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from __future__ import annotations
 class PgQueueError(Exception):
     """Base of every error of this package.
 
-    `hint` says what to do next, or is None.
+    `message` says what is wrong; `hint` says what to do next, or is None. `str()` gives both.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
+        self.message = message
         self.hint = hint
 
     def __str__(self) -> str:
@@ -60,18 +61,18 @@ class InvalidArgument(PgQueueError):
 
 
 class InvalidPayload(InvalidArgument):
-    """What a job holds is not what its task takes. It fails the job, as its retry policy and `discard_on` say."""
+    """The arguments of a job do not fit its task. The job fails; its retry policy and `discard_on` apply."""
 
 
-class NotBuiltYet(PgQueueError):
-    """An option that the contract names and that a later release brings (SQLSTATE 0A000)."""
+class UnsupportedOption(PgQueueError):
+    """An option that is not supported yet (SQLSTATE 0A000)."""
 
 
 class WrongIsolation(PgQueueError):
     """`reserve` or `maintain` was called outside READ COMMITTED (SQLSTATE 25001)."""
 
 
-class LockedTooLong(PgQueueError):
+class LockTimeout(PgQueueError):
     """Another transaction holds the job's row, or its dedupe key (SQLSTATE 55P03). Nothing was changed."""
 
 
@@ -83,9 +84,9 @@ class LeaseLost(PgQueueError):
     """The lease of the job was lost before its own transaction could complete it. The transaction was rolled back."""
 
 
-class UnknownJob(PgQueueError):
-    """There is no such job, or history has forgotten it."""
+class JobNotFound(PgQueueError):
+    """There is no such job, or its history has expired."""
 
 
-class WaitedTooLong(PgQueueError, TimeoutError):
-    """The job that `wait` waited for has not ended in time."""
+class WaitTimeout(PgQueueError, TimeoutError):
+    """The job did not end within the timeout of `wait`."""

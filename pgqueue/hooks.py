@@ -1,7 +1,7 @@
-"""What an App is told of: its worker's start and stop, errors outside handlers, dead jobs, events.
+"""Hooks of an App: start and stop of its worker, errors outside handlers, dead jobs, events.
 
-A hook that raises is logged and harms nothing. Plain functions run in a thread, async ones on the event loop; only
-those for events are called right where it happens, and must return at once.
+A hook that raises is logged and harms nothing. Plain functions run in a thread, async ones on the event loop. Hooks for
+events are called in place and must return at once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ ErrorFormatter: TypeAlias = Callable[[BaseException], Mapping[str, object]]
 class Event:
     """Something happened in a worker.
 
-    kind      "reserved" (so many `jobs`, with none named), "started", "succeeded" (also by the handler, in its own
-              transaction), "failed" (it will be retried), "dead", "cancelled" (by its handler, or because that was
-              asked for while it ran), "released" (given back), "snoozed", "lost" (its lease: what became of it is told
-              by who has it now). What ends without a worker is not told: by an operator, by expiry, as poison.
+    kind      "reserved" (the number in `jobs`, no job named), "started", "succeeded" (also in the handler's own
+              transaction), "failed" (it will be retried), "dead", "cancelled" (by its handler, or on request while it
+              ran), "released" (given back), "snoozed", "lost" (its lease; the worker that holds the job now reports the
+              rest). A job that ends without a worker makes no event: by an operator, by expiry, after too many crashes
     worker    name of the worker
-    error     of "failed", "dead" and "cancelled"; of "lost", why, as its message
-    seconds   how long its handler ran, once it has ended
+    error     for "failed", "dead" and "cancelled"; for "lost", the cause as its message
+    seconds   how long the handler ran, after it has ended
     """
 
     kind: str
@@ -49,10 +49,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A job that is dead because its last try failed.
+    """A job that is dead because its last attempt failed.
 
-    `payloads` are the payloads that died. Of an accumulating call's key that is the one with the lowest score, for the
-    others go on; all of them when the task or the handler discarded it. Of any other job they are its args alone.
+    `payloads` are the dead payloads. For a key of an accumulating task that is the one with the lowest score, because
+    the others go on; all of them if the task or the handler discarded the job. For any other job it is its args.
     """
 
     job: Job
@@ -65,8 +65,8 @@ class Hooks:
     """What an App declares besides tasks: middleware, hooks, a codec, an error formatter.
 
     codec              writes and reads the arguments of this App's tasks in another form; see `pgqueue.Codec`
-    error_formatter    makes of a handler's exception what the job's errors hold: a mapping with class, message and, if
-                       you like, traceback, all texts; should it raise, the error is kept as usual
+    error_formatter    converts a handler's exception to what is stored: a mapping with class, message and, optionally,
+                       traceback, all texts; if it raises, the error is stored as by default
     """
 
     codec: Codec | None = None
@@ -76,11 +76,11 @@ class Hooks:
     _on: dict[str, list[Callable[..., Any]]] = field(default_factory=dict, repr=False)
 
     def middleware(self, function: F, /) -> F:
-        """Have a function called around the execution of each job, the first declared outermost.
+        """Call a function around the execution of each job, the first declared outermost.
 
-        It gets the job and `call_next`, and returns what is to be the job's result. An async one awaits `call_next()`;
-        a plain one runs in the handler's thread, inside of all async ones, and calls it. What it raises is as if the
-        handler had raised it. It stands around the tasks of every App that the worker runs.
+        It gets the job and `call_next`, and returns the job's result. An async function awaits `call_next()`. A plain
+        one runs in the handler's thread, inside all async ones, and calls it. An exception counts as the handler's. It
+        wraps the tasks of every App that the worker runs.
 
             @app.middleware
             async def timed(job, call_next):
@@ -94,12 +94,12 @@ class Hooks:
         return function
 
     def enqueue_middleware(self, function: F, /) -> F:
-        """Have a function called around each enqueue of this App's tasks, the first declared outermost.
+        """Call a function around each enqueue of this App's tasks, the first declared outermost.
 
-        It gets an `Enqueuing`, whose args, headers and options it may change, and `call_next`, and returns what that
-        returns: an awaitable on an async connection, the only kind for which it may be async itself. It is called when
-        a task is enqueued by its methods or given to `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome`; not for a
-        name alone, not for `enqueue_batch`, and not for what SQL and schedules enqueue.
+        It gets an `Enqueuing`, whose args, headers and options it may change, and `call_next`, and returns the result
+        of `call_next`: an awaitable on an async connection. Only for async connections may it be async itself. It wraps
+        enqueues by the methods of a task, and by `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome` of a task; not
+        of a name, not `enqueue_batch`, SQL or schedules.
 
             @app.enqueue_middleware
             def tenant(jobs, call_next):
@@ -110,33 +110,33 @@ class Hooks:
         return function
 
     def on_start(self, function: F, /) -> F:
-        """Have a function called when a worker starts: the code is loaded, and no job is reserved yet."""
+        """Call a function when a worker starts: the code is loaded, and no job is reserved yet."""
         return self._add("start", function)
 
     def on_stop(self, function: F, /) -> F:
-        """Have a function called when a worker has stopped and its jobs have ended. It has five seconds."""
+        """Call a function when a worker has stopped and its jobs have ended. It has five seconds."""
         return self._add("stop", function)
 
     def on_error(self, function: F, /) -> F:
-        """Have a function called with each error outside of handlers, and where it was: `f(error, where)`."""
+        """Call a function with each error outside handlers, and where it was: `f(error, where)`."""
         return self._add("error", function)
 
     def on_dead(self, function: F, /) -> F:
-        """Have a function called with each job that this worker's tries leave dead: `f(dead)`, see `pgqueue.Dead`.
+        """Call a function with each job that is dead after an attempt on this worker: `f(dead)`, see `Dead`.
 
-        Jobs that die without a try that ends are not told: killed by an operator, or as poison because their process
-        died once too often. Ask the database for all of them: select ... from pgqueue.all_jobs where state = 'dead'.
+        Not for jobs that an operator killed, or that are dead because their workers crashed. The database has all of
+        them: select ... from pgqueue.all_jobs where state = 'dead'.
         """
         return self._add("dead", function)
 
     def on_event(self, function: F, /) -> F:
-        """Have a plain function called with each `pgqueue.Event`, on the event loop: it must return at once."""
+        """Call a plain function with each `Event`, on the event loop: it must return at once."""
         if is_async(checked(function, "a hook")):
             raise ConfigError("a hook for events is a plain function", hint="have it put the event into a queue")
         return self._add("event", function)
 
     def has(self, kind: str) -> bool:
-        """Tell whether anybody asked for this kind of hook."""
+        """Return whether there is a hook of this kind."""
         return bool(self._on.get(kind))
 
     def around_execution(self) -> list[Middleware]:
@@ -169,7 +169,7 @@ class Hooks:
                 log.exception("the hook %s for events raised", _name(function))
 
     def include_hooks(self, other: Hooks) -> None:
-        """Take in what another App declared around execution and for its worker, inside of our own."""
+        """Add the execution middleware and the hooks of another App, inside our own."""
         _merge(self._middleware, other._middleware)
         for kind, functions in other._on.items():
             _merge(self._on.setdefault(kind, []), functions)

@@ -1,4 +1,4 @@
-"""A job as its handler sees it, and what a producer is told of one."""
+"""A job as its handler sees it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Flag:
         return f"<Flag: {self.reason}>" if self._raised else "<Flag: not raised>"
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until the flag is raised, at most `timeout` seconds; tells whether it is."""
+        """Block this thread until the flag is raised, at most `timeout` seconds. Returns whether it is."""
         if not self._raised:
             event = threading.Event()
             with self._waking(event.set):
@@ -67,7 +67,7 @@ class Flag:
             event = asyncio.Event()
 
             def wake() -> None:
-                # A loop that is closed meanwhile waits for nothing any more.
+                # The loop may be closed by now; then nothing waits on it.
                 with suppress(RuntimeError):
                     loop.call_soon_threadsafe(event.set)
 
@@ -89,7 +89,7 @@ class _Waking:
     def __enter__(self) -> None:
         self._flag._waiters.append(self._wake)
         if self._flag:
-            # Raised just before: whoever raised it may not have seen us.
+            # Raised just before: raise_it may not have seen this waiter.
             self._wake()
 
     def __exit__(self, *_: object) -> None:
@@ -98,7 +98,7 @@ class _Waking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What a worker lends to the jobs that it runs."""
+    """What a worker provides to the jobs that it runs."""
 
     dsn: str = ""
     prepare: bool = True
@@ -107,13 +107,13 @@ class Surroundings:
     on_extend: Callable[[], None] = lambda: None
 
 
-# Of a job that somebody made for a test.
+# For a job made by a test.
 _NOWHERE = Surroundings()
 
 
 @dataclass(slots=True, eq=False)
 class State:
-    """What changes of a job while its handler runs, and what its worker lends it. For the worker.
+    """The changing part of a job while its handler runs, and what its worker provides. For the worker.
 
     `ends_at` is the monotonic time at which its timeout ends.
     """
@@ -130,13 +130,13 @@ class State:
 class Job:
     """One reserved job. A handler gets it when it has a parameter annotated `Job`, or from `current_job()`.
 
-    `attempt` counts from 1; `reservation` is the fence under which this try runs; times are aware datetimes by the
-    database's clock. `stopping` is a `Flag` that is raised when the worker shuts down; `cancelled` one that is raised
-    when this try is to end, and whose `reason` says why: somebody asked for it, the lease is lost, its timeout
-    passed. An async handler is then cancelled as well; a sync one has to look, and when it returns all the same it has
-    succeeded, as far as it still held the job.
+    `attempt` counts from 1; `reservation` is the fence of this attempt; times are aware datetimes by the database's
+    clock. The `Flag` `stopping` is raised when the worker shuts down. The `Flag` `cancelled` is raised when this
+    attempt must end: a user cancelled the job, the lease is lost, or the timeout passed; its `reason` names the cause.
+    An async handler is then cancelled as well. A sync one must check the flag; if it returns all the same, the job has
+    succeeded, as long as its lease held.
 
-    All methods may be called from a handler in a thread as from one on the event loop, and none blocks.
+    All methods may be called in a thread and on the event loop. None blocks.
     """
 
     id: int
@@ -157,27 +157,27 @@ class Job:
 
     @property
     def stopping(self) -> Flag:
-        """Raised when the worker shuts down: come to an end soon."""
+        """Raised when the worker shuts down: end soon."""
         return self._state.around.stopping
 
     @property
     def cancelled(self) -> Flag:
-        """Raised when this try is to end; its `reason` says why."""
+        """Raised when this attempt must end; its `reason` names the cause."""
         return self._state.cancelled
 
     @property
     def stage(self) -> Stage:
-        """How far its own transaction has come."""
+        """The stage of `transaction()`."""
         return self._state.stage
 
     @property
     def stores_result(self) -> bool:
-        """Whether what its handler returns is stored."""
+        """Whether the return value of the handler is stored."""
         return self._state.stores_result
 
     @property
     def latest_progress(self) -> tuple[float, float | None, str | None] | None:
-        """What `progress` was last told: done, total, note."""
+        """The arguments of the last `progress` call: done, total, note."""
         return self._state.progress
 
     @property
@@ -191,30 +191,30 @@ class Job:
         return None if self._state.ends_at is None else self._state.ends_at - time.monotonic()
 
     def check(self) -> None:
-        """Raise `Interrupted` if this try is to end. What a sync handler calls between its steps."""
+        """Raise `Interrupted` if this attempt must end. Call it between the steps of a sync handler."""
         if self.cancelled:
             raise Interrupted(self.cancelled.reason)
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Say how far it has come. Call it as often as you like: about once a second the newest is stored.
+        """Report how far the handler has come. Call it as often as you like: the newest is stored about once a second.
 
         Raises InvalidArgument for numbers that are not finite.
         """
         for number in (done, total):
             if number is not None and not math.isfinite(number):
-                raise InvalidArgument(f"progress must be told in finite numbers, not {number}", hint="leave total out")
-        # Whatever kind of number and of text: this must not stand in the way of what others tell.
+                raise InvalidArgument(f"progress must be a finite number, not {number}", hint="leave total out")
+        # Any number and any text: a bad one must not spoil the batch in which it is stored.
         if note is not None:
             note = note.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         self._state.progress = (float(done), None if total is None else float(total), note)
         self._state.around.on_progress(self)
 
     def extend(self) -> None:
-        """Have the worker extend its lease now, without waiting for it. The worker does so every third of a lease."""
+        """Ask the worker to extend the lease now, without waiting. It does so every third of a lease anyway."""
         self._state.around.on_extend()
 
     def store_result(self, store: bool = True) -> None:
-        """Have what the handler returns stored, or not, whatever its task says. It must be JSON then."""
+        """Store the return value of the handler, or not, whatever the task declares. It must be JSON."""
         self._state.stores_result = store
 
     @property
@@ -225,11 +225,11 @@ class Job:
     def transaction(self, connection: Any = None) -> JobTransaction:
         """Open a transaction whose writes and the job's completion are committed together, or not at all.
 
-        `with` in a thread, `async with` on the loop. Without a `connection` it opens one of its own, to the worker's
-        database, for as long as the block lasts; else give one of psycopg or SQLAlchemy (a Connection or Session, or
-        an async one) on which no transaction is open. The job is locked under its reservation meanwhile, so the lease
-        holds. Raises LeaseLost, and rolls back, when the reservation is over. What is set as `result` of the
-        transaction is stored with the job. Nothing is left to do for the handler after the block.
+        `with` in a thread, `async with` on the loop. Without a `connection` it opens one to the worker's database for
+        the length of the block. Or give a connection or session of psycopg or SQLAlchemy, sync or async, without an
+        open transaction. The job's row stays locked in the block, so the lease holds. Raises LeaseLost, and rolls back,
+        when the reservation is over. Set `result` of the transaction to store a result. After the block the job has
+        ended.
 
             with job.transaction() as connection:
                 connection.execute("update accounts set ...")
@@ -245,7 +245,7 @@ _current: ContextVar[Callable[[], Job] | None] = ContextVar("pgqueue_job", defau
 
 
 def current_job() -> Job:
-    """Return the job whose handler calls this, also from what it calls. Raises RuntimeError outside of any."""
+    """Return the job whose handler calls this, directly or not. Raises RuntimeError outside of a handler."""
     find = _current.get()
     if find is None:
         raise RuntimeError("no job runs here: current_job() is for what a worker's handler calls")
@@ -253,7 +253,7 @@ def current_job() -> Job:
 
 
 def set_current(find: Callable[[], Job] | None) -> None:
-    """Say which job runs in this context from now on. For the worker."""
+    """Set the job of this context. For the worker."""
     _current.set(find)
 
 

@@ -7,6 +7,7 @@ with `log_fields`), else from the handler in which it was logged.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -15,8 +16,6 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import orjson
-from rich.console import Console
-from rich.logging import RichHandler
 
 from pgqueue.errors import ConfigError
 
@@ -42,31 +41,23 @@ subject: ContextVar[HasFields | None] = ContextVar("pgqueue_subject", default=No
 
 
 def set_up(level: str, style: str, worker: str | None = None) -> None:
-    """Send all log lines of this process to stderr, in one of FORMATS. `worker` is named in each line of JSON.
+    """Send all log lines of this process to stderr, in one of FORMATS. Each line of JSON names `worker`.
 
-    Raises ConfigError for a level or a format that there is not.
+    On a terminal the console format has colours and short times. Raises ConfigError for an unknown level or format.
     """
-    # It tells of each of its plugins when it is imported, which is when the embedded server is brought up to date.
+    # It logs each of its plugins when it is imported, which is when the embedded server's schema is migrated.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ConfigError(f"there is no log level {level!r}", hint="give debug, info, warning or error")
     if style not in FORMATS:
         raise ConfigError(f"there is no log format {style!r}", hint=f"give {' or '.join(FORMATS)}")
-    handler: logging.Handler
+    handler = logging.StreamHandler()
     if style == "json":
-        handler = logging.StreamHandler()
         handler.setFormatter(JsonLines(worker))
-    elif sys.stderr.isatty():
-        handler = RichHandler(
-            console=Console(stderr=True, markup=False, emoji=False),
-            show_path=False,
-            markup=False,
-            log_time_format="[%X]",
-        )
-        handler.setFormatter(_Plain("%(message)s"))
+    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        handler.setFormatter(_Coloured("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     else:
-        handler = logging.StreamHandler()
         handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=number, handlers=[handler])
 
@@ -112,6 +103,18 @@ class _Plain(logging.Formatter):
         return printable(super().format(record))
 
 
+# The start of a line on a terminal: time dim, level in its colour.
+_COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+
+
+class _Coloured(_Plain):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        time, _, rest = text.partition(" ")
+        level, _, message = rest.partition(" ")
+        return f"\x1b[2m{time}\x1b[0m \x1b[{_COLOURS.get(level, '0')}m{level}\x1b[0m {message}"
+
+
 def message_of(record: logging.LogRecord) -> str:
     """Return a record's message as text that any terminal and any file can take, whatever was logged."""
     try:
@@ -126,6 +129,12 @@ def printable(text: str) -> str:
     """Return text with what a terminal would obey, and what no file can take, written as escapes."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as one line for a log."""
+    text = " ".join(str(error).split())
+    return text or type(error).__name__
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, object]:

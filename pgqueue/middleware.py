@@ -107,7 +107,7 @@ class Around:
     ) -> object:
         """Run a handler inside of everything, in a context of its own: what it sets there, the next job does not see.
 
-        `running` is told which asyncio task is to be cancelled when the job is; None: no one, while a thread runs.
+        `running` receives the asyncio task to cancel when the job is cancelled; None while a thread runs.
         """
 
         async def innermost() -> object:

@@ -1,8 +1,8 @@
-"""What a handler raises to say how its job goes on. None of these is an error of the worker's.
+"""Exceptions by which a handler decides on its job. None of them is an error of the worker.
 
-    raise Snooze(timedelta(minutes=5))        # too early: come back, and this try does not count
-    raise Retry(after=30, reason="no answer")  # this try failed: once more in 30 s
-    raise Discard("no such customer")         # hopeless: dead at once
+    raise Snooze(timedelta(minutes=5))        # too early: run again later; this attempt does not count
+    raise Retry(after=30, reason="no answer")  # this attempt failed: retry in 30 s
+    raise Discard("no such customer")         # it can never succeed: dead at once
     raise Cancel("the order was withdrawn")   # not needed any more: ends as cancelled
 
 Delays are a timedelta, seconds, or an interval as PostgreSQL reads it ("5 min").
@@ -21,7 +21,7 @@ class Signal(Exception):
 
 
 class Snooze(Signal):
-    """Run the job again after `delay`. The try does not count and leaves no error. Raises ValueError below zero."""
+    """Run the job again after `delay`. The attempt does not count and stores no error. Raises ValueError below zero."""
 
     def __init__(self, delay: Delay) -> None:
         super().__init__(f"for {delay}")
@@ -29,7 +29,7 @@ class Snooze(Signal):
 
 
 class Retry(Signal):
-    """The try failed: run the job again, after `after` or when its retry policy says; dead when out of tries.
+    """The attempt failed: retry after `after`, or by the retry policy; dead when out of attempts.
 
     Raises ValueError for a delay below zero.
     """
@@ -54,12 +54,12 @@ class Cancel(Signal):
 
 
 class Interrupted(BaseException):
-    """Raised by `Job.check()` in a handler whose try is to end. Not an Exception, so that `except Exception` in a
-    handler does not stop it; let it pass."""
+    """Raised by `Job.check()` when the attempt must end. Let it pass. It is not an Exception, so `except Exception` in
+    a handler does not catch it."""
 
 
 def as_interval(delay: Delay) -> timedelta | str:
-    """Return a delay as the database takes it. Raises TypeError, and ValueError below zero or for no number."""
+    """Return a delay as an interval. Raises TypeError, and ValueError for a negative or infinite delay."""
     if isinstance(delay, str):
         return delay
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):

@@ -3,126 +3,33 @@
 from __future__ import annotations
 
 import inspect
-import math
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from pgqueue import queries
-from pgqueue.drivers import AsyncConnection, SyncConnection
+from pgqueue.cron import check_cron
+from pgqueue.db import produce
+from pgqueue.db.declare import check_schedule_options
+from pgqueue.db.drivers import AsyncConnection, SyncConnection
+from pgqueue.db.results import Enqueued
 from pgqueue.enqueue import Target, one, one_outcome, send
-from pgqueue.enqueued import Enqueued
 from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.queries import check_schedule_options
+from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 from pgqueue.typed import TypedArguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Called with the exception and the retries so far. Returns the delay, in seconds or as a timedelta; the name of a
-# policy; False: dead at once; None: as the task's policy says.
-RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
-
-
-# Options that the worker goes by and the database is not told of.
-_IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown", "validate")
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOptions:
-    """What the code says of a task. None leaves it to the queue, then to the defaults.
-
-    An operator's columns in `pgqueue.tasks` win over these; a job's own options win over both.
-
-    queue             queue of jobs that name none
-    priority          -100 to 100, higher runs first
-    max_attempts      tries before a job is dead; default 11
-    retry_policy      n = retries so far: "fixed"; "exponential" (the default: retry_delay + n^5 seconds); "sidekiq"
-                      (retry_delay + n^4 + random(30) * (n + 1) seconds); "doubling" (any part of retry_delay * 2^n);
-                      "list" (retry_delays in turn, the last for ever)
-    retry_delay       default 30 seconds; 15 for "sidekiq"
-    retry_jitter      how much of a delay is random, 0 to 1; default 0.1, or 1 for "sidekiq" and "doubling"
-    retry_cap         longest delay before jitter; default 1 hour for "doubling"
-    retry_delays      of the policy "list"
-    retry_queue       where a job goes when it fails
-    retry             a rule in Python, called in the worker with the exception and n: `lambda exc, n: ...` returns
-                      seconds, a timedelta, the name of a policy, False (dead at once) or None (as retry_policy says).
-                      Should it raise, retry_policy decides and the job's errors say why. It must return soon: that of
-                      an async task is called on the event loop. After a timeout it gets a TimeoutError, unless the
-                      handler had to be left behind with its process
-    discard_on        exceptions after which a job is dead at once
-    expires_in        how long after its run_at a job may still start
-    accumulate        all due payloads of a key go to one call, by score: `def handle(payloads: dict[str, list])`
-    batch_size        how many keys one call of an accumulating task gets; default 1
-    timeout           how long one try may take. An async handler is cancelled then; a sync one is told by
-                      job.cancelled, and under a supervisor its process is replaced should it go on for 5 s more
-    max_crashes       how many workers may die while they run a job before it is dead; default 3
-    store_result      whether history keeps what the function returns, which must be JSON; default False
-    shutdown_timeout  how long a job may go on when its worker shuts down, in seconds; at most, and by default, as long
-                      as the worker's own
-    on_shutdown       what becomes of a job that does not end by then: "fail" (a try that counts; the default) or
-                      "release" (it runs again at once, uncounted)
-    validate          check and convert arguments by the function's annotations, with pydantic (the extra `pydantic`):
-                      when enqueued through the task, and when read. What does not fit fails the job: InvalidPayload
-    retention_*       how long history keeps jobs that ended so; zero keeps no row
-    """
-
-    queue: str | None = None
-    priority: int | None = None
-    max_attempts: int | None = None
-    retry_policy: str | None = None
-    retry_delay: timedelta | str | None = None
-    retry_jitter: float | None = None
-    expires_in: timedelta | str | None = None
-    retention_succeeded: timedelta | str | None = None
-    retention_cancelled: timedelta | str | None = None
-    retention_dead: timedelta | str | None = None
-    retry_cap: timedelta | str | None = None
-    retry_delays: Sequence[timedelta | str] | None = None
-    retry_queue: str | None = None
-    accumulate: bool | None = None
-    batch_size: int | None = None
-    timeout: timedelta | str | None = None
-    max_crashes: int | None = None
-    store_result: bool | None = None
-    shutdown_timeout: float | None = None
-    on_shutdown: Literal["fail", "release"] = "fail"
-    retry: RetryRule | None = None
-    discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
-    validate: bool = False
-
-    def __post_init__(self) -> None:
-        if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
-            raise ConfigError(
-                f"retry must be a plain function of the exception and the retries so far: {self.retry!r}",
-                hint="give retry=lambda exc, n: ..., or the name of a policy as retry_policy",
-            )
-        classes: object = self.discard_on if isinstance(self.discard_on, tuple) else (self.discard_on,)
-        if not isinstance(classes, tuple) or not all(
-            isinstance(each, type) and issubclass(each, BaseException) for each in classes
-        ):
-            raise ConfigError(
-                f"discard_on must be an exception class or a tuple of them: {self.discard_on!r}",
-                hint="give discard_on=(ValueError, ...)",
-            )
-        if self.on_shutdown not in ("fail", "release"):
-            raise ConfigError(f"on_shutdown is {self.on_shutdown!r}", hint='give "fail" or "release"')
-        if self.shutdown_timeout is not None and not 0 <= self.shutdown_timeout < math.inf:
-            raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}", hint="give seconds, zero or more")
-
-    def as_mapping(self) -> dict[str, object]:
-        """Return the options that are set and that the database is told of."""
-        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _IN_PYTHON)
-        return {name: value for name, value in values if value is not None}
+AnyTask = TypeVar("AnyTask", bound="Task[..., Any]")
 
 
 class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
+
+    `P` are the parameters that a producer gives, `R` is what the function returns.
 
     `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays. The
     function may be a method of an object that carries what it needs (a database, an API client), or such an object
@@ -158,11 +65,11 @@ class Task(Target, Generic[P, R]):
         return f"<Task {self.name}>"
 
     @overload
-    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
     @overload
-    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> int | Awaitable[int]:
         """Enqueue a call of this task with these arguments and return the job's id, as `pgqueue.enqueue` does.
 
@@ -187,7 +94,7 @@ class Task(Target, Generic[P, R]):
         """Enqueue one call for each mapping of keyword arguments, in one statement; see `pgqueue.enqueue_many`."""
         return self.using().enqueue_many(connection, args)
 
-    def using(self, **options: Any) -> TaskCall:
+    def using(self, **options: Unpack[JobOptions]) -> TaskCall[P]:
         """Return this task with options for its next jobs: queue, delay, key, dedupe, ... as `pgqueue.enqueue`.
 
         send_email.using(queue="critical", delay=timedelta(minutes=5)).enqueue(connection, "a@b.c")
@@ -254,34 +161,54 @@ class Task(Target, Generic[P, R]):
         return named
 
 
+class JobTask(Task[P, R]):
+    """A task whose function takes its Job first. A direct call gives the Job; `enqueue` does not."""
+
+    function: Callable[Concatenate[Job, P], R]  # type: ignore[assignment]
+
+    def __call__(self, job: Job, /, *args: P.args, **kwargs: P.kwargs) -> R:  # type: ignore[override]
+        return self.function(job, *args, **kwargs)
+
+
+class Declare(Protocol):
+    """What `@app.task(...)` with options returns: a decorator."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> JobTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
 @dataclass(frozen=True, slots=True)
-class TaskCall:
+class TaskCall(Generic[P]):
     """A task with options for the jobs to come. Made by `Task.using`."""
 
-    task: Task[Any, Any]
-    options: Mapping[str, Any]
+    task: Task[P, Any]
+    options: JobOptions
 
     @overload
-    def enqueue(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> int: ...
+    def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
     @overload
-    def enqueue(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[int]: ...
+    def enqueue(self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[int]: ...
     def enqueue(
-        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
+        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
 
     @overload
-    def enqueue_outcome(self, connection: SyncConnection, /, *args: Any, **kwargs: Any) -> Enqueued: ...
+    def enqueue_outcome(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
     @overload
-    def enqueue_outcome(self, connection: AsyncConnection, /, *args: Any, **kwargs: Any) -> Awaitable[Enqueued]: ...
     def enqueue_outcome(
-        self, connection: SyncConnection | AsyncConnection, /, *args: Any, **kwargs: Any
+        self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[Enqueued]: ...
+    def enqueue_outcome(
+        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
-    def job(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return a call with these arguments as a job for `pgqueue.enqueue_batch`.
 
         enqueue_batch(connection, [send_email.using(dedupe=to).job(to) for to in people])
@@ -304,7 +231,7 @@ class TaskCall:
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
         bound = [self.task.bind(**each) for each in args]
-        return send(connection, self.task, bound, self.options, queries.enqueue_many)
+        return send(connection, self.task, bound, self.options, produce.enqueue_many)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,14 +263,30 @@ class App(Hooks):
     schedules: dict[str, Schedule] = field(default_factory=dict)
 
     @overload
+    def task(self, function: Callable[Concatenate[Job, P], R], /) -> JobTask[P, R]: ...
+    @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
     def task(
-        self, function: None = None, /, *, name: str | None = None, **options: Any
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        accumulate: Literal[True],
+        **options: Unpack[TaskSettings],
+    ) -> Callable[[Callable[..., R]], Task[..., R]]: ...
+    @overload
     def task(
-        self, function: Callable[P, R] | None = None, /, *, name: str | None = None, **options: Any
-    ) -> Task[P, R] | Callable[[Callable[P, R]], Task[P, R]]:
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        accumulate: Literal[False] | None = None,
+        **options: Unpack[TaskSettings],
+    ) -> Declare: ...
+    def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Declare a function as a task, under `name` or the function's own.
 
         As a decorator, or called with a method or an object that carries its services:
@@ -353,19 +296,25 @@ class App(Hooks):
 
         The options are those of `TaskOptions`. Raises DuplicateTask when the name is taken, ConfigError when it is
         empty or longer than 128 bytes or an option is unusable, TypeError for an unknown option.
-        """
-        declared = TaskOptions(**options)
 
-        def declare(function: Callable[P, R]) -> Task[P, R]:
-            task = Task(name if name is not None else getattr(function, "__name__", ""), function, declared, self)
-            if not 1 <= len(task.name.encode()) <= 128:
-                raise ConfigError(f"a task's name must have 1 to 128 bytes: {task.name!r}")
-            if task.name in self.tasks:
-                raise _duplicate(task.name, self.tasks[task.name].function, function)
-            self.tasks[task.name] = task
+        A function that needs its Job takes it as a parameter annotated `Job`. Make it the first one: then type
+        checkers know that producers do not give it.
+        """
+
+        def declare(function: Callable[..., Any]) -> Task[..., Any]:
+            chosen = name if name is not None else getattr(function, "__name__", "")
+            if not 1 <= len(chosen.encode()) <= 128:
+                raise ConfigError(f"a task's name must have 1 to 128 bytes: {chosen!r}")
+            task = _made(chosen, function, options, self)
+            if chosen in self.tasks:
+                raise _duplicate(chosen, self.tasks[chosen].function, function)
+            self.tasks[chosen] = task
             return task
 
-        return declare if function is None else declare(function)
+        if function is None:
+            TaskOptions.check_names(options)
+            return declare
+        return declare(function)
 
     def schedule(
         self,
@@ -374,21 +323,21 @@ class App(Hooks):
         *,
         name: str | None = None,
         args: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Callable[[Task[P, R]], Task[P, R]]:
+        **options: Unpack[ScheduleSettings],
+    ) -> Callable[[AnyTask], AnyTask]:
         """Have a task enqueued by the clock, under `name` or the task's own: by a cron expression, or `every=`.
 
         The options are those of the SQL function `schedule`: every, timezone, catch_up, overlap, jitter, queue,
         priority, ... `args` are the task's keyword arguments. Several may stand on one task, under different names.
         Raises DuplicateTask when the name is taken, ConfigError for neither or both of expression and every,
-        InvalidArgument when the arguments do not fit, TypeError for an unknown option. What is wrong with the
-        expression, the database says when a worker starts.
+        InvalidArgument when the arguments do not fit, TypeError for an unknown option, ConfigError for a wrong
+        expression.
         """
         check_schedule_options(options)
         if (expression is None) == (options.get("every") is None):
             raise ConfigError("a schedule takes either a cron expression or every=")
 
-        def declare(task: Task[P, R]) -> Task[P, R]:
+        def declare(task: AnyTask) -> AnyTask:
             if not isinstance(task, Task):
                 raise ConfigError("only a task has a schedule", hint="put @app.schedule(...) above @app.task")
             chosen = name if name is not None else task.name
@@ -396,6 +345,8 @@ class App(Hooks):
                 raise DuplicateTask(
                     f"two schedules are declared as {chosen!r}", hint="give one of them another: name=..."
                 )
+            if expression is not None:
+                _check_expression(chosen, expression)
             self.schedules[chosen] = Schedule(chosen, task.name, expression, task.bind(**(args or {})), options)
             return task
 
@@ -415,6 +366,21 @@ class App(Hooks):
             mine = self.tasks.setdefault(name, task)
             if mine is not task:
                 raise _duplicate(name, mine.function, task.function)
+
+
+def _made(name: str, function: Callable[..., Any], options: Mapping[str, Any], hooks: Hooks) -> Task[..., Any]:
+    try:
+        declared = TaskOptions(**options)
+    except ConfigError as error:
+        raise ConfigError(f"task {name}: {error.message}", hint=error.hint) from None
+    return Task(name, function, declared, hooks)
+
+
+def _check_expression(schedule: str, expression: str) -> None:
+    try:
+        check_cron(expression)
+    except ConfigError as error:
+        raise ConfigError(f"schedule {schedule}: {error.message}", hint=error.hint) from None
 
 
 def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) -> DuplicateTask:

@@ -1,8 +1,8 @@
 """Traces with OpenTelemetry: a producer span around enqueue, a consumer span around execution, one trace for both.
 
-Whoever has set a tracer provider has imported opentelemetry; for everybody else all this costs a look into
-sys.modules. The context travels in the job's headers (traceparent, tracestate). Names and attributes are those of the
-semantic conventions for messaging.
+A process with a tracer provider has imported opentelemetry; for any other, all this costs one lookup in sys.modules.
+The context travels in the job's headers (traceparent, tracestate). Names and attributes are those of the semantic
+conventions for messaging.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import tuple_row
 
-from pgqueue import bundled
+from pgqueue.schema import bundled
 
 
 class Clock:

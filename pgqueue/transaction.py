@@ -1,7 +1,7 @@
 """A handler's own transaction: its writes and the job's completion are committed together, or not at all.
 
 It begins with a share lock on the job under its reservation (pgqueue.hold) and ends with pgqueue.complete before the
-commit. Either says when the reservation is over; then everything is rolled back.
+commit. Either fails when the reservation is over; then everything is rolled back.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any, Protocol, cast
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgqueue import drivers, queries
+from pgqueue.db import consume, drivers
+from pgqueue.db.call import Call, T, perform, perform_async
 from pgqueue.errors import InvalidArgument, LeaseLost
-from pgqueue.queries import Call, T
 
 
 class Stage(Enum):
@@ -59,7 +59,7 @@ class JobTransaction:
             raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
         door.begin()
         try:
-            if not door.run(queries.hold(*self._pair)):
+            if not door.run(consume.hold(*self._pair)):
                 raise self._lost()
         except BaseException as error:
             door.end(error)
@@ -75,7 +75,7 @@ class JobTransaction:
         try:
             if error is None:
                 self._report(Stage.COMPLETING)
-                if not door.run(queries.complete(*self._pair, self.result)):
+                if not door.run(consume.complete(*self._pair, self.result)):
                     raise self._lost()
         except BaseException as refused:
             self._report(Stage.OPEN)
@@ -102,7 +102,7 @@ class JobTransaction:
             raise _unusable(self._given, "async with", expected)
         await door.begin()
         try:
-            if not await door.run(queries.hold(*self._pair)):
+            if not await door.run(consume.hold(*self._pair)):
                 raise self._lost()
         except BaseException as error:
             await door.end(error)
@@ -118,7 +118,7 @@ class JobTransaction:
         try:
             if error is None:
                 self._report(Stage.COMPLETING)
-                if not await door.run(queries.complete(*self._pair, self.result)):
+                if not await door.run(consume.complete(*self._pair, self.result)):
                     raise self._lost()
         except BaseException as refused:
             self._report(Stage.OPEN)
@@ -135,7 +135,7 @@ class JobTransaction:
     def _lost(self) -> LeaseLost:
         return LeaseLost(
             f"the lease of job {self._pair[0]} is lost; its transaction is rolled back",
-            hint="let the handler end: somebody else has the job, or will have it",
+            hint="let the handler end: another worker has the job, or will have it",
         )
 
 
@@ -169,7 +169,7 @@ class _Psycopg:
         self._block.__enter__()
 
     def run(self, call: Call[T]) -> T:
-        return queries.perform(self.connection, call)
+        return perform(self.connection, call)
 
     def end(self, error: BaseException | None) -> None:
         try:
@@ -191,7 +191,7 @@ class _AsyncPsycopg:
         await self._block.__aenter__()
 
     async def run(self, call: Call[T]) -> T:
-        return await queries.perform_async(self.connection, call)
+        return await perform_async(self.connection, call)
 
     async def end(self, error: BaseException | None) -> None:
         try:
@@ -278,7 +278,7 @@ def _unusable(given: object, how: str, expected: str) -> TypeError:
 
 
 def _is_sqlalchemy(given: object, *names: str) -> bool:
-    # Whoever has such an object has imported it; nobody else pays for the import.
+    # An application that has such an object has imported it; no other pays for the import.
     classes = []
     for module in ("sqlalchemy.engine", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"):
         if module in sys.modules:

@@ -1,7 +1,7 @@
 """Arguments checked and converted by their annotations, with pydantic, for tasks that ask for it.
 
-Both ways are built once, when the task is declared: what is enqueued through the task is checked and written as JSON by
-the types, and what a job holds, whoever enqueued it, is read by them.
+The adapter is built once, when the task is declared. It checks arguments that are enqueued through the task and writes
+them as JSON; it reads the arguments of every job, however it was enqueued.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pgqueue.middleware import definition
 
 
 class TypedArguments:
-    """The arguments of one task, or, of an accumulating one, a payload. Raises ConfigError when they have no types.
+    """Checks the arguments of one task, or one payload of an accumulating task.
 
-    `dump` makes JSON of Python values, `load` Python values of JSON.
+    `dump` converts Python values to JSON, `load` JSON to Python values. Raises ConfigError when the annotations cannot
+    be checked.
     """
 
     def __init__(
@@ -51,16 +52,16 @@ class TypedArguments:
             ) from error
 
     def dump(self, value: object) -> dict[str, Any]:
-        """Check and convert Python values and write them as JSON has them. Raises InvalidArgument."""
+        """Check Python values and convert them to JSON. Raises InvalidArgument."""
         try:
             checked = self._adapter.validate_python(value, by_alias=True, by_name=True)
         except self._invalid as error:
             raise InvalidArgument(
                 f"these arguments do not fit task {self._task}: {_reasons(error)}",
-                hint="give what its annotations say",
+                hint="give arguments of the annotated types",
             ) from None
         try:
-            # By name, as `load` reads them whatever their aliases are.
+            # By name: `load` reads names as well as aliases.
             dumped = self._adapter.dump_python(checked, mode="json", by_alias=False, round_trip=True, warnings="none")
         except Exception as error:
             raise InvalidArgument(f"the arguments of task {self._task} cannot be written as JSON: {error}") from error
@@ -72,14 +73,14 @@ class TypedArguments:
         return dumped
 
     def load(self, args: Mapping[str, Any]) -> Any:
-        """Read what a job holds. Raises InvalidPayload."""
+        """Convert the arguments of a job to Python values. Raises InvalidPayload."""
         try:
             return self._adapter.validate_json(orjson.dumps(args), by_alias=True, by_name=True)
         except self._invalid as error:
-            # Without the error itself, which quotes the values.
+            # `from None`: pydantic's error quotes the values.
             raise InvalidPayload(
                 f"the payload does not fit task {self._task}: {_reasons(error)}",
-                hint="enqueue it as the task's annotations say",
+                hint="enqueue it with arguments of the annotated types",
             ) from None
 
 
@@ -93,7 +94,7 @@ def _arguments(
             extra = "allow"
             continue
         hint = hints.get(name, Any)
-        # Without a default here: that of the function counts, as it is.
+        # No default here: the function's own default applies, unchecked.
         fields[name] = hint if parameter.default is inspect.Parameter.empty else typing_extensions.NotRequired[hint]
     kind = typing_extensions.TypedDict(task, fields)
     kind.__pydantic_config__ = pydantic.ConfigDict(extra=extra, arbitrary_types_allowed=False)
@@ -113,7 +114,7 @@ def _payload(task: str, hint: Any) -> Any:
 
 
 def _reasons(error: Any) -> str:
-    # Without the values: arguments may be secret, and errors are kept.
+    # Without the values: arguments may be secret, and errors are stored.
     found = error.errors(include_url=False, include_input=False, include_context=False)
     reasons = [f"{'.'.join(str(part) for part in each['loc']) or 'payload'}: {each['msg']}" for each in found[:10]]
     more = len(found) - len(reasons)

@@ -12,12 +12,13 @@ from typing import Any, overload
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from pgqueue import queries
-from pgqueue.errors import UnknownJob, WaitedTooLong, WrongIsolation
+from pgqueue.db import operate
+from pgqueue.db.call import Row, perform, perform_async
+from pgqueue.errors import JobNotFound, WaitTimeout, WrongIsolation
 
 _FINAL = ("succeeded", "dead", "cancelled")
 
-# Pauses between looks, in seconds: a quick job is seen at once, a long one costs a look a second.
+# Pauses between polls, in seconds: a quick job is seen at once, a long one costs a poll a second.
 _FIRST_PAUSE = 0.005
 _LONGEST_PAUSE = 1.0
 
@@ -51,9 +52,9 @@ def wait(
 ) -> Outcome | Awaitable[Outcome]:
     """Wait until a job has ended, at most `timeout` seconds, and return its `Outcome`; async: an awaitable of it.
 
-    It looks again and again, from every 5 ms to once a second, and leaves no transaction open that was not. Commit
-    the enqueue first: nobody runs a job that is not committed. The role needs worker, reader or operator rights.
-    Raises WaitedTooLong, UnknownJob (no such job, or history keeps none of its kind), WrongIsolation in a transaction
+    It polls, from every 5 ms to once a second, and leaves no transaction open that was not. Commit the enqueue first:
+    a job that is not committed does not run. The role needs worker, reader or operator rights.
+    Raises WaitTimeout, JobNotFound (no such job, or history keeps none of its kind), WrongIsolation in a transaction
     above READ COMMITTED, which would never see it end.
 
         outcome = pgqueue.wait(connection, job_id, timeout=10)
@@ -72,7 +73,7 @@ def _wait(connection: psycopg.Connection[Any], job_id: int, timeout: float | Non
         if not idle:
             row = connection.execute("show transaction_isolation").fetchone()
             _check_isolation(row)
-        found = queries.perform(connection, queries.outcome(job_id))
+        found = perform(connection, operate.outcome(job_id))
         if idle and not connection.autocommit:
             connection.rollback()
         state = _state(job_id, found, state)
@@ -90,7 +91,7 @@ async def _wait_async(connection: psycopg.AsyncConnection[Any], job_id: int, tim
         if not idle:
             cursor = await connection.execute("show transaction_isolation")
             _check_isolation(await cursor.fetchone())
-        found = await queries.perform_async(connection, queries.outcome(job_id))
+        found = await perform_async(connection, operate.outcome(job_id))
         if idle and not connection.autocommit:
             await connection.rollback()
         state = _state(job_id, found, state)
@@ -102,7 +103,7 @@ async def _wait_async(connection: psycopg.AsyncConnection[Any], job_id: int, tim
 
 
 def _pauses(timeout: float | None) -> Iterator[float]:
-    """Yield the pause after each look; the last one, after the last look, is zero."""
+    """Yield the pause after each poll; the last one, after the last poll, is zero."""
     end = None if timeout is None else time.monotonic() + timeout
     pause = _FIRST_PAUSE
     while True:
@@ -123,27 +124,27 @@ def _check_isolation(row: Any) -> None:
         )
 
 
-def _state(job_id: int, found: queries.Row | None, before: str | None) -> str:
+def _state(job_id: int, found: Row | None, before: str | None) -> str:
     if found is not None:
         return str(found[0])
     if before is None:
-        raise UnknownJob(
+        raise JobNotFound(
             f"there is no job {job_id} that this connection can see",
             hint="wait after the commit of its enqueue, and before its retention ends",
         )
-    raise UnknownJob(
+    raise JobNotFound(
         f"job {job_id} was {before} and is gone: it ended and history keeps none of its kind, or it was deleted",
         hint="give the job, or its task, a retention above zero",
     )
 
 
-def _outcome(job_id: int, found: queries.Row) -> Outcome:
+def _outcome(job_id: int, found: Row) -> Outcome:
     state, result, errors, attempts, finished_at = found
     return Outcome(job_id, state, result, errors or [], attempts, finished_at)
 
 
-def _too_long(job_id: int, timeout: float | None, state: str | None) -> WaitedTooLong:
-    return WaitedTooLong(
+def _too_long(job_id: int, timeout: float | None, state: str | None) -> WaitTimeout:
+    return WaitTimeout(
         f"job {job_id} has not ended within {timeout:g} s; it is {state}",
         hint="wait longer, and see that a worker serves its queue",
     )

@@ -8,21 +8,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import orjson
 import psycopg
+import typer
 from psycopg.rows import tuple_row
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from pgqueue import bundled, queries
+from pgqueue.cli import output
+from pgqueue.cli.database import database
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.progress import progress
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate, produce
+from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.schema import bundled
+
+app = commands()
 
 # Every fifth order is rolled back: its row and its job must both be gone.
 _ROLLED_BACK = 5
@@ -34,15 +39,32 @@ _PATIENCE = 120.0
 
 
 class _ChangedMind(Exception):
-    """What makes an order roll back."""
+    """Rolls an order back."""
 
 
-def run_demo(dsn: str, orders: int, directory: Path, console: Console, *, as_json: bool) -> bool:
+@app.command()
+def demo(
+    orders: Annotated[int, typer.Option(help="How many orders to place.", min=1, max=10_000)] = 40,
+    directory: Annotated[Path, typer.Option(help="Where the receipts are written.")] = Path("receipts"),
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run a small shop: orders, payments, receipts.
+
+    It is examples/shop, with a retry, a dead job and orders that are rolled back.
+    """
+    with database(dsn) as found:
+        if not run_demo(found, orders, directory, as_json=as_json):
+            raise typer.Exit(1)
+
+
+def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
     """Run the shop on the database at `dsn`. True when every order got exactly one receipt, and nothing else did.
 
     Expects the schema of the queue to be there. Makes the schema pgqueue_demo anew, writes receipts into
     `directory`, and leaves both for a look.
     """
+    say: Callable[[str], None] = output.message if as_json else output.line
     examples = bundled.directory("examples")
     sys.path.insert(0, str(examples))
     shop = importlib.import_module("shop.app")
@@ -57,27 +79,27 @@ def run_demo(dsn: str, orders: int, directory: Path, console: Console, *, as_jso
 
     with psycopg.connect(dsn, autocommit=True, row_factory=tuple_row) as connection:
         first_id = _prepare(connection, examples)
-        console.print(f"Two workers, queues critical and default; {orders} orders, every fifth changes its mind.")
+        say(f"Two workers, queues critical and default; {orders} orders, every fifth changes its mind.")
         with _workers(dsn, examples, directory):
             placed = _place_orders(connection, shop, orders)
-            finished = _watch(connection, first_id, placed, directory, console)
+            finished = _watch(connection, first_id, placed, directory)
         verdict = _check(connection, first_id, placed, directory)
     if as_json:
-        sys.stdout.write(orjson.dumps(verdict, option=orjson.OPT_INDENT_2).decode() + "\n")
+        output.print_json(verdict)
     else:
-        _report(verdict, console)
+        _report(verdict)
     return finished and bool(verdict["ok"])
 
 
 def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
     connection.execute("drop schema if exists pgqueue_demo cascade")
     connection.execute((examples / "shop" / "schema.sql").read_bytes())
-    for job in queries.perform(connection, queries.list_jobs(None, None, None, 1000)):
+    for job in perform(connection, operate.list_jobs(None, None, None, 1000)):
         if job["task"].startswith("shop."):
             # Of an earlier demo; what is left of it belongs to orders that are gone.
-            queries.perform(connection, queries.delete(job["id"]))
-    marker = queries.perform(connection, queries.enqueue("shop.marker", {}, {"delay": "1 day"}))
-    queries.perform(connection, queries.delete(marker))
+            perform(connection, operate.delete(job["id"]))
+    marker = perform(connection, produce.enqueue("shop.marker", {}, {"delay": "1 day"}))
+    perform(connection, operate.delete(marker))
     return marker
 
 
@@ -125,30 +147,20 @@ def _place_orders(connection: psycopg.Connection[Any], shop: Any, orders: int) -
     return placed
 
 
-def _watch(
-    connection: psycopg.Connection[Any], first_id: int, placed: set[int], directory: Path, console: Console
-) -> bool:
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+def _watch(connection: psycopg.Connection[Any], first_id: int, placed: set[int], directory: Path) -> bool:
     deadline = time.monotonic() + _PATIENCE
-    with Progress(*columns, console=console) as progress:
-        confirmed = progress.add_task("orders confirmed", total=len(placed))
-        paid = progress.add_task("payments", total=len(placed))
-        receipts = progress.add_task("receipts written", total=len(placed))
-        ended = progress.add_task("jobs ended", total=None)
+    with progress("jobs ended") as line:
         while time.monotonic() < deadline:
             row = connection.execute(
-                "select (select count(*) from pgqueue_demo.orders where confirmed_at is not null),"
-                " (select count(*) from pgqueue_demo.payments),"
+                "select (select count(*) from pgqueue_demo.payments),"
                 " count(*) filter (where finished_at is not null), count(*)"
                 " from pgqueue.all_jobs where id > %s and task like 'shop.%%'",
                 (first_id,),
             ).fetchone()
             assert row is not None
-            progress.update(confirmed, completed=row[0])
-            progress.update(paid, completed=row[1])
-            progress.update(receipts, completed=len(list(directory.glob("order-*.txt"))))
-            progress.update(ended, completed=row[2], total=row[3])
-            if row[2] == row[3] and row[1] >= len(placed):
+            paid, ended, jobs = row
+            line.show(ended, jobs)
+            if ended == jobs and paid >= len(placed):
                 return True
             time.sleep(0.1)
     return False
@@ -164,7 +176,7 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
         " group by 1, 2, 3, 4 order by 1, 2, 3, 4",
         (first_id,),
     ).fetchall()
-    names = ("queue", "task", "worker", "state", "jobs", "tries", "median_wait_ms", "longest_wait_ms")
+    names = ("queue", "task", "worker", "state", "jobs", "attempts", "median_wait_ms", "longest_wait_ms")
     written = sorted(int(path.stem.removeprefix("order-")) for path in directory.glob("order-*.txt"))
     retried = connection.execute(
         "select count(*) from pgqueue.all_jobs"
@@ -189,34 +201,23 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
     }
 
 
-def _report(verdict: dict[str, Any], console: Console) -> None:
-    table = Table(title="What ran where, and how long it waited", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("queue", "task", "worker", "state"):
-        table.add_column(column, overflow="fold")
-    for column in ("jobs", "tries", "median", "longest"):
-        table.add_column(column, justify="right", no_wrap=True)
+def _report(verdict: dict[str, Any]) -> None:
+    numbers = ("jobs", "attempts", "median", "longest")
+    headings = ("queue", "task", "worker", "state", *numbers)
+    table = Table(headings, "What ran where, and how long it waited", right=frozenset(numbers))
     for row in verdict["ran"]:
-        waits = ("" if row[key] is None else f"{row[key]} ms" for key in ("median_wait_ms", "longest_wait_ms"))
-        table.add_row(
-            row["queue"],
-            row["task"].removeprefix("shop."),
-            row["worker"],
-            row["state"],
-            str(row["jobs"]),
-            str(row["tries"]),
-            *waits,
-        )
-    console.print(table)
-    console.print(
-        f"{verdict['retried_and_succeeded']} job failed twice and succeeded at its third try; "
-        f"{verdict['dead']} is dead: pgqueue jobs list --state dead",
-        highlight=False,
+        waits = [None if row[key] is None else f"{row[key]} ms" for key in ("median_wait_ms", "longest_wait_ms")]
+        task = row["task"].removeprefix("shop.")
+        table.add(row["queue"], task, row["worker"], row["state"], row["jobs"], row["attempts"], *waits)
+    table.show()
+    output.line(
+        f"{verdict['retried_and_succeeded']} job failed twice and succeeded at its third attempt; "
+        f"{verdict['dead']} is dead: pgqueue jobs list --state dead"
     )
-    console.print(
+    output.line(
         f"{verdict['orders']} orders, {verdict['receipts']} receipts in {verdict['directory']}/: "
         + ("every order has exactly one." if verdict["ok"] else "they do not match!"),
-        style="green" if verdict["ok"] else "bold red",
-        highlight=False,
+        "green" if verdict["ok"] else "red",
     )
     if not verdict["ok"]:
-        console.print(f"missing: {verdict['missing']}, unexpected: {verdict['unexpected']}", style="red")
+        output.line(f"missing: {verdict['missing']}, unexpected: {verdict['unexpected']}", "red")

@@ -1,9 +1,10 @@
-"""The door from whatever connection a producer holds to the statements of `queries`: psycopg, SQLAlchemy, asyncpg,
+"""The door from whatever connection a producer holds to the statements of `pgqueue.db`: psycopg, SQLAlchemy, asyncpg,
 Django, psycopg2.
 
-What an object is, the names in its type's MRO say: nobody pays for the import of a driver that is not theirs, and none
-is imported here. A statement runs in the caller's transaction, through the caller's own objects, so that SQLAlchemy
-and Django know that a transaction is open. It is written once, with psycopg's placeholders; asyncpg's are made of them.
+What an object is follows from the names in its type's MRO: no application pays for the import of a driver that it does
+not use, and none is imported here. A statement runs in the caller's transaction, through the caller's own objects, so
+that SQLAlchemy and Django know that a transaction is open. It is written once, with psycopg's placeholders; asyncpg's
+are made of them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from uuid import UUID
 
 import psycopg
 
-from pgqueue import queries
+from pgqueue.db.call import Call, Diagnosis, meaning, perform, perform_async
 from pgqueue.errors import InvalidArgument, PgQueueError
-from pgqueue.queries import Call, Diagnosis
 
 if TYPE_CHECKING:
+    import psycopg_pool
     import sqlalchemy.ext.asyncio
     import sqlalchemy.orm
 
@@ -47,38 +48,48 @@ class AsyncpgConnection(Protocol):
     def is_in_transaction(self) -> bool: ...
 
 
+class AsyncpgPool(Protocol):
+    """A pool of asyncpg."""
+
+    def get_max_size(self) -> int: ...
+
+
 # What a job is enqueued through at once, and what gives an awaitable.
-SyncConnection: TypeAlias = (
-    "psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]"
-    " | DjangoConnection | Psycopg2Connection"
-)
-AsyncConnection: TypeAlias = (
-    "psycopg.AsyncConnection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | sqlalchemy.ext.asyncio.AsyncSession"
-    " | sqlalchemy.ext.asyncio.async_scoped_session[Any] | AsyncpgConnection"
-)
+# One string each: pyright does not read an alias made of several.
+SyncConnection: TypeAlias = """(
+    psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]
+    | DjangoConnection | Psycopg2Connection | psycopg_pool.ConnectionPool[Any] | sqlalchemy.Engine
+)"""
+AsyncConnection: TypeAlias = """(
+    psycopg.AsyncConnection[Any] | sqlalchemy.ext.asyncio.AsyncConnection | sqlalchemy.ext.asyncio.AsyncSession
+    | sqlalchemy.ext.asyncio.async_scoped_session[Any] | AsyncpgConnection
+    | psycopg_pool.AsyncConnectionPool[Any] | sqlalchemy.ext.asyncio.AsyncEngine | AsyncpgPool
+)"""
 
 _ACCEPTED = (
-    "a connection of psycopg or asyncpg, a Connection or Session of SQLAlchemy (also an async or scoped one), or"
-    " django.db.connection"
+    "a connection of psycopg or asyncpg, a Connection or Session of SQLAlchemy (also an async or scoped one),"
+    " django.db.connection, a pool of psycopg_pool or asyncpg, or an engine of SQLAlchemy"
 )
 
 
 def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
     """Run `call` in the connection's current transaction; on an async connection, return an awaitable.
 
+    A pool or an engine lends a connection, and `call` runs in a transaction of its own.
+
     Raises the errors of `pgqueue.errors` whatever the driver, TypeError for what is no connection, and the driver's
     own error for what has nothing to do with the queue.
     """
     if isinstance(connection, psycopg.Connection):
-        return queries.perform(connection, call)
+        return perform(connection, call)
     if isinstance(connection, psycopg.AsyncConnection):
-        return queries.perform_async(connection, call)
+        return perform_async(connection, call)
     kind = type(connection)
     door = _door_of(kind)
     if door is None:
         raise TypeError(
-            f"enqueue needs {_ACCEPTED}, not {kind.__module__}.{kind.__qualname__}; take a connection out of a pool or"
-            " engine first, and from another driver run: select pgqueue.enqueue(...)"
+            f"enqueue needs {_ACCEPTED}, not {kind.__module__}.{kind.__qualname__};"
+            " from another driver run: select pgqueue.enqueue(...)"
         )
     result: T | Awaitable[T] = door(connection, call)
     return result
@@ -155,6 +166,31 @@ async def _by_asyncpg(connection: Any, call: Call[T]) -> T:
         raise ours from error
 
 
+def _by_pool(pool: Any, call: Call[T]) -> T:
+    with pool.connection() as connection:
+        return perform(connection, call)
+
+
+async def _by_async_pool(pool: Any, call: Call[T]) -> T:
+    async with pool.connection() as connection:
+        return await perform_async(connection, call)
+
+
+def _by_engine(engine: Any, call: Call[T]) -> T:
+    with engine.begin() as connection:
+        return _by_sqlalchemy(connection, call)
+
+
+async def _by_async_engine(engine: Any, call: Call[T]) -> T:
+    async with engine.begin() as connection:
+        return await _by_async_sqlalchemy(connection, call)
+
+
+async def _by_asyncpg_pool(pool: Any, call: Call[T]) -> T:
+    async with pool.acquire() as connection, connection.transaction():
+        return await _by_asyncpg(connection, call)
+
+
 _DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
     ("sqlalchemy", "Connection"): _by_sqlalchemy,
     ("sqlalchemy", "Session"): _by_session,
@@ -167,6 +203,11 @@ _DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
     ("django", "ConnectionProxy"): _by_django,
     ("django", "BaseDatabaseWrapper"): _by_django,
     ("psycopg2", "connection"): _by_cursor,
+    ("psycopg_pool", "ConnectionPool"): _by_pool,
+    ("psycopg_pool", "AsyncConnectionPool"): _by_async_pool,
+    ("sqlalchemy", "Engine"): _by_engine,
+    ("sqlalchemy", "AsyncEngine"): _by_async_engine,
+    ("asyncpg", "Pool"): _by_asyncpg_pool,
 }
 
 # By type, as they are met.
@@ -227,7 +268,7 @@ def _translated(error: Exception) -> PgQueueError | None:
     for origin in _origins(error):
         found = _diagnosis(origin)
         if found is not None:
-            return queries.meaning(found)
+            return meaning(found)
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__) or isinstance(error, ValueError):
         # The driver cannot send it: a number out of range, a text with a NUL.
         return InvalidArgument(str(error), hint="give a value that the option can have")

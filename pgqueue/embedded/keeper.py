@@ -1,6 +1,6 @@
 """The embedded server's keeper: create the cluster, run the server, stop it when nobody uses it any more.
 
-`embedded.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
+`server.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
 to start), in a session of its own. A process apart, because a user of the server that is killed cannot clean
 up after itself, and somebody must.
 
@@ -41,15 +41,13 @@ _PR_CAP_AMBIENT_RAISE = 2
 _CAP_DAC_OVERRIDE = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# sockaddr_un holds 108 bytes with the closing zero, and to both ends a comma makes a list of two directories.
-_FIT_FOR_SOCKETS = re.compile(r"[\w/.+-]{1,80}", re.ASCII)
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """What the starting process asks for. `lock` is the inherited, locked descriptor of server.lock."""
 
     directory: str
+    socket: str
     bindir: str
     lock: int
     durable: bool
@@ -67,8 +65,7 @@ def main(order: Order) -> None:
     account = _server_account() if os.geteuid() == 0 else None
 
     _create_cluster(order, directory / "data", account)
-    # A new directory each time: what an earlier server left behind cannot be in the way.
-    socket = _socket_directory()
+    socket = _socket_directory(Path(order.socket))
     try:
         _point(directory / "socket", socket)
         _serve(order, directory, socket, account)
@@ -128,9 +125,16 @@ def _create_cluster(order: Order, data: Path, account: pwd.struct_passwd | None)
     unfinished.rename(data)
 
 
-def _socket_directory() -> Path:
-    parent = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="pgqueue-", dir=parent if _FIT_FOR_SOCKETS.fullmatch(parent) else "/tmp"))
+def _socket_directory(wanted: Path) -> Path:
+    """Make the directory of the socket: the one that was asked for, or another one where a stranger's is in its way."""
+    # Nothing in it is in use, for we hold server.lock. In a temp directory nobody else can remove it, or swap it.
+    if wanted.is_dir() and not wanted.is_symlink() and wanted.stat().st_uid == os.geteuid():
+        shutil.rmtree(wanted, ignore_errors=True)
+    try:
+        wanted.mkdir(mode=0o700)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="pgqueue-", dir=wanted.parent))
+    return wanted
 
 
 def _point(link: Path, target: Path) -> None:
@@ -190,7 +194,7 @@ if __name__ == "__main__":
     try:
         main(Order(**json.loads(sys.argv[1])))
     except subprocess.CalledProcessError as error:
-        # What initdb had to say stands above, in the log; `embedded.py` puts the last lines into its message.
+        # What initdb had to say stands above, in the log; `server.py` puts the last lines into its message.
         sys.exit(f"FATAL:  {Path(error.cmd[0]).name} ended with {error.returncode}")
     except OSError as error:
         sys.exit(f"FATAL:  {error}")

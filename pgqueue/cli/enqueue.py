@@ -1,0 +1,109 @@
+"""`pgqueue enqueue`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.db import produce
+from pgqueue.errors import ConfigError
+
+app = commands()
+
+Task = Annotated[str, typer.Argument(help="The task's name.")]
+Args = Annotated[str, typer.Argument(help="Its arguments, a JSON object.", show_envvar=False)]
+Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue; default: the task's, else default.")]
+Priority = Annotated[int | None, typer.Option(help="-100 to 100; higher runs first.")]
+Delay = Annotated[str | None, typer.Option(help="Not before this interval from now: '2 hours'.")]
+RunAt = Annotated[str | None, typer.Option(help="Not before this instant: '2026-12-24 18:00+01'.")]
+ExpiresIn = Annotated[str | None, typer.Option(help="Cancel it if it has not started by then: '1 day'.")]
+Timeout = Annotated[str | None, typer.Option(help="How long one attempt may take: '5 min'.")]
+MaxAttempts = Annotated[int | None, typer.Option(help="Attempts before it is dead.")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="A label. Repeatable.")]
+Headers = Annotated[str | None, typer.Option(help="Headers, a JSON object.")]
+Retention = Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")]
+Key = Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")]
+Score = Annotated[str | None, typer.Option(help="Its position among the payloads of an accumulating task.")]
+LimitKey = Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by.")]
+Dedupe = Annotated[str | None, typer.Option(help="One job at a time has this task and dedupe key.")]
+DedupeFor = Annotated[
+    str | None, typer.Option(help="How long from now the dedupe key holds; default: while the job lives.")
+]
+OnConflict = Annotated[
+    str | None, typer.Option(help="If a job has the dedupe key: skip, replace, merge, debounce or raise.")
+]
+DebounceMax = Annotated[
+    str | None, typer.Option(help="With debounce: defer at most this long. Default: ten times the delay.")
+]
+
+
+@app.command()
+def enqueue(
+    task: Task,
+    args: Args = "{}",
+    queue: Queue = None,
+    priority: Priority = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    expires_in: ExpiresIn = None,
+    timeout: Timeout = None,
+    max_attempts: MaxAttempts = None,
+    tag: Tags = None,
+    headers: Headers = None,
+    retention: Retention = None,
+    key: Key = None,
+    score: Score = None,
+    limit_key: LimitKey = None,
+    dedupe: Dedupe = None,
+    dedupe_for: DedupeFor = None,
+    on_conflict: OnConflict = None,
+    debounce_max: DebounceMax = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Enqueue one job and print its id.
+
+    If a job has its dedupe key already, the id is that job's.
+    """
+    options: dict[str, object] = {
+        "queue": queue,
+        "priority": priority,
+        "delay": delay,
+        "run_at": run_at,
+        "expires_in": expires_in,
+        "timeout": timeout,
+        "max_attempts": max_attempts,
+        "tags": tag or None,
+        "headers": None if headers is None else _parse_object(headers, "--headers"),
+        "retention": retention,
+        "key": key,
+        "score": score,
+        "limit_key": limit_key,
+        "dedupe": dedupe,
+        "dedupe_for": dedupe_for,
+        "on_conflict": on_conflict,
+        "debounce_max": debounce_max,
+    }
+    done = ask(dsn, produce.enqueue_outcome(task, _parse_object(args, "ARGS"), options))
+    if as_json:
+        output.print_json({"id": done.job_id, **({} if dedupe is None else {"outcome": done.outcome})})
+    else:
+        output.line(done.job_id)
+
+
+def _parse_object(text: str, what: str) -> orjson.Fragment:
+    """Check that the text is a JSON object. It is sent as written: parsed, a number of many digits would be rounded."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"{what} is not JSON: {error}", hint="""quote it for the shell: '{"to": "a@b.c"}'"""
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
+    return orjson.Fragment(text)

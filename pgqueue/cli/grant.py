@@ -1,0 +1,37 @@
+"""`pgqueue grant`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.db import operate
+
+app = commands()
+
+
+@app.command()
+def grant(
+    kind: Annotated[str, typer.Argument(help="producer, worker, operator or reader.")],
+    role: Annotated[str, typer.Argument(help="The role.")],
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take it back.")] = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Let a role use the queue.
+
+    The grant outlasts migrations.
+    """
+    if revoke:
+        changed = bool(ask(dsn, operate.revoke_access(kind, role)))
+    else:
+        ask(dsn, operate.grant_access(kind, role))
+        changed = True
+    if as_json:
+        output.print_json({"role": role, "kind": kind, "granted": not revoke, "changed": changed})
+    else:
+        output.line(f"{role} is {'no longer' if revoke else 'now'} a {kind}.")

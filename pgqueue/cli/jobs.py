@@ -1,0 +1,234 @@
+"""`pgqueue jobs`: look at jobs, and act on one or on many."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import bulk, output, page
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import (
+    AsJson,
+    ByKey,
+    ByQueue,
+    ByState,
+    ByTask,
+    ChunkSize,
+    CreatedAfter,
+    CreatedBefore,
+    Dsn,
+    Everything,
+    FinishedAfter,
+    FinishedBefore,
+    JobId,
+    JobIds,
+    Yes,
+    commands,
+)
+from pgqueue.cli.output import when
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate
+from pgqueue.errors import ConfigError
+
+app = commands("Look at jobs, and act on one or on many.")
+
+STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
+
+_COLUMNS = ("id", "task", "queue", "state", "attempts", "due", "created", "finished", "last error")
+
+
+@app.command(name="list")
+def list_jobs(
+    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")] = None,
+    task: Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.")] = None,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", "-s", help="waiting, executing, failed, blocked, succeeded, dead or cancelled."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most N jobs.", min=1)] = 20,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """List jobs, newest first."""
+    if state is not None and state not in STATES:
+        raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(STATES)}")
+    found = ask(dsn, operate.list_jobs(queue, task, state, limit))
+    if as_json:
+        output.print_json(found)
+        return
+    table = Table(_COLUMNS, right=frozenset({"id", "attempts"}), cut=frozenset({"task", "queue", "last error"}))
+    for each in found:
+        error = (each["errors"] or [{}])[-1]
+        table.add(
+            each["id"],
+            each["task"],
+            each["queue"],
+            each["state"],
+            each["attempts"],
+            when(each["due_at"]),
+            when(each["created_at"]),
+            when(each["finished_at"]),
+            f"{error.get('class', '')}: {error.get('message', '')}"[:60] if error else "",
+        )
+    table.show()
+
+
+@app.command(name="show")
+def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Show everything about one job."""
+    job = ask(dsn, operate.find_job(job_id))
+    if job is None:
+        output.no_job(job_id)
+    if as_json:
+        output.print_json(job)
+        return
+    page.show(job, job)
+
+
+@app.command(name="explain")
+def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Say why a job is not running."""
+    found = ask(dsn, operate.explain(job_id))
+    if found["state"] == "unknown":
+        output.no_job(job_id)
+    if as_json:
+        output.print_json(found)
+        return
+    output.line(f"Job {job_id}: {found['state']}; {found['reason']}")
+    output.line(found["detail"])
+
+
+@app.command(name="run")
+def run_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run scheduled and failed jobs now, by id or by filter."""
+    given = bulk.filters(queue, task, key, state, created_after, created_before)
+    bulk.run("run", "due now", job_ids, given, everything, chunk, yes, as_json, dsn)
+
+
+@app.command(name="kill")
+def kill_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Send waiting, failed and blocked jobs to the dead, by id or by filter."""
+    given = bulk.filters(queue, task, key, state, created_after, created_before)
+    bulk.run("kill", "dead", job_ids, given, everything, chunk, yes, as_json, dsn)
+
+
+@app.command(name="retry")
+def retry_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    finished_after: FinishedAfter = None,
+    finished_before: FinishedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Bring dead jobs back (or cancelled ones: --state cancelled); their attempts count from zero.
+
+    One job, by its id, may also be a failed one: it runs now.
+    """
+    given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
+    if job_ids is not None and len(job_ids) == 1 and not given:
+        [job_id] = job_ids
+        _answer(job_id, ask(dsn, operate.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
+        return
+    bulk.run("retry", "retried", job_ids, given, everything, chunk, yes, as_json, dsn)
+
+
+@app.command(name="cancel")
+def cancel_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Cancel jobs, by id or by filter; executing ones are asked to stop."""
+    given = bulk.filters(queue, task, key, state, created_after, created_before)
+    if job_ids is None or len(job_ids) != 1 or given:
+        bulk.run("cancel", "cancelled or asked to stop", job_ids, given, everything, chunk, yes, as_json, dsn)
+        return
+    [job_id] = job_ids
+    outcome = ask(dsn, operate.cancel(job_id))
+    if outcome is None:
+        output.not_found("There is nothing to cancel")
+    _print_outcome(job_id, outcome, as_json)
+
+
+@app.command(name="delete")
+def delete_jobs(
+    job_ids: JobIds = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    key: ByKey = None,
+    state: ByState = None,
+    created_after: CreatedAfter = None,
+    created_before: CreatedBefore = None,
+    finished_after: FinishedAfter = None,
+    finished_before: FinishedBefore = None,
+    everything: Everything = False,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Delete jobs that are not executing, and rows of history, by id or by filter (with --state)."""
+    given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
+    if job_ids is not None and len(job_ids) == 1 and not given:
+        [job_id] = job_ids
+        _answer(job_id, ask(dsn, operate.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
+        return
+    bulk.run("delete", "deleted", job_ids, given, everything, chunk, yes, as_json, dsn)
+
+
+def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+    if not done:
+        output.not_found(f"Job {job_id} is not {otherwise}")
+    _print_outcome(job_id, verb, as_json)
+
+
+def _print_outcome(job_id: int, outcome: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"id": job_id, "outcome": outcome})
+    else:
+        output.line(f"Job {job_id}: {outcome}")

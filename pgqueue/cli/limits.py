@@ -1,0 +1,69 @@
+"""`pgqueue limits`: limit what executes or starts at a time."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate
+
+app = commands("Limit what executes or starts at a time.")
+
+LimitKind = Annotated[str, typer.Argument(metavar="KIND", help="queue, task, key or limit_key.", show_envvar=False)]
+LimitTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The queue, the task, the beginning of keys, or the limit_key (acme*: each that begins so).",
+        show_envvar=False,
+    ),
+]
+
+
+@app.command(name="list")
+def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List limits, with what executes and waits under each now."""
+    found = ask(dsn, operate.stats())["limits"]
+    if as_json:
+        output.print_json(found)
+        return
+    headings = ("kind", "target", "at most", "rate", "executing", "blocked")
+    table = Table(headings, right=frozenset({"at most", "executing", "blocked"}), cut=frozenset({"target"}))
+    for each in found:
+        rate = None if each["rate"] is None else f"{each['rate']} per {each['per']}"
+        table.add(each["kind"], each["target"], each["max_executing"], rate, each["executing"], each["parked"])
+    table.show()
+
+
+@app.command(name="set")
+def set_limit(
+    kind: LimitKind,
+    target: LimitTarget,
+    max_executing: Annotated[int | None, typer.Option("--max-executing", "-n", help="At most N at a time.")] = None,
+    rate: Annotated[int | None, typer.Option(help="At most N starts ...")] = None,
+    per: Annotated[str | None, typer.Option(help="... in any stretch of time as long as this: '1 min'.")] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Set a limit, or change it; it holds at once, over the whole fleet."""
+    changed = ask(dsn, operate.set_limit(kind, target, max_executing, rate, per))
+    if as_json:
+        output.print_json({"kind": kind, "target": target, "changed": changed})
+    else:
+        output.line(f"Limit {kind} {target}: {'set' if changed else 'unchanged'}")
+
+
+@app.command(name="drop")
+def drop_limit(kind: LimitKind, target: LimitTarget, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Take a limit away; jobs blocked by it are due again."""
+    if not ask(dsn, operate.drop_limit(kind, target)):
+        output.not_found(f"There is no limit {kind} {target}")
+    if as_json:
+        output.print_json({"kind": kind, "target": target, "changed": True})
+    else:
+        output.line(f"Limit {kind} {target}: dropped")

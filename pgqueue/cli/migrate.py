@@ -1,0 +1,93 @@
+"""`pgqueue migrate`. The only module of the command line that imports alembic at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import database
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.config import describe_dsn
+from pgqueue.errors import ConfigError
+from pgqueue.schema import bundled
+from pgqueue.schema import migrate as migrations
+
+app = commands()
+
+
+@app.command()
+def migrate(
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Revision to go to. head: all of it. A number below head drops all functions, for going back to an"
+            " older pgqueue. base removes the queue with all jobs."
+        ),
+    ] = "head",
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL instead of running it, for psql.")] = False,
+    start: Annotated[str, typer.Option("--from", help="With --sql: the revision that the database is at.")] = "base",
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; exit 1 if there is something to migrate.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --to: do not ask before going below head.")] = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Create or upgrade the schema pgqueue.
+
+    Below head no function of the queue exists: nothing can enqueue or run jobs until the pgqueue that belongs to that
+    revision has run its own `pgqueue migrate`. So --to asks first, on a database that holds a queue.
+    """
+    if sql:
+        _print_script(to, start, check, as_json)
+        return
+    if start != "base":
+        raise ConfigError("--from was given without --sql", hint="a database knows where it is: leave --from out")
+    with database(dsn, migrated=False) as found:
+        if to != "head" and not check and not yes:
+            _confirm(found, to)
+        now = migrations.status(found) if check else migrations.migrate(found, to=to)
+        if as_json:
+            output.print_json(
+                {"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest}
+            )
+        else:
+            at = "no schema" if now.revision is None else f"revision {now.revision}"
+            verdict = (
+                "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
+            )
+            output.line(f"{describe_dsn(found)}: {at} ({verdict})")
+        if check and not now.current:
+            raise typer.Exit(1)
+
+
+def _confirm(dsn: str, to: str) -> None:
+    """Say what stops working below head, and ask."""
+    at = migrations.status(dsn).revision
+    if at is None or to not in (*bundled.revisions(), "base") or to == bundled.revisions()[-1]:
+        # Nothing to lose, or nothing that will happen.
+        return
+    output.message(f"{describe_dsn(dsn)} is at revision {at}.")
+    if to == "base":
+        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True, err=True)
+        return
+    output.message(
+        f"At revision {to} it has no functions and views: every enqueue fails, and every worker stops working, until\n"
+        f"the pgqueue that belongs to revision {to} has run its own `pgqueue migrate`. Jobs and history stay."
+    )
+    removed = ", ".join(file.stem for file in bundled.revision_files() if to < file.stem.split("_")[0] <= at)
+    if removed:
+        output.message(f"What these revisions have added is removed: {removed}.")
+    typer.confirm("Go on?", abort=True, err=True)
+
+
+def _print_script(to: str, start: str, check: bool, as_json: bool) -> None:
+    for option, is_given in (("--to", to != "head"), ("--check", check), ("--json", as_json)):
+        if is_given:
+            raise ConfigError(
+                f"--sql and {option} were both given", hint="--sql prints what leads to head; with it goes --from"
+            )
+    sys.stdout.write(migrations.script(start=start))

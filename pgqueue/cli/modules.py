@@ -1,0 +1,78 @@
+"""The user's modules: imported, and their tasks put together."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+import pgqueue
+from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.logs import one_line
+from pgqueue.tasks import App
+
+
+def load(modules: list[str]) -> App:
+    """Import the user's modules and return one App with the tasks of all Apps in them."""
+    if not modules:
+        raise ConfigError("no module with tasks was given", hint="name it: pgqueue worker -r package.module")
+    sys.path.insert(0, os.getcwd())
+    together = App()
+    for each in modules:
+        name, _, attribute = each.partition(":")
+        module = _imported(name)
+        if attribute:
+            candidates = [getattr(module, attribute, None)]
+        else:
+            candidates = list({id(value): value for value in vars(module).values() if isinstance(value, App)}.values())
+        apps = [candidate for candidate in candidates if isinstance(candidate, App)]
+        if not apps:
+            raise ConfigError(f"there is no pgqueue.App in {each!r}", hint="make one: app = pgqueue.App()")
+        for app in apps:
+            together.include(app)
+    return together
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and name.startswith(str(error.name)):
+            raise ConfigError(
+                f"there is no module {name!r}",
+                hint="give -r as it is written after import, from the directory you are in",
+            ) from error
+        shown, place = _described(error)
+        refusal = ConfigError(f"module {name!r} cannot be imported: {place}{type(error).__name__}: {one_line(error)}")
+        # Below the line that says what is wrong.
+        refusal.add_note(shown)
+        raise refusal from error
+
+
+def _described(error: Exception) -> tuple[str, str]:
+    """Return the traceback of a failed import from the user's first frame on, and the file and line it points at."""
+    found = traceback.TracebackException.from_exception(error)
+    frames = list(found.stack)
+    while frames and _is_ours(frames[0]):
+        del frames[0]
+    if isinstance(error, PgQueueError):
+        # A refused declaration: what is wrong stands in the user's line, not in the code that refuses it.
+        while frames and _is_ours(frames[-1]):
+            del frames[-1]
+    found.stack = traceback.StackSummary.from_list(frames)
+    shown = "".join(found.format(chain=True)).rstrip()
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return shown, f"{_relative(error.filename)}:{error.lineno}: "
+    users = [frame for frame in frames if not _is_ours(frame)]
+    return shown, f"{_relative(users[-1].filename)}:{users[-1].lineno}: " if users else ""
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(("<frozen ", str(Path(pgqueue.__file__).parent), importlib.__file__))
+
+
+def _relative(filename: str) -> str:
+    return os.path.relpath(filename) if Path(filename).is_relative_to(os.getcwd()) else filename

@@ -1,0 +1,39 @@
+"""What the modules of commands share: how each makes its Typer, and the arguments and options of several."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def commands(help: str | None = None) -> typer.Typer:
+    """Return a Typer for one command, or with `help` for a group. Its help is plain text: rich is slow to import."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=help is not None, help=help)
+
+
+Dsn = Annotated[
+    str | None,
+    typer.Option(
+        "--dsn",
+        envvar="PGQUEUE_DSN",
+        help="The database. Else DATABASE_URL, the libpq variables (PGHOST, ...), the embedded server.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
+JobIds = Annotated[list[int] | None, typer.Argument(help="The jobs' ids; or filters instead.", show_envvar=False)]
+
+ByQueue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
+ByTask = Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.")]
+ByKey = Annotated[str | None, typer.Option("--key", "-k", help="Only of this key; with --queue.")]
+ByState = Annotated[str | None, typer.Option("--state", "-s", help="Only in this state.")]
+CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued then or later: '2026-12-24 18:00+01'.")]
+CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]
+FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
+FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]
+Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
+ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]

@@ -1,0 +1,106 @@
+"""`pgqueue schedules`: look at schedules, and act on one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from pgqueue.cli import output, page
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.output import when
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate
+
+app = commands("Look at schedules, and act on one.")
+
+ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_envvar=False)]
+
+
+@app.command(name="list")
+def list_schedules(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List schedules, the next one due first."""
+    found = ask(dsn, operate.list_schedules())
+    if as_json:
+        output.print_json(found)
+        return
+    headings = ("name", "when", "task", "next", "last", "last job", "state")
+    table = Table(headings, right=frozenset({"last job"}), cut=frozenset({"name", "when", "task", "state"}))
+    for each in found:
+        state = f"paused since {when(each['paused_at'])}" if each["paused_at"] else each["error"]
+        times = (when(each["next_at"]), when(each["last_at"]))
+        table.add(each["name"], _rule(each), each["task"], *times, each["last_job_id"], state)
+    table.show()
+
+
+@app.command(name="show")
+def show_schedule(
+    name: ScheduleName,
+    runs: Annotated[int, typer.Option("--runs", "-n", help="Its last N runs.", min=0)] = 10,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Show one schedule and what became of its last runs."""
+    found = ask(dsn, operate.find_schedule(name, runs))
+    if found is None:
+        _not_found(name)
+    if as_json:
+        output.print_json(found)
+        return
+    page.show(found, [name for name in found if name != "runs"])
+    headings = ("due", "decided", "outcome", "job", "state", "error")
+    history = Table(headings, "Last runs", right=frozenset({"job"}), cut=frozenset({"error"}))
+    for each in found["runs"]:
+        times = (when(each["at"]), when(each["decided_at"]))
+        history.add(*times, each["outcome"], each["job_id"], each["job_state"], each["error"])
+    history.show()
+
+
+@app.command(name="pause")
+def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Pause a schedule until it is resumed; deploys do not change that."""
+    _answer(name, ask(dsn, operate.pause_schedule(name)), "paused", "there, or it is paused", as_json)
+
+
+@app.command(name="resume")
+def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Resume a paused schedule from now on."""
+    _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "paused", as_json)
+
+
+@app.command(name="run")
+def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Enqueue one job of a schedule now, beside its times, and print its id."""
+    job_id = ask(dsn, operate.run_schedule_now(name))
+    if job_id is None:
+        _not_found(name)
+    if as_json:
+        output.print_json({"name": name, "id": job_id})
+    else:
+        output.line(job_id)
+
+
+@app.command(name="remove")
+def remove_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Remove a schedule; its jobs stay. A worker whose code declares it brings it back at its next start."""
+    _answer(name, ask(dsn, operate.unschedule(name)), "removed", "there", as_json)
+
+
+def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+    if not done:
+        _not_found(name, f"Schedule {name} is not {otherwise}")
+    if as_json:
+        output.print_json({"name": name, "outcome": verb})
+    else:
+        output.line(f"Schedule {name}: {verb}")
+
+
+def _not_found(name: str, message: str | None = None) -> NoReturn:
+    output.not_found(message or f"There is no schedule {name}")
+
+
+def _rule(schedule: dict[str, Any]) -> str:
+    if schedule["expression"] is None:
+        return f"every {schedule['every']}"
+    return f"{schedule['expression']} ({schedule['timezone']})"

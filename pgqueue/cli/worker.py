@@ -1,0 +1,170 @@
+"""`pgqueue worker`: run jobs in this process, or in several under a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Annotated, Any
+
+import typer
+
+from pgqueue.cli.database import database
+from pgqueue.cli.modules import load
+from pgqueue.cli.options import Dsn, commands
+from pgqueue.config import WorkerConfig
+from pgqueue.errors import ConfigError
+from pgqueue.logs import set_up as set_up_logs
+from pgqueue.processes.control_pipe import ControlPipe
+from pgqueue.processes.supervisor import Supervisor, same_command
+from pgqueue.processes.worker_main import run_worker
+from pgqueue.worker.concurrency import parse as parse_concurrency
+from pgqueue.worker.memory import parse as parse_memory
+
+app = commands()
+
+Require = Annotated[
+    list[str] | None,
+    typer.Option("--require", "-r", help="Module with the tasks: package.module or package.module:app. Repeatable."),
+]
+Queues = Annotated[
+    list[str] | None,
+    typer.Option("--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all queues."),
+]
+Strategy = Annotated[str, typer.Option(help="weighted, strict (in the order given), lag or round_robin.")]
+Concurrency = Annotated[
+    str,
+    typer.Option("--concurrency", "-c", help="Jobs that run at the same time; 4:64: between these, by the load."),
+]
+Processes = Annotated[
+    int | None, typer.Option(help="Worker processes, under a supervisor; without: this one.", min=1, max=1000)
+]
+MaxMemory = Annotated[str | None, typer.Option(help="Replace a process that holds more, after its running jobs: 500M.")]
+MaxJobs = Annotated[
+    int | None, typer.Option(help="Replace a process that has run N jobs, after its running jobs.", min=1)
+]
+ReplaceTimeout = Annotated[float, typer.Option(help="Seconds for the running jobs of a replaced process.", min=0)]
+Lease = Annotated[float, typer.Option(help="Seconds that a reservation holds; extended at a third of it.")]
+PollInterval = Annotated[float, typer.Option(help="Seconds between polls of an idle worker without notification.")]
+ShutdownTimeout = Annotated[float, typer.Option(help="Seconds for running jobs after TERM or INT.")]
+Listen = Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.")]
+ListenDsn = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["PGQUEUE_LISTEN_DSN", "PGQUEUE_WORKER_LISTEN_DSN"],
+        help="Where to listen when --dsn leads to PgBouncer: the same database, directly.",
+        show_default=False,
+    ),
+]
+Prepare = Annotated[
+    bool | None,
+    typer.Option(
+        "--prepare/--no-prepare",
+        help="Use prepared statements and session settings; not behind PgBouncer. Default: yes, except with"
+        " --no-listen or --listen-dsn.",
+        show_default=False,
+    ),
+]
+UntilEmpty = Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due any more.")]
+Name = Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")]
+HealthPort = Annotated[
+    int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)
+]
+HealthHost = Annotated[str, typer.Option(help="The address to serve them on.")]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogFormat = Annotated[str, typer.Option(help="console, or json: one object a line.")]
+
+
+@app.command()
+def worker(
+    require: Require = None,
+    queue: Queues = None,
+    strategy: Strategy = "weighted",
+    concurrency: Concurrency = "20",
+    processes: Processes = None,
+    max_memory: MaxMemory = None,
+    max_jobs: MaxJobs = None,
+    replace_timeout: ReplaceTimeout = 3600.0,
+    lease: Lease = 30.0,
+    poll_interval: PollInterval = 5.0,
+    shutdown_timeout: ShutdownTimeout = 30.0,
+    listen: Listen = True,
+    listen_dsn: ListenDsn = None,
+    prepare: Prepare = None,
+    until_empty: UntilEmpty = False,
+    name: Name = None,
+    health_port: HealthPort = None,
+    health_host: HealthHost = "127.0.0.1",
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "console",
+    dsn: Dsn = None,
+) -> None:
+    """Run jobs until a signal stops it.
+
+    TERM or INT: reserve nothing more, let running jobs end, release unstarted ones. A second one ends at once.
+    HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: resume. TTIN: write
+    all stacks to the log.
+    """
+    pipe = ControlPipe.take()
+    queues, weights = _queues(queue or [])
+    low, high = parse_concurrency(concurrency)
+    config = WorkerConfig(
+        queues=queues,
+        weights=weights,
+        strategy=strategy,
+        concurrency=high,
+        min_concurrency=low,
+        lease=lease,
+        poll_interval=poll_interval,
+        shutdown_timeout=shutdown_timeout,
+        listen=listen,
+        listen_dsn=listen_dsn or None,
+        prepare=prepare,
+        until_empty=until_empty,
+        **_identity(name, pipe),
+    )
+    set_up_logs(log_level, log_format, config.name)
+    health = None if health_port is None else (health_host, health_port)
+    memory_limit = None if max_memory is None else parse_memory(max_memory)
+    if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
+        tasks = load(require or [])
+        with database(dsn) as found:
+            raise typer.Exit(run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe))
+    if not require:
+        load([])
+    limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
+    raise typer.Exit(_supervise(dsn, config, processes or 1, health, limits))
+
+
+def _supervise(
+    dsn: str | None, config: WorkerConfig, processes: int, health: tuple[str, int] | None, limits: dict[str, Any]
+) -> int:
+    with database(dsn) as found:
+        environment = {**os.environ, **({"PGQUEUE_DSN": found} if found else {})}
+        supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)
+        return asyncio.run(supervisor.run(health))
+
+
+def _identity(name: str | None, pipe: ControlPipe | None) -> dict[str, Any]:
+    if pipe is not None:
+        return {"name": pipe.name, "supervised": True}
+    return {} if name is None else {"name": name}
+
+
+def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:
+    """Read -q critical,8 -q default into names and weights, 1 where none is given; no weight at all: None."""
+    if not options:
+        return None, None
+    weighted = any("," in option for option in options)
+    names, weights = [], []
+    for option in options:
+        name, comma, weight = option.rpartition(",")
+        if not comma:
+            name, weight = option, "1"
+        # Not isdigit(): ² is a digit, and no number.
+        if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
+            raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
+        names.append(name)
+        weights.append(int(weight))
+    # Without a weight here, pgqueue.queues has them.
+    return tuple(names), tuple(weights) if weighted else None

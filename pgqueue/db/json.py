@@ -1,0 +1,123 @@
+"""Values as JSON and back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import orjson
+
+from pgqueue.errors import InvalidArgument
+
+
+def read_json(raw: bytes | None) -> Any:
+    """Read jsonb of a raw row: a byte that says 1, and the text. See `from_json`."""
+    return None if raw is None else from_json(raw[1:])
+
+
+def read_time(raw: int) -> datetime:
+    """Read a timestamptz of a raw row: microseconds since 2000."""
+    return _EPOCH + timedelta(microseconds=raw)
+
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def to_json(value: object, what: str) -> str:
+    """Write `value` as JSON text. Raises InvalidArgument, naming `what`, for what JSON cannot hold."""
+    try:
+        return orjson.dumps(value, _decimal_as_text).decode()
+    except TypeError as error:
+        raise InvalidArgument(
+            f"{what} cannot be written as JSON: {error}",
+            hint="use str, int (64 bit), float, bool, None, list, dict with str keys, datetime, UUID, Decimal, Enum,"
+            " dataclass",
+        ) from error
+
+
+def _decimal_as_text(value: object) -> str:
+    # A JSON number would be read back as a float.
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for JSON that PostgreSQL can hold and this process cannot: a number beyond a float, nesting beyond 1000.
+
+    A value, and not an exception: one job's args must not make the whole reply of `reserve` unreadable, for then
+    every worker would claim that job again and again, and lose all that it claimed with it.
+    """
+
+    reason: str
+
+
+def from_json(text: bytes | str) -> Any:
+    """Read JSON, or return `Unreadable`."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return Unreadable(str(error))
+
+
+class Document(Mapping[str, Any]):
+    """One row as JSON; each column is read when it is asked for, and what Python cannot read of it is its text.
+
+    PostgreSQL holds numbers of more digits and nests deeper than any parser here goes. What one client has enqueued so
+    must not keep the others' jobs from being shown.
+    """
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = texts
+
+    def __getitem__(self, name: str) -> Any:
+        text = self.texts[name]
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+# Characters of JSON that a result may have: a job's row in history is no file store.
+_MAX_RESULT = 16_000_000
+
+
+def to_result(value: object) -> str:
+    """Write a result as JSON text that PostgreSQL can hold. Raises InvalidArgument for what it cannot."""
+    text = to_json(value, "result")
+    if len(text) > _MAX_RESULT:
+        raise InvalidArgument(
+            f"result has {len(text)} characters of JSON", hint=f"return at most {_MAX_RESULT}, or a reference to it"
+        )
+    if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
+        raise InvalidArgument("result holds a NUL character", hint="PostgreSQL cannot store it as JSON: remove it")
+    return text
+
+
+def error_text(error: Mapping[str, object]) -> str:
+    """Write the error of a failed attempt as JSON that PostgreSQL can hold."""
+    # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
+    return to_json(error, "error").replace("\\u0000", "\\ufffd")
+
+
+def loaded(value: Any) -> Any:
+    """Return a jsonb value as read, whatever the driver made of it."""
+    # Some drivers, and Django, leave jsonb as it is written.
+    return from_json(value) if isinstance(value, str) else value
+
+
+def interval_text(value: object) -> str:
+    """Write a delay as text that PostgreSQL reads."""
+    return f"{value // timedelta(microseconds=1)} us" if isinstance(value, timedelta) else str(value)

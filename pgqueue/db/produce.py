@@ -1,0 +1,113 @@
+"""Statements that enqueue jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from pgqueue.db.call import Call, read_column, read_first
+from pgqueue.db.json import interval_text, loaded, to_json
+from pgqueue.db.results import BatchResult, Enqueued
+from pgqueue.errors import InvalidArgument
+
+# The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
+OPTION_TYPES = {
+    "queue": "text",
+    "priority": "integer",
+    "run_at": "timestamptz",
+    "delay": "interval",
+    "expires_in": "interval",
+    "timeout": "interval",
+    "max_attempts": "integer",
+    "key": "text",
+    "score": "numeric",
+    "dedupe": "text",
+    "dedupe_for": "interval",
+    "on_conflict": "text",
+    "depends_on": "bigint[]",
+    "headers": "jsonb",
+    "tags": "text[]",
+    "retention": "interval",
+    "retry_policy": "text",
+    "retry_delay": "interval",
+    "retry_queue": "text",
+    "limit_key": "text",
+    "debounce_max": "interval",
+}
+
+
+def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[int]:
+    """One job; reads its id."""
+    names, values = _options(options)
+    return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), read_first)
+
+
+def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[list[int]]:
+    """One job for each of `args`; reads their ids in order."""
+    names, values = _options(options)
+    texts = [to_json(each, "args") for each in args]
+    return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), read_column)
+
+
+def enqueue_outcome(
+    task: str, args: Mapping[str, Any] | orjson.Fragment, options: Mapping[str, object]
+) -> Call[Enqueued]:
+    """One job; reads its id and what became of it."""
+    names, values = _options(options)
+    return Call(
+        _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
+        (task, to_json(args, "args"), *values),
+        lambda rows: Enqueued(*rows[0]),
+    )
+
+
+def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
+    """Jobs with options of their own; reads what became of each."""
+    return Call(
+        b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
+        ([_batch_job(number, job) for number, job in enumerate(jobs)],),
+        lambda rows: [BatchResult(job_id, outcome, loaded(error)) for job_id, outcome, error in rows],
+    )
+
+
+def _batch_job(number: int, job: Mapping[str, object]) -> str:
+    options: dict[str, object] = {}
+    for name, value in job.items():
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidArgument(
+                f"{name} of job {number} of the batch has no time zone: {value}",
+                hint="give an aware datetime, such as datetime.now(UTC)",
+            )
+        options[name] = interval_text(value) if isinstance(value, timedelta) else value
+    return to_json(options, f"job {number} of the batch")
+
+
+@lru_cache(maxsize=256)
+def _enqueue_text(function: str, args_type: str, names: tuple[str, ...], columns: str = "") -> bytes:
+    options = "".join(f", {name} => %s::{OPTION_TYPES[name]}" for name in names)
+    return f"select {columns}pgqueue.{function}(%s::text, %s::{args_type}{options})".encode()
+
+
+def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[object]]:
+    names: list[str] = []
+    values: list[object] = []
+    for name, value in options.items():
+        if name not in OPTION_TYPES:
+            raise TypeError(f"enqueue() has no option {name!r}; it has {', '.join(OPTION_TYPES)}")
+        if value is None:
+            continue
+        if isinstance(value, datetime) and value.tzinfo is None:
+            raise InvalidArgument(
+                f"{name} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+            )
+        if name == "headers":
+            value = to_json(value, name)
+        elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
+            value = list(value)
+        names.append(name)
+        values.append(value)
+    return tuple(names), values

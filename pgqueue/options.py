@@ -1,0 +1,282 @@
+"""The options of jobs, tasks and schedules, as type checkers know them.
+
+`enqueue`, `Task.using` and the rest take `JobOptions`, `@app.task` takes `TaskSettings`, `@app.schedule` takes
+`ScheduleSettings`. Annotate a wrapper of your own with them:
+
+    def later(connection: psycopg.Connection, task: str, **options: Unpack[JobOptions]) -> int:
+        return enqueue(connection, task, delay="1 hour", **options)
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
+
+from pgqueue.errors import ConfigError
+
+# An interval: a timedelta, or a text that PostgreSQL reads, such as "5 min".
+Interval: TypeAlias = timedelta | str
+
+RetryPolicy: TypeAlias = Literal["fixed", "exponential", "sidekiq", "doubling", "list"]
+
+# Called with the exception and the number of retries so far. Returns the delay, in seconds or as a timedelta; the name
+# of a policy; False: dead at once; None: the task's policy decides.
+RetryRule: TypeAlias = Callable[[Any, int], timedelta | float | str | bool | None]
+
+
+class JobOptions(TypedDict, total=False):
+    """Options of one job. None, or left out: the task decides, then the queue."""
+
+    queue: str | None
+    priority: int | None
+    run_at: datetime | str | None
+    delay: Interval | None
+    expires_in: Interval | None
+    timeout: Interval | None
+    max_attempts: int | None
+    key: str | None
+    score: int | float | Decimal | None
+    dedupe: str | None
+    dedupe_for: Interval | None
+    on_conflict: Literal["skip", "replace", "merge", "debounce", "raise"] | None
+    depends_on: Sequence[int] | None
+    headers: Mapping[str, Any] | None
+    tags: Iterable[str] | None
+    retention: Interval | None
+    retry_policy: RetryPolicy | None
+    retry_delay: Interval | None
+    retry_queue: str | None
+    limit_key: str | None
+    debounce_max: Interval | None
+
+
+class TaskSettings(TypedDict, total=False):
+    """Options of a task, as `@app.task` takes them. `TaskOptions` explains each."""
+
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    retry_policy: RetryPolicy | None
+    retry_delay: Interval | None
+    retry_jitter: float | None
+    expires_in: Interval | None
+    retention_succeeded: Interval | None
+    retention_cancelled: Interval | None
+    retention_dead: Interval | None
+    retry_cap: Interval | None
+    retry_delays: Sequence[Interval] | None
+    retry_queue: str | None
+    batch_size: int | None
+    timeout: Interval | None
+    max_crashes: int | None
+    store_result: bool | None
+    shutdown_timeout: float | None
+    on_shutdown: Literal["fail", "release"]
+    retry: RetryRule | None
+    discard_on: type[BaseException] | tuple[type[BaseException], ...]
+    validate: bool
+
+
+class ScheduleSettings(TypedDict, total=False):
+    """Options of a schedule, as `@app.schedule` takes them."""
+
+    every: Interval | None
+    timezone: str | None
+    catch_up: Literal["skip", "last", "all"] | None
+    catch_up_cap: int | None
+    overlap: Literal["start", "skip"] | None
+    jitter: Interval | None
+    queue: str | None
+    priority: int | None
+    max_attempts: int | None
+    expires_in: Interval | None
+    headers: Mapping[str, Any] | None
+    tags: Iterable[str] | None
+    retention: Interval | None
+
+
+# Options that the worker applies and the database does not store.
+_IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown", "validate")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """The options that the code declares for a task. None: the queue decides, then the default.
+
+    An operator's columns in `pgqueue.tasks` override these; a job's own options override both.
+
+    queue             queue of jobs enqueued without one
+    priority          -100 to 100, higher runs first
+    max_attempts      attempts before a job is dead; default 11
+    retry_policy      with n retries so far: "fixed"; "exponential" (the default: retry_delay + n^5 seconds); "sidekiq"
+                      (retry_delay + n^4 + random(30) * (n + 1) seconds); "doubling" (a random part of
+                      retry_delay * 2^n); "list" (retry_delays one after the other, then the last one again)
+    retry_delay       default 30 seconds; 15 for "sidekiq"
+    retry_jitter      random share of a delay, 0 to 1; default 0.1, or 1 for "sidekiq" and "doubling"
+    retry_cap         longest delay before jitter; default 1 hour for "doubling"
+    retry_delays      the delays of the policy "list"
+    retry_queue       queue of a job that failed
+    retry             a rule in Python, called in the worker with the exception and n: `lambda exc, n: ...` returns
+                      seconds, a timedelta, the name of a policy, False (dead at once) or None (retry_policy decides).
+                      If it raises, retry_policy decides, and the error is stored with the job. It must return soon:
+                      for an async task it runs on the event loop. After a timeout it gets a TimeoutError, unless the
+                      whole process was replaced
+    discard_on        exceptions after which a job is dead at once
+    expires_in        how long after its run_at a job may still start
+    accumulate        hand all due payloads of a key to one call, by score: `def handle(payloads: dict[str, list])`
+    batch_size        keys in one call of an accumulating task; default 1
+    timeout           how long one attempt may take. Then an async handler is cancelled, and job.cancelled is raised for
+                      a sync one; under a supervisor its process is replaced if it goes on for 5 s more
+    max_crashes       workers that may die while they run a job before it is dead; default 3
+    store_result      whether history keeps the return value, which must be JSON; default False
+    shutdown_timeout  how long a job may go on when its worker shuts down, in seconds; the default, and the maximum, is
+                      the worker's own
+    on_shutdown       what happens to a job that does not end by then: "fail" (the attempt counts; the default) or
+                      "release" (it runs again at once; the attempt does not count)
+    validate          check and convert arguments by the function's annotations, with pydantic (the extra `pydantic`),
+                      when they are enqueued through the task and when the job runs. A misfit fails the job with
+                      InvalidPayload
+    retention_*       how long history keeps jobs that ended in this state; zero keeps no row
+    """
+
+    queue: str | None = None
+    priority: int | None = None
+    max_attempts: int | None = None
+    retry_policy: str | None = None
+    retry_delay: timedelta | str | None = None
+    retry_jitter: float | None = None
+    expires_in: timedelta | str | None = None
+    retention_succeeded: timedelta | str | None = None
+    retention_cancelled: timedelta | str | None = None
+    retention_dead: timedelta | str | None = None
+    retry_cap: timedelta | str | None = None
+    retry_delays: Sequence[timedelta | str] | None = None
+    retry_queue: str | None = None
+    accumulate: bool | None = None
+    batch_size: int | None = None
+    timeout: timedelta | str | None = None
+    max_crashes: int | None = None
+    store_result: bool | None = None
+    shutdown_timeout: float | None = None
+    on_shutdown: Literal["fail", "release"] = "fail"
+    retry: RetryRule | None = None
+    discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+    validate: bool = False
+
+    @classmethod
+    def check_names(cls, options: Iterable[str]) -> None:
+        """Raise TypeError for an option that tasks do not have."""
+        for name in options:
+            if name not in cls.__slots__:
+                raise TypeError(f"a task has no option {name!r}; it has {', '.join(cls.__slots__)}")
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _NUMBERS.items():
+            _check_number(name, getattr(self, name), low, high)
+        for name, longest in _INTERVALS.items():
+            check_interval(name, getattr(self, name), longest)
+        for name in ("queue", "retry_queue"):
+            _check_name(name, getattr(self, name))
+        self._check_policy()
+        if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
+            raise ConfigError(
+                f"retry must be a plain function of the exception and the retries so far: {self.retry!r}",
+                hint="give retry=lambda exc, n: ..., or the name of a policy as retry_policy",
+            )
+        classes: object = self.discard_on if isinstance(self.discard_on, tuple) else (self.discard_on,)
+        if not isinstance(classes, tuple) or not all(
+            isinstance(each, type) and issubclass(each, BaseException) for each in classes
+        ):
+            raise ConfigError(
+                f"discard_on must be an exception class or a tuple of them: {self.discard_on!r}",
+                hint="give discard_on=(ValueError, ...)",
+            )
+        if self.on_shutdown not in ("fail", "release"):
+            raise ConfigError(f"on_shutdown is {self.on_shutdown!r}", hint='give "fail" or "release"')
+        if self.shutdown_timeout is not None and not 0 <= self.shutdown_timeout < math.inf:
+            raise ConfigError(f"shutdown_timeout is {self.shutdown_timeout}", hint="give seconds, zero or more")
+
+    def _check_policy(self) -> None:
+        policies = get_args(RetryPolicy)
+        if self.retry_policy is not None and self.retry_policy not in policies:
+            raise ConfigError(f"retry_policy is {self.retry_policy!r}", hint=f"give one of {', '.join(policies)}")
+        delays = self.retry_delays
+        if delays is not None and (isinstance(delays, str) or not 1 <= len(delays) <= 1000):
+            raise ConfigError(f"retry_delays is {delays!r}", hint='give 1 to 1000 intervals, such as ["10 s", "1 min"]')
+        for delay in delays or ():
+            check_interval("retry_delays", delay, timedelta(days=366))
+        if self.retry_policy == "list" and delays is None:
+            raise ConfigError('retry_policy is "list" without retry_delays', hint='give retry_delays=["10 s", "1 min"]')
+
+    def as_mapping(self) -> dict[str, object]:
+        """Return the options that are set and that the database stores."""
+        values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _IN_PYTHON)
+        return {name: value for name, value in values if value is not None}
+
+
+_NUMBERS: Mapping[str, tuple[float, float]] = {
+    "priority": (-100, 100),
+    "max_attempts": (1, 100_000),
+    "retry_jitter": (0, 1),
+    "batch_size": (1, 1000),
+    "max_crashes": (1, 1000),
+}
+
+# The longest that each may be.
+_INTERVALS: Mapping[str, timedelta] = {
+    "retry_delay": timedelta(days=366),
+    "retry_cap": timedelta(days=366),
+    "expires_in": timedelta.max,
+    "timeout": timedelta(days=7),
+    "retention_succeeded": timedelta(days=731),
+    "retention_cancelled": timedelta(days=731),
+    "retention_dead": timedelta(days=731),
+}
+
+# The units of PostgreSQL's interval input: https://www.postgresql.org/docs/current/datatype-datetime.html
+_UNITS = re.compile(
+    "us|usecs?|microseconds?|ms|msecs?|milliseconds?|s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?|w|weeks?"
+    "|mons?|months?|y|yrs?|years?|dec|decs|decades?|c|cent|century|centuries|mils?|millennium|millennia|ago"
+)
+
+
+def check_interval(name: str, value: object, longest: timedelta = timedelta.max) -> None:
+    """Raise ConfigError for what PostgreSQL would not read as an interval, or for a timedelta out of bounds.
+
+    A text is checked for its form and its units; its length is PostgreSQL's to check.
+    """
+    if value is None:
+        return
+    if isinstance(value, timedelta):
+        if not timedelta(0) <= value <= longest:
+            raise ConfigError(f"{name} is {value}", hint=f"give from zero to {longest.days} days")
+        return
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} is {value!r}", hint='give a timedelta, or a text such as "5 min"')
+    words = re.findall(r"[^\W\d_]+", value.lower())
+    iso = value.strip().upper().startswith("P")
+    if not re.search(r"\d", value) or not (iso or all(map(_UNITS.fullmatch, words))):
+        raise ConfigError(
+            f"{name} is {value!r}, which is no interval", hint='give a timedelta, or a text such as "5 min" or "1 day"'
+        )
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if value is None:
+        return
+    whole = name != "retry_jitter"
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high:  # type: ignore[operator]
+        kind = "a whole number" if whole else "a number"
+        raise ConfigError(f"{name} is {value!r}", hint=f"give {kind} from {low} to {high}")
+
+
+def _check_name(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not 1 <= len(value.encode()) <= 128):
+        raise ConfigError(f"{name} is {value!r}", hint="give a name of 1 to 128 bytes")

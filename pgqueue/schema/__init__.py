@@ -1,0 +1,1 @@
+"""The schema: the files that define it, and how it is migrated."""

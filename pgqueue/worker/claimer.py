@@ -1,0 +1,156 @@
+"""Claim jobs while there is capacity for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from pgqueue.config import WorkerConfig
+from pgqueue.db.call import Call
+from pgqueue.worker.connection import Link
+from pgqueue.worker.events import Events
+from pgqueue.worker.exchange import Exchange, Reply
+from pgqueue.worker.held import Held, batches
+from pgqueue.worker.leases import Leases
+from pgqueue.worker.runner import Runner
+from pgqueue.worker.sleeper import Sleeper
+from pgqueue.worker.state import State
+
+log = logging.getLogger("pgqueue.worker")
+
+
+class Claimer:
+    """Claims on its own connection with `claim_forever`, and sizes the claims that go along with reported ends.
+
+    `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
+    tells whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
+    monotonic time of the last answer.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        link: Link,
+        exchange: Exchange,
+        runner: Runner,
+        leases: Leases,
+        events: Events,
+        state: State,
+        *,
+        report_and_claim: Callable[[Link, int, bool], Awaitable[int]],
+        is_behind: Callable[[], bool],
+        hello: Callable[[], Call[str]],
+    ) -> None:
+        self.jobs_wait = False
+        self.claimed_at: float | None = None
+        self._config = config
+        self._link = link
+        self._exchange = exchange
+        self._runner = runner
+        self._leases = leases
+        self._events = events
+        self._state = state
+        self._report_and_claim = report_and_claim
+        self._is_behind = is_behind
+        self.sleeper = Sleeper(config, link, runner, state, capacity=self.capacity, claim=self.claim, hello=hello)
+
+    async def claim_forever(self) -> None:
+        """Claim jobs until the worker stops; sleep while there are none."""
+        while not self._state.stopping.is_set():
+            await self._give_back_unknown()
+            if self._state.quiet:
+                # It would not come when it is woken.
+                await self.sleeper.wake_up()
+                if self._state.retiring and not self._leases.held:
+                    self._state.stop()
+            capacity = self.capacity()
+            if capacity == 0:
+                await self._wait_for_capacity()
+                continue
+            # Read before the claim: one already under way did not see a job enqueued just before the end of another.
+            nothing_held = not self._leases.held and not self._exchange.in_flight
+            claimed = await self.claim(capacity)
+            if claimed == 0:
+                if self._config.until_empty:
+                    if nothing_held:
+                        self._state.stop()
+                    await self._wait_for_end()
+                else:
+                    await self.sleeper.sleep()
+            elif claimed == capacity or self._runner.is_busy:
+                await self.sleeper.wake_up()
+
+    async def claim(self, capacity: int, *, patient: bool = True) -> int:
+        """Claim up to `capacity` single jobs or batches; returns how many came."""
+        self._state.wake.clear()
+        await self._give_back_unknown()
+        return await self._report_and_claim(self._link, capacity, patient)
+
+    def capacity(self) -> int:
+        """Return how many jobs to claim now."""
+        if self._state.quiet or self._is_behind():
+            return 0
+        return self._runner.capacity(self._exchange.coming)
+
+    async def capacity_beside(self) -> int:
+        """Return how many jobs to claim along with what ended: some under load, while there is no end of jobs."""
+        capacity = self._capacity_beside()
+        for _ in range(3):
+            if capacity or not self.jobs_wait or not self._runner.unstarted:
+                break
+            # Under load handlers end soon: in a batch with what ends now, and a claim.
+            await asyncio.sleep(0)
+            capacity = self._capacity_beside()
+        return capacity
+
+    def took(self, reply: Reply, asked_for: int) -> int:
+        """Hold and run the jobs of a reply; returns how many single jobs or batches those are."""
+        rows = reply.claimed or []
+        now = time.monotonic()
+        self.claimed_at = now
+        taken = [Held(row, reply.deadline, now) for row in rows if row.leader is None]
+        for held in taken:
+            self._leases.add(held)
+        if len(taken) < len(rows):
+            for leader in batches(rows, reply.deadline):
+                taken.append(leader)
+                for held in (leader, *leader.members):
+                    self._leases.add(held)
+        self._runner.take(taken)
+        self.jobs_wait = len(taken) >= asked_for
+        if rows:
+            log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
+            self._events.reserved(len(rows))
+        if self._state.quiet or self._state.stopping.is_set():
+            # It became so while the claim was under way.
+            self._runner.give_back_unstarted()
+        return len(taken)
+
+    def _capacity_beside(self) -> int:
+        if (
+            self._state.stopping.is_set()
+            or not self.jobs_wait
+            or self._exchange.reply_lost
+            or self._exchange.is_apart
+            or not self._runner.is_busy
+        ):
+            return 0
+        return self.capacity()
+
+    async def _give_back_unknown(self) -> None:
+        # No claim begins meanwhile: this loop is here, and no claim goes along with ends while `reply_lost`.
+        if self._exchange.reply_lost and not self._exchange.in_flight:
+            await self._exchange.give_back_unknown(self._link, self._leases.held)
+
+    async def _wait_for_capacity(self) -> None:
+        self._state.freed.clear()
+        must_give_back = self._exchange.reply_lost and not self._exchange.in_flight
+        if self.capacity() == 0 and not self._state.stopping.is_set() and not must_give_back:
+            await self._state.freed.wait()
+
+    async def _wait_for_end(self) -> None:
+        self._state.freed.clear()
+        if self._leases.held and not self._exchange.reply_lost:
+            await self._state.freed.wait()

@@ -1,0 +1,81 @@
+"""Report to the hooks of an App what happens in its worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from pgqueue.hooks import Dead, Event
+from pgqueue.job import Job
+from pgqueue.tasks import App
+from pgqueue.worker.held import Held
+
+# Seconds that the hooks for the worker's end have.
+_STOP_HOOKS = 5.0
+
+
+class Events:
+    """Calls the hooks of `app` for the worker `name`. Nothing is reported before `start`."""
+
+    def __init__(self, app: App, name: str) -> None:
+        self.is_on = False
+        self._app = app
+        self._name = name
+        self._is_started = False
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Call the hooks for the worker's start."""
+        self._is_started = True
+        await self._app.call("start")
+        self.is_on = self._app.has("event")
+
+    async def stop(self) -> None:
+        """Call the hooks for the worker's end, when those for its start were called."""
+        if not self._is_started:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_HOOKS):
+                await asyncio.gather(*self._calls)
+                await self._app.call("stop")
+
+    async def error(self, error: Exception, where: str) -> None:
+        """Report an error outside handlers."""
+        await self._app.call("error", error, where)
+
+    def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
+        """Report what happened to a job."""
+        if self.is_on:
+            row = held.row
+            self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, held.seconds))
+
+    def reserved(self, jobs: int) -> None:
+        """Report that jobs were reserved, by their number."""
+        if self.is_on:
+            self._app.tell(Event("reserved", self._name, jobs))
+
+    def lost(self, held: Held, why: str) -> None:
+        """Report that a reservation is over, once for each job: the leases may have noticed it first."""
+        if held.kind != "Lost":
+            self.report("lost", held, {"message": why})
+
+    def dead(self, held: Held, job_of: Callable[[Held], Job]) -> None:
+        """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""
+        if self._app.has("dead"):
+            self._call_later(self._app.call("dead", _dead(job_of(held), held)))
+
+    def _call_later(self, hooks: Coroutine[Any, Any, None]) -> None:
+        call = asyncio.create_task(hooks, name="pgqueue-hooks")
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+
+def _dead(job: Job, held: Held) -> Dead:
+    payloads = [held.args]
+    if held.payloads is not None or held.leader is not None:
+        # Of a batch the first payload of the key dies and the others go on; discarded, all of them die.
+        every = ((held.leader or held).payloads or {}).get(held.row.key or "", payloads)
+        payloads = every[:1] if held.verdict.retry else list(every)
+    return Dead(job, dict(held.error or {}), payloads)

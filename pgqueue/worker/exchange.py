@@ -1,0 +1,138 @@
+"""The one statement that reports ended jobs and claims others."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+
+from pgqueue.db import consume
+from pgqueue.db.consume import JobRow
+from pgqueue.errors import InvalidArgument
+from pgqueue.worker.connection import Link
+from pgqueue.worker.held import End, Held
+
+log = logging.getLogger("pgqueue.worker")
+
+# After an error that may concern the claim as well as the ends that went with it, each goes alone for this time, in
+# seconds: what the server refuses of one part must not keep the other waiting.
+_APART = 5.0
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the server answered.
+
+    `outcomes` has a row for each failed job, and for each completed one that was not simply completed. `claimed` are
+    the claimed jobs, whose leases hold until the monotonic time `deadline`; None: there was no claim, or it failed.
+    """
+
+    completed: list[Held]
+    failed: list[Held]
+    outcomes: dict[tuple[int, int], JobRow] = field(default_factory=dict)
+    claimed: list[JobRow] | None = None
+    deadline: float = 0.0
+
+
+class Exchange:
+    """Performs the statement on any connection, and knows which claims are under way.
+
+    When the reply of a claim is lost, its jobs may be reserved for this worker without its knowledge. `reply_lost` is
+    then true until `give_back_unknown` has released them; `on_reply_lost` is called to have that done, and again
+    whenever a claim ends meanwhile.
+    """
+
+    def __init__(self, claim: consume.Claim, on_reply_lost: Callable[[], None]) -> None:
+        # For each connection that claims now, how many jobs it asks for.
+        self.in_flight: dict[Link, int] = {}
+        self.reply_lost = False
+        self._claim = claim
+        self._on_reply_lost = on_reply_lost
+        self._apart_until = 0.0
+
+    @property
+    def coming(self) -> int:
+        """How many jobs are being claimed now."""
+        return sum(self.in_flight.values())
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether ends and claims must not share a statement now."""
+        return time.monotonic() < self._apart_until
+
+    def go_apart(self, why: object) -> None:
+        """Have ends and claims go in statements of their own for some seconds."""
+        self._apart_until = time.monotonic() + _APART
+        log.warning("what ended and what is claimed go apart for %g s (%s)", _APART, why)
+
+    async def perform(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> Reply:
+        """Report how the jobs of `batch` ended and claim up to `max_jobs`, in one statement and one commit.
+
+        Raises InvalidArgument when the server refuses something and has changed nothing. Any other error leaves it
+        open whether anything was stored.
+        """
+        completed = [held for held in batch if held.ended is End.SUCCEEDED]
+        failed = [held for held in batch if held.ended is End.FAILED]
+        if max_jobs:
+            self.in_flight[link] = max_jobs
+        try:
+            results = [held.result for held in completed]
+            call = consume.exchange(
+                self._claim,
+                max_jobs,
+                [held.pair for held in completed],
+                results if any(result is not None for result in results) else None,
+                [_failure(held) for held in failed],
+            )
+            rows = await link.perform(call, patient=patient and not (batch and max_jobs))
+        except InvalidArgument:
+            raise
+        except BaseException:
+            self.reply_lost |= max_jobs > 0
+            raise
+        finally:
+            self.in_flight.pop(link, None)
+            if self.reply_lost:
+                self._on_reply_lost()
+        reply = Reply(completed, failed)
+        if rows and rows[-1].outcome == "unclaimed":
+            # The ends are stored all the same. Alone, the claim raises what is wrong with it.
+            self.go_apart(rows.pop().note)
+            max_jobs = 0
+        if failed or (rows and rows[0].outcome != "reserved"):
+            reply.outcomes = {(row.id, row.reservation): row for row in rows if row.outcome != "reserved"}
+            rows = rows[len(reply.outcomes) :]
+        if max_jobs:
+            reply.claimed, reply.deadline = rows, link.sent_at + self._claim.lease
+        return reply
+
+    async def reconnected(self, link: Link) -> None:
+        """A connection was made. When it is in the middle of a claim, the claim was sent before, on another one."""
+        if link in self.in_flight and link.connects > 1:
+            self.reply_lost = True
+            self._on_reply_lost()
+
+    async def give_back_unknown(self, link: Link, known: Container[tuple[int, int]]) -> None:
+        """Release the jobs that are reserved for this worker and not `known`: the reply of their claim was lost.
+
+        No claim may be under way, and none may begin before this returns. So what the server lists and this worker
+        does not know is unknown for good, and not a claim whose reply is on its way. A release that the network
+        delivers late names old reservations, and so changes nothing.
+        """
+        assert not self.in_flight
+        reserved = await link.perform(consume.held_by(self._claim.worker))
+        unknown = [pair for pair in reserved if pair not in known]
+        if unknown:
+            # What ended while the list was on its way is not executing any more.
+            over = await link.perform(consume.release(unknown))
+            if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
+                log.warning("gave back %d jobs whose reservation never arrived: %s", len(given_back), given_back[:20])
+        self.reply_lost = False
+
+
+def _failure(held: Held) -> consume.Failure:
+    verdict = held.verdict
+    return consume.Failure(
+        *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+    )

@@ -1,0 +1,199 @@
+"""A job in hand: reserved by this worker, and not yet finished."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from pgqueue.db.consume import JobRow
+from pgqueue.db.json import Unreadable, read_json
+from pgqueue.errors import InvalidArgument
+from pgqueue.job import Job
+from pgqueue.tasks import Task
+from pgqueue.transaction import Stage
+
+
+class End(Enum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    RELEASED = "released"
+    SNOOZED = "snoozed"
+    # By the handler, in its own transaction.
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the code decides after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
+
+    retry_in: timedelta | str | None = None
+    retry: bool = True
+    policy: str | None = None
+    cancel: bool = False
+
+
+class Held:
+    """A job that this worker has reserved and not yet finished. `row` is the row that the claim returned.
+
+    `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
+    extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `interrupt` is
+    the end that is asked of the handler; None while it may go on.
+
+    A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
+    keys and runs the handler. The others are its `members` and share its end.
+
+    Most attributes are the same for most jobs, and stand in the class until they change: a job costs little to make.
+    So are `args` and `headers`, which are parsed when they are first read.
+    """
+
+    started: float | None = None
+    job: Job | None = None
+    runner: asyncio.Task[Any] | None = None
+    timer: asyncio.TimerHandle | None = None
+    interrupt: End | None = None
+    kind: str = ""
+    reason: str = ""
+    ended: End | None = None
+    error: dict[str, object] | None = None
+    result: str | None = None
+    delay: float = 0.0
+    snooze: timedelta | str = ""
+    verdict: Verdict = Verdict()
+    signalled: bool = False
+    seconds: float | None = None
+    payloads: dict[str, list[Any]] | None = None
+    members: Sequence[Held] = ()
+    leader: Held | None = None
+    # Another session had locked its row when its end was reported.
+    is_locked: bool = False
+
+    def __init__(self, row: JobRow, deadline: float, taken: float | None = None) -> None:
+        self.row = row
+        self.pair: tuple[int, int] = (row.id, row.reservation)
+        self.deadline = deadline
+        self.taken = time.monotonic() if taken is None else taken
+
+    @cached_property
+    def args(self) -> Any:
+        """The args of the job, or Unreadable."""
+        return read_json(self.row.args)
+
+    @cached_property
+    def headers(self) -> Any:
+        """The headers of the job, None without any, or Unreadable."""
+        return read_json(self.row.headers)
+
+    @property
+    def timeout(self) -> float | None:
+        """How long the attempt may take, in seconds."""
+        return None if self.row.timeout is None else self.row.timeout.total_seconds()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the handler has begun."""
+        return (self.leader or self).started is not None
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether the handler completes the job itself: then its row may be gone, and that is no loss."""
+        return self.job is not None and self.job.stage is not Stage.OPEN
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the handler has completed the job in its own transaction."""
+        return self.job is not None and self.job.stage is Stage.COMPLETED
+
+    @property
+    def stores_result(self) -> bool:
+        """Whether the result is to be stored."""
+        return self.row.store_result if self.job is None else self.job.stores_result
+
+    def log_fields(self) -> dict[str, object]:
+        """Return the fields that a JSON line of the log has for this job."""
+        row = self.row
+        return {"job_id": row.id, "queue": row.queue, "task": row.task, "attempt": row.attempt}
+
+    def __str__(self) -> str:
+        row = self.row
+        return f"job {row.id} (task {row.task}, queue {row.queue}, attempt {row.attempt})"
+
+
+def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
+    """Return the leaders of the batches among reserved rows, each with the payloads of all its keys.
+
+    Within a key the rows come by score, and the first of them holds the lease.
+    """
+    leaders: dict[int, Held] = {}
+    for row in rows:
+        if row.leader is None:
+            continue
+        key = row.key or ""
+        held = Held(row, deadline)
+        leader = leaders.get(row.leader)
+        if leader is None:
+            held.payloads = {key: [held.args]}
+            leaders[row.leader] = held
+        elif leader.payloads is not None and key in leader.payloads:
+            leader.payloads[key].append(held.args)
+        elif leader.payloads is not None:
+            leader.payloads[key] = [held.args]
+            leader.members = [*leader.members, held]
+            held.leader = leader
+    return list(leaders.values())
+
+
+def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    """Return what the handler is called with, save for the job itself. Raises InvalidArgument.
+
+    With a codec or types, the args and payloads of `held` are decoded from here on.
+    """
+    _require_readable(held)
+    payload: dict[str, Any] = held.args if held.payloads is None else held.payloads
+    if task.typed is not None or task.hooks.codec is not None:
+        payload = _decoded(held, task)
+    if task.payloads_parameter is not None:
+        # A job without a key, or one that an operator has run alone, is a batch of its own.
+        return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
+    if held.payloads is not None:
+        raise InvalidArgument(
+            f"task {task.name} accumulates, as pgqueue.tasks says, and its function here takes single jobs",
+            hint="declare it with accumulate=True, or set accumulate = false in pgqueue.tasks",
+        )
+    return payload
+
+
+def _require_readable(held: Held) -> None:
+    if held.payloads is None and held.row.headers is None and not isinstance(held.args, Unreadable):
+        return
+    if held.payloads is None:
+        values = [("args", held.args)]
+    else:
+        values = [("payload", payload) for payloads in held.payloads.values() for payload in payloads]
+    if held.row.headers is not None:
+        values.append(("headers", held.headers))
+    for what, value in values:
+        if isinstance(value, Unreadable):
+            raise InvalidArgument(
+                f"{what} cannot be read here: {value.reason}",
+                hint="enqueue it with numbers that a float can hold, nested less than 1000 deep",
+            )
+
+
+def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+    for each in (held, *held.members):
+        each.args = task.decode(each.args)
+    if held.payloads is None:
+        payload: dict[str, Any] = held.args
+        return payload if task.typed is None else task.typed.load(payload)
+    held.payloads = {key: [task.decode(each) for each in payloads] for key, payloads in held.payloads.items()}
+    if task.typed is None:
+        return held.payloads
+    return {key: [task.typed.load(each) for each in payloads] for key, payloads in held.payloads.items()}

@@ -1,0 +1,144 @@
+"""A worker's name and what it reports about itself. One process has a name at a time.
+
+Two processes of one name would give back each other's jobs. So a worker takes its name before it reserves anything,
+and is refused while another process with that name is alive. A process that died without deregistering is found out
+at once on the same machine, else by its heartbeats, which stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pgqueue import __version__
+from pgqueue.config import WorkerConfig
+from pgqueue.db import consume
+from pgqueue.db.call import Call
+from pgqueue.errors import ConfigError
+
+log = logging.getLogger("pgqueue.worker")
+
+# A worker gives a sign of life at each heartbeat; while idle, every 9 to 10 s.
+_IDLE_HEARTBEAT = 10.0
+
+# What a sign of life may be late by, in seconds, before its worker counts as dead.
+_LATE = 5.0
+
+_POLL = 0.5
+
+# The workers of this process that have taken their names.
+_alive: set[str] = set()
+
+
+class Identity:
+    """What a worker reports about itself. `instance` names this worker and no other, under whatever name."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self.instance = secrets.token_hex(8)
+        self.has_name = False
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds between heartbeats: a third of the lease, a minute at the most."""
+        return min(self._config.lease / 3, 60.0)
+
+    def info(self) -> dict[str, object]:
+        """Return what `hello` is given."""
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "python": platform.python_version(),
+            "concurrency": self._config.concurrency,
+            "heartbeat": round(self.heartbeat, 3),
+            "instance": self.instance,
+            "processes_of": _process_table(),
+        }
+
+    async def take_name(self, perform: Callable[[Call[Any]], Awaitable[Any]]) -> None:
+        """Take the name. Waits while it is not clear whether its last process is alive; ConfigError when it is."""
+        name = self._config.name
+        instead_of: str | None = None
+        silent: float | None = None
+        while True:
+            other = await perform(consume.claim_name(name, self.info(), instead_of))
+            if other is None:
+                _alive.add(self.instance)
+                self.has_name = True
+                return
+            info, silent_for = other
+            before, silent = silent, silent_for.total_seconds()
+            if before is not None and silent < before:
+                raise _taken(name, info, silent)
+            if _is_dead(info) or silent > _patience(info):
+                instead_of = str(info.get("instance") or "") if isinstance(info, dict) else ""
+                continue
+            if before is None:
+                log.info(
+                    "a worker %s gave a sign of life %.0f s ago: waiting up to %.0f s to see whether it is alive",
+                    name,
+                    silent,
+                    _patience(info) - silent,
+                )
+            await asyncio.sleep(_POLL)
+
+    def leave(self) -> None:
+        """The worker has ended."""
+        _alive.discard(self.instance)
+
+
+def _taken(name: str, info: Any, silent: float) -> ConfigError:
+    known = info if isinstance(info, dict) else {}
+    return ConfigError(
+        f"another worker named {name!r} is alive: process {known.get('pid')} on {known.get('host')},"
+        f" last heartbeat {max(silent, 0.0):.1f} s ago",
+        hint="stop it, or give each worker a name of its own; without --name it is unique",
+    )
+
+
+def _patience(info: Any) -> float:
+    """Seconds of silence after which the worker with this info counts as dead."""
+    given = info.get("heartbeat") if isinstance(info, dict) else None
+    heartbeat = given if isinstance(given, int | float) and 0 < given <= 60 else _IDLE_HEARTBEAT
+    return max(heartbeat, _IDLE_HEARTBEAT) + _LATE
+
+
+def _is_dead(info: Any) -> bool:
+    """Tell whether the worker with this info was one of this machine that is gone. False: that cannot be told here."""
+    if not isinstance(info, dict) or not _process_table() or info.get("processes_of") != _process_table():
+        return False
+    if info.get("pid") == os.getpid():
+        return info.get("instance") not in _alive
+    try:
+        os.kill(int(info["pid"]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return False
+    return _is_zombie(int(info["pid"]))
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return False
+
+
+@lru_cache(maxsize=1)
+def _process_table() -> str:
+    """Name the table of processes that this process sees: of this machine since its boot, or of a container."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

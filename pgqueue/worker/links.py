@@ -1,0 +1,73 @@
+"""The connections of a worker.
+
+Three links, so that a claim, a report that waits for a lock, and the extension of leases never wait for each other; a
+fourth connection listens. Under load the first two both report and claim, in turn, so that the server always has one
+of them to work for. A frozen connection is noticed and replaced before the leases lapse; a report may wait 5 s for a
+lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from pgqueue.config import WorkerConfig, worker_dsn
+from pgqueue.db import consume
+from pgqueue.worker.connection import Link
+from pgqueue.worker.listener import Listener
+from pgqueue.worker.outage import LONGEST_PAUSE, Outage
+
+OnConnect = Callable[[Link], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The connections on which to claim, to report ends, and to keep leases and whatever else must not wait."""
+
+    claiming: Link
+    finishing: Link
+    keeping: Link
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for link in (self.claiming, self.finishing, self.keeping):
+            await link.close()
+
+
+def make_links(
+    dsn: str, config: WorkerConfig, outage: Outage, on_connect: OnConnect, on_connect_claiming: OnConnect
+) -> Links:
+    """Return the links of a worker, none of them connected yet."""
+    lease = config.lease
+    prepare = not config.pooled
+    return Links(
+        Link(dsn, outage, prepare=prepare, on_connect=on_connect_claiming, within=max(lease / 2, 2.0)),
+        Link(dsn, outage, prepare=prepare, on_connect=on_connect, within=max(lease / 2, 8.0)),
+        # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
+        Link(dsn, outage, prepare=prepare, longest_pause=min(lease / 6, LONGEST_PAUSE), within=max(lease / 3, 1.0)),
+    )
+
+
+def make_listener(
+    dsn: str,
+    config: WorkerConfig,
+    outage: Outage,
+    link: Link,
+    *,
+    on_wake: Callable[[], None],
+    on_cancel: Callable[[], None],
+) -> Listener:
+    """Return the listener of a worker, which tests itself over `link`."""
+    if config.listen_dsn is not None:
+        dsn = worker_dsn(config.listen_dsn, f"pgqueue {config.name}", config.lease)
+        # Another address, which may be away while the first one works.
+        outage = Outage(dsn)
+    return Listener(
+        dsn,
+        outage,
+        queues=config.queues,
+        on_wake=on_wake,
+        on_cancel=on_cancel,
+        announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
+        pulse=min(config.lease / 3, 60.0),
+    )

@@ -1,0 +1,51 @@
+"""How many jobs a worker runs, to size its buffer by."""
+
+from __future__ import annotations
+
+import time
+
+_SPAN = 0.1
+_MOST = 1000
+
+# More jobs than this in one span: a stream, and not single ones.
+_BUSY = 10
+
+
+class Pace:
+    """Counts the jobs of the last 100 ms. Most of the time it only adds one to a number."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._now = 0
+        self._before = 0
+        self._ran = 0
+        self._mean = 0.0
+
+    def ran(self, seconds: float, now: float) -> None:
+        """Count a job that ran for `seconds` and ended `now`."""
+        if now - self._since >= _SPAN:
+            self._roll(now)
+        self._now += 1
+        self._ran += 1
+        # The first few count in full: else ten slow jobs would pass for quick ones.
+        self._mean += (seconds - self._mean) / min(self._ran, 16)
+
+    def buffer(self) -> int:
+        """Return how many jobs to hold beyond the free slots: none for handlers over 100 ms on average."""
+        return 0 if self._mean > _SPAN else min(self.last(), _MOST)
+
+    def is_busy(self) -> bool:
+        """Tell whether more than ten jobs were run in the last 100 ms."""
+        return self.last() > _BUSY
+
+    def last(self) -> int:
+        """Return the jobs of the last 100 ms, to within one such span."""
+        self._roll(time.monotonic())
+        return max(self._now, self._before)
+
+    def _roll(self, now: float) -> None:
+        passed = now - self._since
+        if passed >= _SPAN:
+            self._before = self._now if passed < 2 * _SPAN else 0
+            self._now = 0
+            self._since = now

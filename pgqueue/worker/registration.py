@@ -1,0 +1,63 @@
+"""Keep the worker registered, and run maintenance while it is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from pgqueue.config import WorkerConfig
+from pgqueue.db import consume
+from pgqueue.db.call import Call
+from pgqueue.worker.connection import Link
+from pgqueue.worker.identity import Identity
+
+# An idle worker still calls maintain() this often: it alone makes and drops tables.
+_FULL_RUN_EVERY = 300.0
+
+# No run of maintenance is needed when the last one is younger than this, in seconds.
+_MAX_AGE = 0.8
+
+
+class Registration:
+    """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`."""
+
+    def __init__(self, config: WorkerConfig, identity: Identity, link: Link, is_idle: Callable[[], bool]) -> None:
+        self.channel = ""
+        self._config = config
+        self._identity = identity
+        self._link = link
+        self._is_idle = is_idle
+
+    def hello(self) -> Call[str]:
+        """Return the statement that registers the worker."""
+        return consume.hello(self._config.name, self._config.queues, self._identity.info())
+
+    async def register(self, link: Link) -> None:
+        """Register over a connection that was just made."""
+        self.channel = await link.perform_now(self.hello())
+
+    async def beat_forever(self) -> None:
+        """Send heartbeats, save while idle() serves as one."""
+        while True:
+            # At least once a minute, however long the lease: a worker that is silent for five minutes is forgotten.
+            await asyncio.sleep(self._identity.heartbeat)
+            if self._is_idle():
+                continue
+            if not await self._link.perform(consume.beat(self._config.name)):
+                # Forgotten after minutes of silence, on a laptop that was suspended.
+                await self._link.perform(self.hello())
+
+    async def maintain_forever(self) -> None:
+        """Run maintenance about once a second, save while idle() does so."""
+        full_run_at = -math.inf
+        while True:
+            # idle() makes and drops no tables: that takes tens of milliseconds, on the connection that claims.
+            if self._is_idle() and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
+                await asyncio.sleep(0.5)
+                continue
+            ran, *_, pause = await self._link.perform(consume.maintain(max_age=_MAX_AGE))
+            if ran:
+                full_run_at = time.monotonic()
+            await asyncio.sleep(pause)

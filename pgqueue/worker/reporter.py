@@ -1,0 +1,303 @@
+"""Own what ended: report it to the database, in batches, until it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import psycopg
+
+from pgqueue.db import consume
+from pgqueue.errors import InvalidArgument, LockTimeout, PgQueueError
+from pgqueue.job import Job
+from pgqueue.logs import one_line
+from pgqueue.worker.connection import Link
+from pgqueue.worker.events import Events
+from pgqueue.worker.exchange import Exchange, Reply
+from pgqueue.worker.held import End, Held, Verdict
+from pgqueue.worker.job_log import JobLog
+from pgqueue.worker.leases import Leases
+from pgqueue.worker.state import State
+
+log = logging.getLogger("pgqueue.worker")
+
+# Ends that one statement reports at most.
+_BATCH = 1000
+
+# No new jobs while this many ends wait to be stored: the database is behind.
+_BACKLOG = 5000
+
+# The end of a job whose row another session has locked is reported again after this time, in seconds.
+_LOCKED = 1.0
+
+# A task that this worker does not know is logged once in this time, in seconds.
+_REMIND = 60.0
+
+
+class Reporter:
+    """Takes the ends of jobs by `ended`, and reports them with `report_forever`, or along with a claim.
+
+    `capacity_beside` returns how many jobs to claim along with what ended; `on_claimed` takes the reply of a claim and
+    returns how many jobs came.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        exchange: Exchange,
+        leases: Leases,
+        events: Events,
+        state: State,
+        job_log: JobLog,
+        *,
+        knows: Callable[[str], bool],
+        job_of: Callable[[Held], Job],
+        capacity_beside: Callable[[], Awaitable[int]],
+        on_claimed: Callable[[Reply, int], int],
+    ) -> None:
+        self.completed = 0
+        self.failed = 0
+        self._link = link
+        self._exchange = exchange
+        self._leases = leases
+        self._events = events
+        self._state = state
+        self._job_log = job_log
+        self._knows = knows
+        self._job_of = job_of
+        self._capacity_beside = capacity_beside
+        self._on_claimed = on_claimed
+        # To be completed or failed; and to be released, snoozed, or reported again after a lock.
+        self._ends: deque[Held] = deque()
+        self._returns: deque[Held] = deque()
+        self._end_came = asyncio.Event()
+        self._warned: dict[str, float] = {}
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything that ended is being reported or stored."""
+        return not self._ends and not self._returns
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether too many ends wait: the worker should claim nothing."""
+        return len(self._ends) >= _BACKLOG
+
+    def ended(self, held: Held) -> None:
+        """Report the end of a job soon."""
+        if held.ended is End.SETTLED:
+            self._leases.remove(held)
+            self.completed += 1
+            self._job_log.succeeded([held])
+            self._events.report("succeeded", held)
+        elif held.is_locked or held.ended in (End.RELEASED, End.SNOOZED):
+            self._returns.append(held)
+        else:
+            self._ends.append(held)
+        self._end_came.set()
+        self._state.freed.set()
+
+    async def report_forever(self) -> None:
+        """Report what ends, and claim along with it while jobs wait."""
+        while True:
+            await self._end_came.wait()
+            self._end_came.clear()
+            while not self.is_done:
+                if self._returns:
+                    await self._report_returns()
+                capacity = await self._capacity_beside()
+                if batch := self._take():
+                    await self._report(self._link, capacity, batch)
+                self._state.freed.set()
+
+    async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
+        """Claim jobs, and report what ended along with it; returns how many single jobs or batches came."""
+        batch = [] if self._exchange.is_apart else self._take()
+        return await self._report(link, max_jobs, batch, patient=patient)
+
+    async def close(self) -> None:
+        """Write what the job log has not written yet."""
+        await self._job_log.close()
+
+    def _take(self) -> list[Held]:
+        return [self._ends.popleft() for _ in range(min(len(self._ends), _BATCH))]
+
+    async def _report(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> int:
+        try:
+            reply = await self._exchange.perform(link, max_jobs, batch, patient=patient)
+        except InvalidArgument as refusal:
+            if not batch:
+                raise
+            await self._report_apart(link, batch, refusal)
+            return 0
+        except BaseException as error:
+            # A job whose end were forgotten here would be extended for ever.
+            self._put_back(batch)
+            if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
+                self._exchange.go_apart(one_line(error))
+                return 0
+            raise
+        if batch:
+            self._settle(reply)
+        return 0 if reply.claimed is None else self._on_claimed(reply, max_jobs)
+
+    def _put_back(self, batch: list[Held]) -> None:
+        # A job that was lost meanwhile is forgotten.
+        for held in batch:
+            if held.pair in self._leases.held:
+                self.ended(held)
+
+    async def _report_apart(self, link: Link, batch: list[Held], refusal: PgQueueError) -> None:
+        """Report ends one by one when one of them cannot be stored as it is; and that one in another way."""
+        if len(batch) > 1:
+            while batch:
+                try:
+                    await self._report(link, 0, [batch[0]])
+                except BaseException:
+                    self._put_back(batch[1:])
+                    raise
+                batch = batch[1:]
+            return
+        [held] = batch
+        if not _simplify(held, refusal):
+            self._put_back(batch)
+            raise refusal
+        await self._report(link, 0, batch)
+
+    def _settle(self, reply: Reply) -> None:
+        """Act on what the server answered about ended jobs."""
+        if not reply.failed and not reply.outcomes and not self._events.is_on:
+            for held in reply.completed:
+                self._leases.remove(held)
+            self.completed += len(reply.completed)
+            self._job_log.succeeded(reply.completed)
+            return
+        succeeded = []
+        for held in reply.completed:
+            row = reply.outcomes.get(held.pair)
+            if row is None:
+                self._leases.remove(held)
+                self.completed += 1
+                succeeded.append(held)
+                self._events.report("succeeded", held)
+            elif row.outcome == "locked":
+                self._report_later(held)
+            else:
+                self._leases.remove(held)
+                log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
+                self._events.lost(held, "its reservation was over when its handler ended")
+        self._job_log.succeeded(succeeded)
+        for held in reply.failed:
+            row = reply.outcomes[held.pair]
+            if row.outcome == "locked":
+                self._report_later(held)
+            else:
+                self._leases.remove(held)
+                self._settle_failure(held, row.outcome, row.note)
+
+    def _settle_failure(self, held: Held, state: str, policy_error: str | None) -> None:
+        self.failed += 1
+        if state == "lost":
+            log.warning("%s failed, but its lease was lost: nothing was stored", held)
+            self._events.lost(held, "its reservation was over when its handler failed")
+            return
+        if policy_error is not None:
+            log.error("%s: %s; its retry policy decides", held, policy_error)
+        self._events.report(state, held, held.error)
+        if state == "dead":
+            self._events.dead(held, self._job_of)
+        self._job_log.failed(held, state)
+
+    def _report_later(self, held: Held) -> None:
+        log.warning("%s is locked by another transaction; its end is stored when that is over", held)
+        held.is_locked = True
+        asyncio.get_running_loop().call_later(_LOCKED, self.ended, held)
+
+    async def _report_returns(self) -> None:
+        batch = list(self._returns)
+        self._returns.clear()
+        try:
+            for held in batch:
+                held.is_locked = False
+            locked = [held for held in batch if held.ended in (End.SUCCEEDED, End.FAILED)]
+            if locked:
+                # By themselves, for the others should not wait with them.
+                await self._report(self._link, 0, locked)
+            delays: dict[float, list[Held]] = {}
+            for held in batch:
+                if held.ended is End.SNOOZED:
+                    await self._snooze(held)
+                elif held.ended is End.RELEASED:
+                    delays.setdefault(held.delay, []).append(held)
+            for delay, several in delays.items():
+                await self._release(several, delay)
+        except BaseException:
+            self._put_back([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
+            raise
+
+    async def _snooze(self, held: Held) -> None:
+        try:
+            snoozed = await self._link.perform(consume.snooze(*held.pair, held.snooze))
+        except LockTimeout:
+            self._report_later(held)
+            return
+        except PgQueueError as refusal:
+            held.ended = End.FAILED
+            held.error = {"class": "Snooze", "message": one_line(refusal)}
+            held.signalled = False
+            self.ended(held)
+            return
+        self._leases.remove(held)
+        if snoozed:
+            self._events.report("snoozed", held)
+            self._job_log.snoozed(held, held.snooze)
+        else:
+            log.warning("%s was snoozed, but its lease was lost: nothing was stored", held)
+            self._events.lost(held, "its reservation was over when it was snoozed")
+
+    async def _release(self, batch: list[Held], delay: float) -> None:
+        lost = await self._link.perform(consume.release([held.pair for held in batch], delay))
+        gone = set(lost)
+        for held in batch:
+            self._leases.remove(held)
+            if held.row.id in gone:
+                self._events.lost(held, "its reservation was over when it was given back")
+            elif held.kind == "Cancel":
+                self._events.report("cancelled", held, {"class": held.kind, "message": held.reason})
+            else:
+                self._events.report("released", held)
+            if not self._knows(held.row.task):
+                self._warn_unknown(held)
+
+    def _warn_unknown(self, held: Held) -> None:
+        now = time.monotonic()
+        if now - self._warned.get(held.row.task, -_REMIND) >= _REMIND:
+            self._warned[held.row.task] = now
+            log.warning("%s: this worker has no such task; given back for %g s", held, held.delay)
+
+
+def _simplify(held: Held, refusal: PgQueueError) -> bool:
+    """Change an end that the server refused into one that it can store; False when nothing simpler is left."""
+    if held.ended is End.SUCCEEDED:
+        held.ended = End.FAILED
+        held.error = {"class": "Result", "message": one_line(refusal)}
+        return True
+    if held.verdict.retry_in is not None or held.verdict.policy is not None:
+        # What the rule or the signal decided cannot be done: the retry policy decides.
+        held.verdict = Verdict()
+        held.error = {**(held.error or {}), "policy_error": one_line(refusal)}
+        log.error("%s: %s; its retry policy decides", held, one_line(refusal))
+        return True
+    # The error itself could not be stored; the failure must be.
+    name = str((held.error or {}).get("class", ""))
+    plain: dict[str, object] = {
+        "class": name.encode("ascii", "replace").decode(),
+        "message": one_line(refusal).encode("ascii", "replace").decode(),
+    }
+    if held.error == plain:
+        return False
+    held.error = plain
+    return True

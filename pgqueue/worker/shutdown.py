@@ -1,0 +1,147 @@
+"""End a worker: let handlers end, store how they ended, deregister."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from pgqueue.config import WorkerConfig
+from pgqueue.db import consume
+from pgqueue.job import Flag
+from pgqueue.tasks import App
+from pgqueue.worker.connection import Link
+from pgqueue.worker.exchange import Exchange
+from pgqueue.worker.held import End, Held
+from pgqueue.worker.leases import Leases
+from pgqueue.worker.reporter import Reporter
+from pgqueue.worker.runner import Runner
+from pgqueue.worker.state import State
+
+log = logging.getLogger("pgqueue.worker")
+
+# Seconds that a handler has to end after it was asked to, because its time at a shutdown is over.
+_GRACE = 1.0
+
+# Seconds for each thing that is asked of the database at a shutdown, and for all ends to be stored: a database that
+# hangs cannot hang the shutdown.
+_WITHIN = 2.0
+_STORED_WITHIN = 5.0
+
+
+class Shutdown:
+    """The end of a worker, in order: `run` once it has started, `leave` if it has not."""
+
+    def __init__(
+        self,
+        app: App,
+        config: WorkerConfig,
+        link: Link,
+        exchange: Exchange,
+        runner: Runner,
+        leases: Leases,
+        reporter: Reporter,
+        state: State,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._link = link
+        self._exchange = exchange
+        self._runner = runner
+        self._leases = leases
+        self._reporter = reporter
+        self._state = state
+
+    async def run(self, claiming: asyncio.Task[None], stopping: Flag) -> bool:
+        """Let handlers end and store how. True when none was cut off and all is stored.
+
+        `claiming` is the loop that claims, `stopping` the flag of which handlers learn.
+        """
+        await self._end_claims(claiming)
+        unstarted = self._runner.give_back_unstarted()
+        stopping.raise_it("the worker shuts down")
+        if self._runner.running:
+            log.info(
+                "stopping: %d jobs run on, for at most %g s; %d unstarted ones are given back",
+                self._runner.running,
+                self._config.shutdown_timeout,
+                unstarted,
+            )
+        cut_off = await self._end_handlers()
+        try:
+            async with asyncio.timeout(_STORED_WITHIN):
+                await self._until(lambda: self._reporter.is_done and not self._leases.held)
+        except TimeoutError:
+            left = len(self._leases.held)
+            log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
+            return False
+        await self._reporter.close()
+        await self.leave()
+        log.info(
+            "worker %s ends: %d jobs succeeded, %d failed",
+            self._config.name,
+            self._reporter.completed,
+            self._reporter.failed,
+        )
+        return not cut_off
+
+    async def leave(self) -> None:
+        """Give back what a claim that was cut off may have reserved, and deregister. Nothing runs any more."""
+        self._exchange.in_flight.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WITHIN):
+                await self._exchange.give_back_unknown(self._link, self._leases.held)
+                await self._link.perform(consume.bye(self._config.name))
+
+    async def _end_claims(self, claiming: asyncio.Task[None]) -> None:
+        # The loop ends by itself after the statement under way; one that hangs is cut off.
+        await asyncio.wait([claiming], timeout=_WITHIN)
+        claiming.cancel()
+        await asyncio.gather(claiming, return_exceptions=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WITHIN):
+                await self._until(lambda: not self._exchange.in_flight)
+                if self._exchange.reply_lost:
+                    await self._exchange.give_back_unknown(self._link, self._leases.held)
+
+    async def _end_handlers(self) -> int:
+        """Let handlers end, each within its time; returns how many were cut off.
+
+        A handler whose time is over is asked to end, and cancelled where that is possible. One that goes on after the
+        grace is not waited for: the process ends, and the job has failed, or is given back, as its task is declared.
+        """
+        began = time.monotonic()
+        asked: dict[Held, float] = {}
+        while self._runner.busy:
+            now = time.monotonic()
+            for held in list(self._runner.busy):
+                end, limit = self._terms(held)
+                if held in asked:
+                    if now >= asked[held] + _GRACE:
+                        self._runner.abandon(held, held.interrupt or end, held.reason, held.kind)
+                elif now >= began + limit:
+                    asked[held] = now
+                    log.warning("%s did not end within its shutdown timeout of %g s and is cut off", held, limit)
+                    self._runner.stop(held, end, f"it did not end within its shutdown timeout of {limit:g} s")
+            self._state.freed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._state.freed.wait()
+        return len(asked)
+
+    def _terms(self, held: Held) -> tuple[End, float]:
+        """Return how a job ends that is cut off, and after how many seconds."""
+        options = self._app.tasks[held.row.task].options
+        end = End.RELEASED if options.on_shutdown == "release" else End.FAILED
+        own = math.inf if options.shutdown_timeout is None else options.shutdown_timeout
+        return end, min(self._config.shutdown_timeout, own)
+
+    async def _until(self, is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            self._state.freed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await self._state.freed.wait()
