@@ -1,12 +1,13 @@
 """Arguments that the database never sees: encrypted before they are enqueued, decrypted where they run.
 
     export PAYLOAD_KEYS=$(python -c 'from cryptography.fernet import Fernet; print(Fernet.generate_key().decode())')
-    pgqueue worker -r encrypted.tasks
+    pgqueue worker -r examples.encrypted.tasks
 
-Needs `pip install cryptography`. Several keys, separated by commas: the first encrypts, each decrypts, so keys rotate
-without an outage. What a job holds beside its arguments (task, queue, key, tags, headers, errors) is not encrypted, so
-the error formatter leaves messages out. Equal payloads of an accumulating task are no longer equal: they do not
-collapse.
+Needs `pip install cryptography`. PAYLOAD_KEYS may hold several keys, separated by commas: the first one encrypts, all
+of them decrypt. So keys rotate without an outage.
+
+Only arguments are encrypted. Task, queue, key, tags, headers and errors are stored as they are; the error formatter
+therefore leaves out messages. Equal payloads of an accumulating task are not equal once encrypted: each is handed over.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pgqueue import App
 
 
 class Encrypted:
-    """Keeps arguments as {"encrypted": token}. What comes without one, from SQL or a schedule, is read as it is."""
+    """Stores arguments as {"encrypted": token}. Arguments without a token, from SQL or a schedule, stay as they are."""
 
     def __init__(self, keys: str) -> None:
         self._fernet = MultiFernet([Fernet(key) for key in keys.split(",")])
@@ -42,7 +43,7 @@ def without_messages(error: BaseException) -> dict[str, Any]:
 
 app = App(codec=Encrypted(os.environ["PAYLOAD_KEYS"]), error_formatter=without_messages)
 
-# Where a real one would talk to a bank.
+# A real application would call a bank here.
 on_charge = print
 
 

@@ -1,1 +1,1 @@
-"""Hand jobs over to another queue, each in one transaction."""
+"""Hands jobs over to another queue, each in one transaction."""

@@ -1,8 +1,9 @@
-"""Hand a due job over to something else, and acknowledge it, in one transaction.
+"""Hand a due job over to another system and complete it, in one transaction.
 
-`release_order` waits in pgqueue until an order is due. Then it goes to two other queues at once: a table that another
-program reads (an outbox for a message broker, say), and a queue of pgqueue that other workers serve. Whatever happens
-meanwhile (the process is killed, the lease is lost), the order is either still a job here, or stands in both, once.
+`release_order` waits in pgqueue until an order is due. Then it writes the order to two other queues: a table that
+another program reads (for example an outbox for a message broker), and a queue of pgqueue that other workers serve.
+Whatever fails in between (the process is killed, the lease is lost), the order is either still a job here, or in both
+queues, once.
 
     psql -f examples/handover/schema.sql
     pgqueue worker -r examples.handover.app -q orders
@@ -18,7 +19,7 @@ app = App()
 
 @app.task(queue="orders")
 def release_order(order_id: int, job: Job) -> None:
-    """Hand the order over: the two writes and the end of this job are committed together."""
+    """Write the order to both queues. The two writes and the end of this job are committed together."""
     with job.transaction() as connection:
         connection.execute(
             "insert into outbox (topic, body) values ('orders', jsonb_build_object('id', %s::int))", [order_id]

@@ -14,7 +14,7 @@ app = App()
 
 
 def place_order(connection: psycopg.Connection, customer: str, cents: int, coupon: str | None = None) -> int:
-    """Insert an order and enqueue what follows from it, in the caller's transaction: both or neither."""
+    """Insert an order and enqueue its jobs in the caller's transaction: both or neither."""
     row = connection.execute(
         "insert into pgqueue_demo.orders (customer, cents, coupon) values (%s, %s, %s) returning id",
         (customer, cents, coupon),
@@ -29,14 +29,14 @@ def place_order(connection: psycopg.Connection, customer: str, cents: int, coupo
 
 @app.task(name="shop.confirm_order", queue="default", retry_policy="fixed", retry_delay=timedelta(seconds=1))
 async def confirm_order(order_id: int, job: Job) -> None:
-    """Confirm an order; the customer pays at once, and the trigger on payments takes it from there."""
+    """Confirm an order and its payment. The trigger on payments enqueues the receipt."""
     if order_id == 7 and job.attempt <= 2:
-        raise ConnectionError(f"the mail server does not answer (try {job.attempt})")
+        raise ConnectionError(f"the mail server does not answer (attempt {job.attempt})")
     async with await psycopg.AsyncConnection.connect(os.environ["SHOP_DSN"]) as connection:
         await connection.execute(
             "update pgqueue_demo.orders set confirmed_at = now() where id = %s and confirmed_at is null", (order_id,)
         )
-        # A job runs at least once: the second run of this one must not pay twice.
+        # A job may run twice. The second run must not pay again.
         await connection.execute(
             "insert into pgqueue_demo.payments (order_id, cents)"
             " select id, cents from pgqueue_demo.orders where id = %s on conflict (order_id) do nothing",
@@ -62,5 +62,5 @@ def write_receipt(order_id: int) -> None:
     name="shop.redeem_coupon", queue="default", max_attempts=3, retry_policy="fixed", retry_delay=timedelta(seconds=0.5)
 )
 def redeem_coupon(order_id: int, coupon: str) -> None:
-    """Redeem a coupon. Some are no numbers, and no number of tries makes them so: such a job ends dead."""
+    """Redeem a coupon. A coupon that is not a number fails every attempt, so its job is dead in the end."""
     int(coupon)

@@ -1,7 +1,7 @@
--- The shop's own tables, beside the queue. The trigger is a producer that knows nothing of Python.
+-- The shop's own tables, beside the queue. The trigger is a producer without Python.
 
 create schema pgqueue_demo;
-comment on schema pgqueue_demo is 'The demo of pgqueue (pgqueue demo). Dropped and made anew at each run.';
+comment on schema pgqueue_demo is 'The demo of pgqueue (pgqueue demo). Dropped and created again at each run.';
 
 create table pgqueue_demo.orders (
     id bigint generated always as identity primary key,
