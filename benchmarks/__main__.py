@@ -17,6 +17,8 @@ NAMES = (
     "drain",
     "enqueue_cost",
     "start_latency",
+    "trickle",
+    "startup",
     "held_snapshot",
     "reserve_flat",
     "wal",
@@ -26,7 +28,7 @@ NAMES = (
     "schedules",
     "keys",
 )
-# Those that say something in seconds.
+# Those that take seconds.
 SMALL = ("drain", "enqueue_cost", "held_snapshot", "reserve_flat", "wal", "sampling")
 _SMALL_SCALE = 0.05
 

@@ -3,6 +3,8 @@
 The limit: two pgbench clients that reserve 500 and complete them, with no Python and no rows on the wire. All are
 timed by the database, from the first claim to the last completion. Workers have their default settings; two processes
 are `pgqueue worker --processes 2`.
+Below the limit, the bare loop: two pgbench clients that claim 500 rows of a plain table and delete them, without
+history. With each rate goes the CPU that the server used for a job, by its own process times.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from .harness import Bound, Report, Server, fill, median, pgbench, sized
+from .cpu import server_seconds
+from .harness import Bound, Connection, Report, Server, fill, median, pgbench, sized
 from .probe import command
 
 _JOBS = sized(200_000, least=40_000)
@@ -21,6 +24,8 @@ _BATCH = 500
 _CLIENTS = 2
 _ROUNDS = 3
 
+_LIMIT = f"the limit: {_CLIENTS} clients, reserve({_BATCH}) and complete_many"
+_BARE = f"the bare loop: {_CLIENTS} clients, claim {_BATCH} and delete {_BATCH}"
 _ASYNC = "one worker, async handlers"
 _SYNC = "one worker, sync handlers"
 _TWO = "two worker processes, async handlers"
@@ -36,27 +41,70 @@ select count(*) from pgqueue.complete_many(:ids, :reservations);
 """
 
 
+_BARE_TABLE = """
+create table bare (
+    id bigint generated always as identity primary key,
+    state smallint not null default 0,
+    at timestamptz not null default now(),
+    args jsonb not null
+);
+create index on bare (at, id) where state = 0;
+"""
+_BARE_LOOP = f"""
+with claimed as (
+    update bare set state = 1, at = clock_timestamp()
+    where id = any (array(select id from bare where state = 0 order by at, id limit {_BATCH} for update skip locked))
+    returning id
+)
+select quote_literal(array_agg(c.id)) as ids from claimed c \\gset
+delete from bare where id = any (:ids::bigint[]);
+"""
+
+
 def run(server: Server) -> Report:
     ways: dict[str, Callable[[str], None]] = {
-        f"the limit: {_CLIENTS} clients, reserve({_BATCH}) and complete_many": _by_clients,
+        _LIMIT: _by_clients,
         _ASYNC: _by_async_worker,
         _SYNC: _by_sync_worker,
         _TWO: _by_two_workers,
     }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {way: [] for way in (_BARE, *ways)}
+    costs: dict[str, list[float]] = {way: [] for way in rates}
     for _ in range(_ROUNDS):
-        for way, work in ways.items():
-            with server.database("drain") as dsn:
-                rates[way].append(_drain(dsn, work))
-    limit = median(next(iter(rates.values())))
+        for way in rates:
+            with server.database("drain") as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+                rate, cost = _drain_bare(connection, dsn) if way == _BARE else _drain(connection, dsn, ways[way])
+                rates[way].append(rate)
+                costs[way].append(cost)
+    limit = median(rates[_LIMIT])
+    bare = median(costs[_BARE])
     return Report(
         f"drain: {_JOBS:,} no-op jobs, jobs a second, median of {_ROUNDS}",
-        ("", "jobs/s", "all runs", "of the limit"),
+        ("", "jobs/s", "all runs", "of the limit", "server, us of CPU", "CPU to the bare loop"),
         [
-            (way, f"{median(each):,.0f}", " ".join(f"{rate:,.0f}" for rate in each), f"{median(each) / limit:.2f}")
+            (
+                way,
+                f"{median(each):,.0f}",
+                " ".join(f"{rate:,.0f}" for rate in each),
+                f"{median(each) / limit:.2f}",
+                f"{1e6 * median(costs[way]):.1f}",
+                f"{median(costs[way]) / bare:.2f}",
+            )
             for way, each in rates.items()
         ],
-        {way: {"jobs_per_s": median(each), "of_limit": median(each) / limit} for way, each in rates.items()},
+        {
+            **{
+                way: {
+                    "jobs_per_s": median(each),
+                    "of_limit": median(each) / limit,
+                    "cpu_us_per_job": 1e6 * median(costs[way]),
+                    "cpu_to_bare": median(costs[way]) / bare,
+                }
+                for way, each in rates.items()
+            },
+            "limit_to_bare": limit / median(rates[_BARE]),
+            "two_processes_to_one": median(rates[_TWO]) / median(rates[_ASYNC]),
+        },
         [
             Bound(f"Part of the limit, {way}", median(rates[way]) / limit, least, at_least=True)
             for way, least in _LEAST.items()
@@ -64,19 +112,35 @@ def run(server: Server) -> Report:
     )
 
 
-def _drain(dsn: str, work: Callable[[str], None]) -> float:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        fill(connection, _JOBS)
-        work(dsn)
-        row = connection.execute(
-            "select count(*), extract(epoch from max(h.finished_at) - min(h.reserved_at))::float8"
-            " from pgqueue.history h where h.state = 'succeeded'"
-        ).fetchone()
+def _drain(connection: Connection, dsn: str, work: Callable[[str], None]) -> tuple[float, float]:
+    """Return jobs a second, and the server's seconds of CPU for one."""
+    fill(connection, _JOBS)
+    before = server_seconds(connection)
+    work(dsn)
+    cost = (server_seconds(connection) - before) / _JOBS
+    row = connection.execute(
+        "select count(*), extract(epoch from max(h.finished_at) - min(h.reserved_at))::float8"
+        " from pgqueue.history h where h.state = 'succeeded'"
+    ).fetchone()
     assert row is not None
     done, seconds = row
     if done != _JOBS or not isinstance(seconds, float):
         raise RuntimeError(f"{done} jobs succeeded instead of {_JOBS}")
-    return _JOBS / seconds
+    return _JOBS / seconds, cost
+
+
+def _drain_bare(connection: Connection, dsn: str) -> tuple[float, float]:
+    connection.execute(_BARE_TABLE.encode())
+    connection.execute("insert into bare (args) select '{}' from generate_series(1, %s)", (_JOBS,))
+    connection.execute("analyze bare")
+    before = server_seconds(connection)
+    transactions = _JOBS // _BATCH // _CLIENTS
+    rate = pgbench(dsn, _BARE_LOOP, f"--client={_CLIENTS}", f"--transactions={transactions}")
+    cost = (server_seconds(connection) - before) / _JOBS
+    [left] = connection.execute("select count(*) from bare").fetchone() or [None]
+    if left:
+        raise RuntimeError(f"{left} rows are left")
+    return rate * _BATCH, cost
 
 
 def _by_clients(dsn: str) -> None:

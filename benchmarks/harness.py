@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgqueue import embedded
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 
 # Durable, as in production: a commit waits for the disk. Checkpoints are kept out of the measurements, for when one
 # falls into a run is chance.
@@ -35,10 +35,10 @@ _OPTIONS = {
 
 _TEMPLATE = "pgqueue_bench_template"
 
-# The variable that says how large the measurements are: 0.1 is a tenth of the jobs.
+# The variable with the size of the measurements: 0.1 is a tenth of the jobs.
 SCALE = "PGQUEUE_BENCH_SCALE"
 
-# What a small run may miss a bound by: few jobs, on a machine that does other things, tell only what is far off.
+# What a small run may miss a bound by: few jobs, on a busy machine, show only what is far off.
 WIDE = 3.0
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -63,7 +63,7 @@ class Bound:
 
     @property
     def holds_widely(self) -> bool:
-        """Whether it holds within what a small run may miss it by, or says nothing about such a run."""
+        """Whether it holds within what a small run may miss it by, or does not apply to such a run."""
         if not self.is_ratio:
             return True
         return self.measured >= self.limit / WIDE if self.at_least else self.measured <= self.limit * WIDE

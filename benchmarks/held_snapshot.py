@@ -1,28 +1,40 @@
 """Does the speed stay while some other session holds an old snapshot, or a long write transaction, open?
 
-One client drains a queue by reserve(500) and complete_many, as fast as it gets answers, and calls maintain once a
-second. Nothing held: nobody else is there. Snapshot: an idle REPEATABLE READ transaction. Writer: a transaction that
-has enqueued a job and does not end. In the last two no dead entry of any index goes away. Compared are the last tenth
-of the jobs and the first. Beside the speed stand the pages that a job takes: no other load on the machine moves those.
-Leases are short, so that those of the first tenth lapse within a run.
+One client drains a queue by reserve and complete_many, as fast as it gets answers, and calls maintain once a second.
+Snapshot: an idle REPEATABLE READ transaction. Writer: a transaction that has enqueued a job and does not end. While
+either is open, no dead entry of any index goes away. Nothing: no other session, to show what the machine itself does.
+
+Shapes: jobs of many bulk calls, each with its own time; of one bulk call, which share their time; of one run_at, which
+has come; with 200 keys and with 20,000. Batches: 500, 20 and 1. Compared are the slowest tenth of a run's jobs and the
+fastest. Beside the speed stand the pages that a job takes: no other load on the machine moves those. Leases are short,
+so that those of the first tenth lapse within a run.
+
+With keys each job costs a little more than the one before it of its key: the unique index that keeps a key from running
+twice looks at all entries of the key that have not gone away.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import psycopg
 
-from .harness import Bound, Connection, Report, Server, fill, sized
+from .harness import SCALE, Bound, Connection, Report, Server, fill, sized
 
-_JOBS = sized(1_000_000)
 _TENTHS = 10
-_BATCH = 500
 _LEASE = "2 s"
+_AT_LEAST = 0.7
+_SMALL = float(os.environ.get(SCALE, "1")) < 0.1
 
-# Slowdowns: of 0.8 and 0.7 of the speed.
-_BOUNDS = {"snapshot": 1 / 0.8, "writer": 1 / 0.7}
+
+class Shape(NamedTuple):
+    """What waits in the queue; `keys` is 0 for jobs without."""
+
+    name: str
+    fill: Callable[[Connection, int], None]
 
 
 def _hold_nothing(connection: Connection) -> None:
@@ -46,35 +58,88 @@ _HOLDERS: Mapping[str, Callable[[Connection], None]] = {
 }
 
 
-def run(server: Server) -> Report:
-    rates: dict[str, list[float]] = {}
-    pages: dict[str, list[float]] = {}
-    for name, hold in _HOLDERS.items():
-        with server.database(f"held_{name}") as dsn:
-            # Beside the others it shows what the machine does by itself: that takes no million.
-            rates[name], pages[name] = _drain(dsn, hold, _JOBS if name in _BOUNDS else _JOBS // 5)
-    ratios = {name: each[-1] / each[0] for name, each in rates.items()}
-    return Report(
-        f"held_snapshot: {_JOBS:,} jobs drained by one client, jobs a second in each tenth",
-        ("held", *(str(number) for number in range(1, _TENTHS + 1)), "last to first", "pages/job"),
-        [
-            (
-                name,
-                *(f"{rate:,.0f}" for rate in each),
-                f"{ratios[name]:.2f}",
-                f"{pages[name][0]:.0f} to {pages[name][-1]:.0f}",
+def _fill_one_call(connection: Connection, jobs: int) -> None:
+    fill(connection, jobs, chunk=jobs)
+
+
+def _fill_one_run_at(connection: Connection, jobs: int) -> None:
+    run_at = connection.execute("select now() + %s * interval '100 us' + interval '2 s'", (jobs,)).fetchone()
+    assert run_at is not None
+    for start in range(0, jobs, 50_000):
+        connection.execute(
+            "select count(*) from pgqueue.enqueue_many('noop', array_fill('{}'::jsonb, array[%s]), run_at => %s)",
+            (min(50_000, jobs - start), *run_at),
+        )
+    connection.execute("select pg_sleep(extract(epoch from %s::timestamptz - clock_timestamp()))", run_at)
+
+
+def _fill_keys(keys: int) -> Callable[[Connection, int], None]:
+    def fill_keys(connection: Connection, jobs: int) -> None:
+        connection.execute(
+            "insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at, key)"
+            " select 'default', 'noop', '{}', 0, clock_timestamp(), clock_timestamp(), clock_timestamp(),"
+            " 'k' || n %% %s from generate_series(1, %s) n",
+            (keys, jobs),
+        )
+        connection.execute("insert into pgqueue.lanes values ('default', 0, clock_timestamp())")
+
+    return fill_keys
+
+
+_SPREAD = Shape("many calls", fill)
+_ONE_CALL = Shape("one call", _fill_one_call)
+_ONE_RUN_AT = Shape("one run_at", _fill_one_run_at)
+_FEW_KEYS = Shape("200 keys", _fill_keys(200))
+_MANY_KEYS = Shape("20,000 keys", _fill_keys(20_000))
+
+# By batch: as many jobs as a client takes some seconds for.
+_JOBS = {500: 200_000, 20: 40_000, 1: 6_000}
+_KEYED_JOBS = {500: 24_000, 20: 24_000, 1: 4_000}
+
+
+def _runs() -> list[tuple[Shape, int, str, int]]:
+    if _SMALL:
+        return [(shape, 500, "snapshot", 10_000) for shape in (_ONE_CALL, _FEW_KEYS)]
+    return [
+        *((_SPREAD, 500, held, sized(1_000_000)) for held in ("snapshot", "writer")),
+        (_SPREAD, 500, "nothing", sized(200_000)),
+        *(
+            (shape, batch, held, sized(sizes[batch]))
+            for shape, sizes in (
+                (_ONE_CALL, _JOBS),
+                (_ONE_RUN_AT, _JOBS),
+                (_FEW_KEYS, _KEYED_JOBS),
+                (_MANY_KEYS, _KEYED_JOBS),
             )
-            for name, each in rates.items()
-        ],
-        {
-            name: {"jobs_per_s": each, "last_to_first": ratios[name], "pages_per_job": pages[name]}
-            for name, each in rates.items()
-        },
-        [Bound(f"First tenth to last with a {name} held", 1 / ratios[name], limit) for name, limit in _BOUNDS.items()],
+            for batch in sizes
+            for held in ("snapshot", "writer")
+        ),
+    ]
+
+
+def run(server: Server) -> Report:
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, object] = {}
+    bounds: list[Bound] = []
+    for shape, batch, held, jobs in _runs():
+        with server.database("held") as dsn:
+            rates, pages = _drain(dsn, shape, batch, held, jobs)
+        name = f"{shape.name}, batches of {batch}, {held}"
+        ratio = min(rates) / max(rates)
+        rows.append((name, *(f"{rate:,.0f}" for rate in rates), f"{ratio:.2f}", f"{pages[0]:.0f} to {pages[-1]:.0f}"))
+        figures[name] = {"jobs": jobs, "jobs_per_s": rates, "slowest_to_fastest": ratio, "pages_per_job": pages}
+        if held != "nothing":
+            bounds.append(Bound(f"Slowest tenth to fastest: {name}", ratio, _AT_LEAST, at_least=True))
+    return Report(
+        "held_snapshot: drained by one client, jobs a second in each tenth",
+        ("shape, batch, held", *(str(number) for number in range(1, _TENTHS + 1)), "slowest to fastest", "pages/job"),
+        rows,
+        figures,
+        bounds,
     )
 
 
-def _drain(dsn: str, hold: Callable[[Connection], None], jobs: int) -> tuple[list[float], list[float]]:
+def _drain(dsn: str, shape: Shape, batch: int, held: str, jobs: int) -> tuple[list[float], list[float]]:
     rates: list[float] = []
     pages: list[float] = []
     with (
@@ -82,22 +147,25 @@ def _drain(dsn: str, hold: Callable[[Connection], None], jobs: int) -> tuple[lis
         psycopg.connect(dsn, autocommit=True) as keeper,
         psycopg.connect(dsn, autocommit=True) as holder,
     ):
-        fill(connection, jobs)
         # Plans and caches, not the first tenth.
-        fill(connection, 10 * _BATCH)
+        fill(connection, 10 * batch)
         for _ in range(10):
-            _turn(connection)
-        hold(holder)
+            _turn(connection, batch)
+        shape.fill(connection, jobs)
+        connection.execute("vacuum analyze pgqueue.jobs")
+        for _ in range(3):
+            keeper.execute("select pgqueue.maintain()")
+        _HOLDERS[held](holder)
         touched = _pages(connection)
         kept = started = time.perf_counter()
         done = 0
         while len(rates) < _TENTHS:
-            done += _turn(connection)
+            done += _turn(connection, batch)
             now = time.perf_counter()
             if now > kept + 1:
                 keeper.execute("select pgqueue.maintain()")
                 kept = now
-            if done >= jobs // _TENTHS:
+            if done >= jobs // _TENTHS - batch // 2:
                 rates.append(done / (now - started))
                 pages.append((_pages(connection) - touched) / done)
                 touched = _pages(connection)
@@ -106,7 +174,7 @@ def _drain(dsn: str, hold: Callable[[Connection], None], jobs: int) -> tuple[lis
 
 
 def _pages(connection: Connection) -> int:
-    """Return how many pages were touched in this database, by whomever."""
+    """Return how many pages were touched in this database, by all sessions."""
     connection.execute("select pg_stat_force_next_flush()")
     row = connection.execute(
         "select blks_hit + blks_read from pg_stat_database where datname = current_database()"
@@ -116,10 +184,10 @@ def _pages(connection: Connection) -> int:
     return row[0]
 
 
-def _turn(connection: Connection) -> int:
+def _turn(connection: Connection, batch: int) -> int:
     row = connection.execute(
         "select array_agg(r.id), array_agg(r.reservation) from pgqueue.reserve('benchmark', %s, lease => %s) r",
-        (_BATCH, _LEASE),
+        (batch, _LEASE),
     ).fetchone()
     assert row is not None
     ids, reservations = row

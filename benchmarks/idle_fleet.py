@@ -1,9 +1,9 @@
 """What do 200 idle workers cost the server, with one enqueue a second, and how many of them does each enqueue wake?
 
-Each worker is one connection here, which says exactly what the worker of this package says while it sleeps, with the
-same statements and pauses: LISTEN, renewed every ten seconds, `idle` when its last answer said so, and a claim when it
-is woken, or told that something is due; who got the job completes it. (A real worker has three connections more, which
-are silent while it sleeps; and it looks for a second when it first lies down, which is before the measurement.) The
+Each worker is one connection here, which sends exactly what the worker of this package sends while it is idle, with the
+same statements and pauses: LISTEN, renewed every ten seconds, `idle` when its last answer is due, and a claim when it
+is woken or a job is due; the one that gets the job completes it. (A real worker has three connections more, which are
+silent while it is idle; and it polls for a second when it first goes idle, which is before the measurement.) The
 processor time is that of all processes of the server, as /proc has it, so the server must run on this machine.
 """
 
@@ -18,9 +18,10 @@ from pathlib import Path
 
 import psycopg
 
-from pgqueue import queries
 from pgqueue.config import WorkerConfig
-from pgqueue.link import connect
+from pgqueue.db import consume
+from pgqueue.db.call import Call, T, perform_async
+from pgqueue.worker.connection import connect
 
 from .harness import Bound, Report, Server, median, sized
 
@@ -50,14 +51,14 @@ def run(server: Server) -> Report:
     share = 100 * cpu / seconds
     woken = counts.notified / jobs
     empty = counts.empty_claims / jobs
-    said = counts.statements / seconds
+    sent = counts.statements / seconds
     return Report(
         f"idle_fleet: {_WORKERS} sleeping workers, one enqueue a second, {seconds:.0f} s",
         ("", ""),
         [
             ("processor time of the server, percent of one core", f"{share:.2f}"),
-            ("statements a second, all workers", f"{said:.1f}"),
-            ("statements a second, each worker", f"{said / _WORKERS:.3f}"),
+            ("statements a second, all workers", f"{sent:.1f}"),
+            ("statements a second, each worker", f"{sent / _WORKERS:.3f}"),
             ("workers woken by an enqueue", f"{woken:.2f}"),
             ("claims that found nothing, for each enqueue", f"{empty:.2f}"),
             ("ms from enqueue to claim, median", f"{median(counts.started):.1f}"),
@@ -65,7 +66,7 @@ def run(server: Server) -> Report:
         ],
         {
             "core_percent": share,
-            "statements_per_s": said,
+            "statements_per_s": sent,
             "woken_per_enqueue": woken,
             "empty_claims_per_enqueue": empty,
             "median_ms": median(counts.started),
@@ -124,12 +125,12 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
     # Not all at once.
     await asyncio.sleep(random.uniform(0.0, 5.0))
     connection = await connect(dsn)
-    claim = queries.Claim(name, None, None, _DEFAULTS.lease, _DEFAULTS.strategy)
-    nap = _DEFAULTS.poll_interval
+    claim = consume.Claim(name, None, None, _DEFAULTS.lease, _DEFAULTS.strategy)
+    poll = _DEFAULTS.poll_interval
 
-    async def say(call: queries.Call[queries.T]) -> queries.T:
+    async def send(call: Call[T]) -> T:
         counts.statements += 1
-        return await queries.perform_async(connection, call)
+        return await perform_async(connection, call)
 
     async def is_notified(seconds: float) -> bool:
         heard = False
@@ -139,19 +140,19 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
         return heard
 
     async def claimed() -> bool:
-        rows = await say(queries.exchange(claim, _DEFAULTS.concurrency))
+        rows = await send(consume.exchange(claim, _DEFAULTS.concurrency))
         counts.claims += 1
         counts.empty_claims += not rows
         if rows:
-            await say(queries.exchange(claim, 0, [(row[0], row[9]) for row in rows]))
+            await send(consume.exchange(claim, 0, [(row[0], row[9]) for row in rows]))
         return bool(rows)
 
     try:
-        channel = await say(queries.hello(name, None, {}))
+        channel = await send(consume.hello(name, None, {}))
         await connection.execute(f'listen "{channel}"'.encode())
         pulse_at = time.monotonic() + _PULSE
         call_at = 0.0
-        # The looks of a worker that lies down.
+        # The polls of a worker that goes idle.
         for _ in range(10):
             await claimed()
         while True:
@@ -162,11 +163,11 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
                 pulse_at = now + _PULSE
             due_at = float("inf")
             if now >= call_at:
-                _, due_in, again_in, _ = await say(queries.idle(name, None, nap))
-                call_at = now + min(again_in, nap * random.uniform(0.9, 1.0))
+                _, due_in, again_in, _ = await send(consume.idle(name, None, poll))
+                call_at = now + min(again_in, poll * random.uniform(0.9, 1.0))
                 due_at = float("inf") if due_in is None else now + due_in
             if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()):
-                # It may have been announced for later, or be somebody else's by now: idle tells.
+                # It may be due later, or taken by another worker: idle returns which.
                 await claimed()
                 call_at = 0.0
             elif time.monotonic() >= due_at:

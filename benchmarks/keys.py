@@ -44,7 +44,7 @@ def run(server: Server) -> Report:
 
 
 def _hot_keys(server: Server, rows: Rows, figures: dict[str, object], bounds: list[Bound]) -> None:
-    """reserve(10) and the completion of what it got, while so many wait on ten keys, parked by then."""
+    """reserve(10) and the completion of what it got, while a backlog waits on ten keys, blocked by then."""
     times: dict[int, list[float]] = {}
     for size in (_SMALL, _LARGE):
         with server.database(f"hot_{size}") as dsn, _connect(dsn) as conn:

@@ -21,13 +21,13 @@ from contextlib import contextmanager
 import psycopg
 
 from pgqueue import App
-from pgqueue.board import Board, create
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
+from pgqueue.worker.running_jobs import RunningJobs, create
 
 _EVENT = struct.Struct("<qq")
 
-# The event that says that a probe is ready. A worker says it by running the job of that number.
+# The event of a probe that is ready. A worker sends it by running the job of that number.
 READY = -1
 
 CHANNEL = "pgqueue_bench"
@@ -107,7 +107,7 @@ async def _drain(dsn: str, sync: bool, until_empty: bool = True) -> None:
     worker = Worker(app, dsn, WorkerConfig(until_empty=until_empty))
     worker.handle_signals()
     if not until_empty:
-        worker.use_board(Board(create(1000)))
+        worker.record_running_jobs(RunningJobs(create(1000)))
     await worker.run()
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("ping", "drain", "work", "listen"))
     parser.add_argument("dsn")
-    parser.add_argument("--poll", type=float, help="do not listen, look at this interval")
+    parser.add_argument("--poll", type=float, help="do not listen, poll at this interval")
     parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
     options = parser.parse_args()
     match options.kind:

@@ -48,7 +48,7 @@ def run(server: Server) -> Report:
 
         planned_when_empty = connect()
         for size, connection in planned_when_empty.items():
-            # Statistics come when this says so, and not in the middle.
+            # Statistics come when this asks for them, and not in the middle.
             connection.execute("alter table pgqueue.jobs set (autovacuum_enabled = off)")
             for _ in range(_WARM_UP):
                 _claim(connection, _Times(), 0)

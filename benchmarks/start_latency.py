@@ -4,7 +4,7 @@ From sending the enqueue (or, for a transaction that stays open after it, the co
 handler, in a worker process with default settings. Late is what starts long after the commit has returned. The worker
 is met in two states: asleep, after pauses that spread evenly over the orders of magnitude; and run dry, a moment after
 the last of a burst of jobs. There an enqueue may find it awake, and commit without a NOTIFY when it has lain down: such
-a job is found by a look. Beside it, in the same minutes, what PostgreSQL itself takes to bring a notification from
+a job is found by a poll. Beside it, in the same minutes, what PostgreSQL itself takes to bring a notification from
 one process to another.
 """
 
@@ -28,7 +28,7 @@ _POLL_SAMPLES = 20
 _PAUSES = (0.005, 1.2)
 _PAUSES_RUN_DRY = (0.001, 0.1)
 
-# More than a worker takes at once: it sees that there is much to do, and says that it is awake.
+# More than a worker takes at once: it sees that there is much to do, and ends its idle registration.
 _BURST = 60
 
 # Seconds that a transaction stays open after its enqueue; None: a single statement.

@@ -1,0 +1,183 @@
+"""What does a job cost the server when jobs come one by one?
+
+One worker process with default settings; one producer that enqueues a no-op job at a steady rate. Over a whole job:
+seconds of CPU by the server's own process times, commits, and bytes of WAL; the heartbeats and the maintenance of that
+time are in it, and so are a few commits of the measurement itself. Beside it, in the same minutes, the bare loop: an
+INSERT with NOTIFY, a claim, a DELETE with a row of history, each a durable commit, by one connection that listens and
+works.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from .cpu import server_seconds
+from .harness import Connection, Report, Server, median, sized
+
+_RATES = (10, 50, 200)
+_ROUNDS = 3
+_SECONDS = sized(15_000, least=3_000) / 1000
+_OURS, _BARE = "pgqueue", "the bare loop"
+
+_TABLES = """
+create table bare (
+    id bigint generated always as identity primary key, state text not null default 'waiting', args jsonb
+);
+create index on bare (id) where state = 'waiting';
+create table bare_history (id bigint primary key, finished_at timestamptz not null, args jsonb);
+"""
+_INSERT = "with job as (insert into bare (args) values ('{}') returning id) select pg_notify('bare', '') from job"
+_CLAIM = """
+update bare set state = 'executing'
+where id = (select id from bare where state = 'waiting' order by id limit 1 for update skip locked)
+returning id
+"""
+_END = """
+with gone as (delete from bare where id = %s returning id, args)
+insert into bare_history (id, finished_at, args) select id, clock_timestamp(), args from gone
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """Of one job."""
+
+    cpu_ms: float
+    commits: float
+    wal: float
+
+
+def run(server: Server) -> Report:
+    costs: dict[tuple[int, str], list[_Cost]] = {(rate, way): [] for rate in _RATES for way in (_OURS, _BARE)}
+    for _ in range(_ROUNDS):
+        for rate in _RATES:
+            with server.database("trickle") as dsn:
+                costs[rate, _OURS].append(_measure_ours(dsn, rate))
+            with server.database("bare") as dsn:
+                costs[rate, _BARE].append(_measure_bare(dsn, rate))
+    rows, figures = [], {}
+    for rate in _RATES:
+        ours, bare = (_median(costs[rate, way]) for way in (_OURS, _BARE))
+        for way, each in ((_OURS, ours), (_BARE, bare)):
+            name = f"{way}, {rate} jobs/s"
+            ratio = each.cpu_ms / bare.cpu_ms
+            rows.append((name, f"{each.cpu_ms:.2f}", f"{each.commits:.2f}", f"{each.wal:,.0f}", f"{ratio:.2f}"))
+            figures[name] = {
+                "cpu_ms_per_job": each.cpu_ms,
+                "commits_per_job": each.commits,
+                "wal_bytes_per_job": each.wal,
+                "cpu_to_bare": ratio,
+            }
+    return Report(
+        f"trickle: what a job costs the server, {_SECONDS:g} s for each rate, median of {_ROUNDS}",
+        ("", "ms of CPU", "commits", "bytes of WAL", "CPU to the bare loop"),
+        rows,
+        figures,
+    )
+
+
+def _measure_ours(dsn: str, rate: int) -> _Cost:
+    def enqueue(connection: Connection) -> None:
+        connection.execute("select pgqueue.enqueue('noop')")
+
+    ended = "select count(*) from pgqueue.history where state = 'succeeded'"
+    with _worker(dsn), psycopg.connect(dsn, autocommit=True) as connection:
+        return _measure(connection, rate, enqueue, ended)
+
+
+def _measure_bare(dsn: str, rate: int) -> _Cost:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(_TABLES.encode())
+        with _bare_worker(dsn):
+            return _measure(
+                connection,
+                rate,
+                lambda connection: connection.execute(_INSERT.encode()),
+                "select count(*) from bare_history",
+            )
+
+
+def _measure(connection: Connection, rate: int, enqueue: Callable[[Connection], object], ended: str) -> _Cost:
+    """Enqueue at a steady rate, and return what a job costs from the first to the end of the last."""
+    # Not measured: the worker starts, and sessions plan their statements.
+    _feed(connection, rate, 1.0, enqueue, ended)
+    before = _figures(connection)
+    jobs = _feed(connection, rate, _SECONDS, enqueue, ended)
+    cpu, commits, wal = (now - then for now, then in zip(_figures(connection), before, strict=True))
+    return _Cost(1000 * cpu / jobs, commits / jobs, wal / jobs)
+
+
+def _feed(
+    connection: Connection, rate: int, seconds: float, enqueue: Callable[[Connection], object], ended: str
+) -> int:
+    first = _number(connection, ended)
+    jobs = max(int(rate * seconds), 1)
+    began = time.monotonic()
+    for n in range(jobs):
+        time.sleep(max(0.0, began + n / rate - time.monotonic()))
+        enqueue(connection)
+    deadline = time.monotonic() + 60
+    while _number(connection, ended) < first + jobs:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the jobs were not run within a minute")
+        time.sleep(0.2)
+    return jobs
+
+
+def _figures(connection: Connection) -> tuple[float, float, float]:
+    """Return seconds of CPU, commits and bytes of WAL so far."""
+    # Sessions report their commits when they have been idle for a second.
+    time.sleep(1.2)
+    connection.execute("select pg_stat_clear_snapshot()")
+    commits = _number(connection, "select xact_commit from pg_stat_database where datname = current_database()")
+    wal = _number(connection, "select pg_current_wal_insert_lsn() - '0/0'")
+    return server_seconds(connection), commits, wal
+
+
+def _number(connection: Connection, question: str) -> float:
+    [answer] = connection.execute(question.encode()).fetchone() or [0]
+    return float(str(answer))
+
+
+def _median(costs: list[_Cost]) -> _Cost:
+    return _Cost(*(median([getattr(cost, name) for cost in costs]) for name in ("cpu_ms", "commits", "wal")))
+
+
+@contextmanager
+def _worker(dsn: str) -> Iterator[None]:
+    options = ("--dsn", dsn, "-r", "benchmarks.noops", "--log-level", "warning")
+    with subprocess.Popen([sys.executable, "-m", "pgqueue", "worker", *options]) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def _bare_worker(dsn: str) -> Iterator[None]:
+    over = threading.Event()
+
+    def work() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("listen bare")
+            while not over.is_set():
+                # One claim for each notification, so that no claim finds nothing.
+                for _ in list(connection.notifies(timeout=0.5, stop_after=1)):
+                    claimed = connection.execute(_CLAIM.encode()).fetchone()
+                    connection.execute(_END.encode(), claimed)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
