@@ -12,6 +12,7 @@ import os
 import random
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,6 +29,9 @@ def main() -> int:
     seed = int(os.environ.get("PGQUEUE_CHAOS_SEED", str(secrets.randbelow(1_000_000))))
     only = tuple(os.environ.get("PGQUEUE_CHAOS_ONLY", "").split(",")) if os.environ.get("PGQUEUE_CHAOS_ONLY") else ()
     random.seed(seed)
+    # Workers and servers are ended however this is.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     _say(f"seed {seed}, {minutes:g} minutes, at least {jobs:,} jobs")
     directory = Path(tempfile.mkdtemp(prefix="pgqueue-chaos-"))
     began = time.monotonic()

@@ -1,12 +1,12 @@
 """What must hold after faults, checked against what was written down while they happened.
 
-Pure: it reads streams of records and returns violations. Where the records come from, and how they are sorted, is said
-in `recorder.py`; the tests of this module write theirs by hand.
+Pure: reads streams of records and returns violations. `recorder.py` describes where the records come from and how they
+are sorted; the tests of this module write theirs by hand.
 
-Three witnesses are heard. The producers say which jobs were committed, rolled back, or sent with a commit that was
-never answered. The handlers say, each in a file that outlives its process, which job they ran under which reservation,
-from when to when. And the ledger says, written by a trigger in the queue's own transactions and numbered by a
-sequence, when the database gave a reservation out and when it took it back: of two numbers the lower was drawn first.
+There are three sources. Producers record which jobs were committed, rolled back, or sent with a commit that was never
+answered. Handlers record which job they ran under which reservation, from when to when, each in a file that outlives
+its process. The ledger records when the database gave a reservation out and when it took it back; a trigger writes it
+in the queue's own transactions, and a sequence numbers it: of two numbers the lower was drawn first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -28,8 +28,8 @@ HELD = "h"
 LEFT = "l"
 GONE = "g"
 
-# So many of one rule are told; the others are counted.
-TOLD = 10
+# How many violations of one rule are shown; the others are counted.
+SHOWN = 10
 
 
 class Promise(NamedTuple):
@@ -45,7 +45,9 @@ class Promise(NamedTuple):
 class Entry(NamedTuple):
     """A line of the ledger: a reservation was given out, or ended while the job lives on, or the job is gone.
 
-    `asked_at` is when the statement came that did it, `clock` what the queue took for the time when it claimed.
+    `asked_at` is when the statement came that did it, `clock` what the queue took for the time. `lease_until` is when
+    the lease ends by the queue's clock: the new lease of a claim, the old one when a reservation ends. `counted_lost`:
+    the reservation ended because the queue took the job back.
     """
 
     job: int
@@ -59,6 +61,26 @@ class Entry(NamedTuple):
     key: str | None
     leader: int | None
     was_executing: bool
+    lease_until: float | None = None
+    counted_lost: bool = False
+
+
+class Extension(NamedTuple):
+    """A lease that `extend` reported as held until `until`, at `clock` of the queue and `at` of the server."""
+
+    job: int
+    reservation: int
+    until: float
+    clock: float
+    at: float
+
+
+class Step(NamedTuple):
+    """A step of the queue's clock by `seconds`, made some time between `began` and `ended`."""
+
+    began: float
+    ended: float
+    seconds: float
 
 
 class Run(NamedTuple):
@@ -141,12 +163,14 @@ class Evidence:
     turns              the effects of keys, by queue, key, turn
     transactional      kinds whose handlers write an effect in their job's transaction
     unrun              kinds whose jobs may succeed with no run of their own: other payloads' calls take them along
-    cancellable        kinds that somebody may have cancelled
+    cancellable        kinds whose jobs may have been cancelled
     losses             times in which a server took what it had acknowledged with it
     lease              seconds for which workers may start what they have claimed
+    extensions         what `extend` reported as held, by job
+    steps              the steps of the queue's clock
     unparked           jobs that the net under the keys had to release
     hidden             lanes with something ready below their heads, which the net under the heads had to find
-    found_lanes        lanes that nobody had registered
+    found_lanes        lanes without a registration
     stepped            the queue's clock was set back: what a job waits for may then be due no longer, and the nets are
                        what finds it
     """
@@ -166,6 +190,8 @@ class Evidence:
     cancellable: frozenset[str] = frozenset()
     losses: Sequence[tuple[float, float]] = ()
     lease: float = 0.0
+    extensions: Iterable[Extension] = ()
+    steps: Sequence[Step] = ()
     unparked: int = 0
     hidden: int = 0
     found_lanes: int = 0
@@ -174,7 +200,7 @@ class Evidence:
 
 @dataclass(slots=True)
 class Findings:
-    """`violations` are at most TOLD of each rule; `broken` counts all of them, `counts` what was looked at."""
+    """`violations` are at most SHOWN of each rule; `broken` counts all of them, `counts` what was checked."""
 
     violations: list[Violation] = field(default_factory=list)
     broken: Counter[str] = field(default_factory=Counter)
@@ -183,7 +209,7 @@ class Findings:
     def add(self, found: Iterable[Violation]) -> None:
         for each in found:
             self.broken[each.rule] += 1
-            if self.broken[each.rule] <= TOLD:
+            if self.broken[each.rule] <= SHOWN:
                 self.violations.append(each)
 
     def __bool__(self) -> bool:
@@ -201,25 +227,26 @@ def check(evidence: Evidence) -> Findings:
         evidence.effects,
         evidence.ends,
         evidence.live,
+        evidence.extensions,
     )
     merged = heapq.merge(*streams, key=attrgetter("job"))
     for job, records in groupby(merged, key=attrgetter("job")):
         story = _Story(job)
         for record in records:
-            story.tell(record)
+            story.add(record)
         findings.add(_check_job(story, evidence, findings.counts))
     findings.add(_check_keys(evidence, findings.counts))
     findings.add(_check_turns(evidence.turns))
     for limit in evidence.limits:
-        findings.add(_check_limit(limit, findings.counts))
+        findings.add(_check_limit(limit, evidence.steps, findings.counts))
     if evidence.unparked and not evidence.stepped:
-        what = f"{evidence.unparked} jobs were parked behind nobody until the net found them"
+        what = f"{evidence.unparked} jobs were blocked behind no job until the net found them"
         findings.add([Violation("net", "keys", what)])
-    if evidence.hidden and not evidence.stepped:
+    if evidence.hidden:
         findings.add([Violation("net", "heads", f"{evidence.hidden} lanes held something ready below their heads")])
-    findings.counts["nets: parked behind nobody"] += evidence.unparked
+    findings.counts["nets: blocked behind no job"] += evidence.unparked
     findings.counts["nets: hidden below a head"] += evidence.hidden
-    findings.counts["nets: lanes that nobody had registered"] += evidence.found_lanes
+    findings.counts["nets: unregistered lanes"] += evidence.found_lanes
     return findings
 
 
@@ -234,8 +261,9 @@ class _Story:
     effects: list[Effect] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     live: list[Live] = field(default_factory=list)
+    extensions: list[Extension] = field(default_factory=list)
 
-    def tell(self, record: object) -> None:
+    def add(self, record: object) -> None:
         match record:
             case Promise():
                 self.promises.append(record)
@@ -249,6 +277,8 @@ class _Story:
                 self.ends.append(record)
             case Live():
                 self.live.append(record)
+            case Extension():
+                self.extensions.append(record)
 
     def breaks(self, rule: str, what: str) -> Violation:
         return Violation(rule, f"job {self.job}", what)
@@ -258,6 +288,7 @@ def _check_job(story: _Story, evidence: Evidence, counts: Counter[str]) -> Itera
     yield from _check_promises(story, evidence, counts)
     yield from _check_ledger(story, counts)
     yield from _check_runs(story, evidence, counts)
+    yield from _check_leases(story, evidence, counts)
     if len(story.ends) > 1:
         yield story.breaks("ended twice", f"history has {len(story.ends)} rows: {_states(story)}")
     for end in story.ends:
@@ -302,7 +333,7 @@ def _check_ledger(story: _Story, counts: Counter[str]) -> Iterator[Violation]:
             held, last = entry, entry.reservation
             continue
         if entry.was_executing and (held is None or held.reservation != entry.reservation):
-            holder = "nobody" if held is None else str(held.reservation)
+            holder = "no reservation" if held is None else str(held.reservation)
             yield story.breaks("fence", f"{entry.reservation} ended at {entry.n} while {holder} held")
         held = None
         gone += entry.what == GONE
@@ -336,12 +367,74 @@ def _check_runs(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iter
             counts["runs that went on after their lease"] += 1
 
 
+def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
+    """A lease that is held is not taken back, and no second handler starts beside the one that holds it."""
+    runs = {run.reservation: run for run in story.runs}
+    left = {entry.reservation: entry for entry in story.ledger if entry.what == LEFT and entry.was_executing}
+    counts["extended leases"] += len({each.reservation for each in story.extensions})
+    over = next((each for each in story.extensions if each.until <= each.clock), None)
+    if over is not None:
+        yield story.breaks(
+            "lease", f"extend reported {over.reservation} as held, until {over.clock - over.until:.3f} s ago"
+        )
+    for entry in left.values():
+        if entry.leader not in (None, story.job) or _is_lost(entry.at, evidence) or _stepped(entry, evidence.steps):
+            continue
+        by_row = entry.lease_until is not None and entry.lease_until > entry.clock
+        reported = _reported_until(story, entry)
+        run = runs.get(entry.reservation)
+        if entry.counted_lost and not by_row and reported is not None:
+            what = f"{entry.reservation} lapsed {reported - entry.clock:.3f} s before the time that extend had reported"
+            yield story.breaks("lease", what)
+        if not by_row and reported is None:
+            continue
+        if run is not None and run.started_at >= entry.at:
+            yield story.breaks("given back", f"{entry.reservation} ended before its handler began, its lease did not")
+        elif run is not None and (run.ended_at or 0.0) > entry.at:
+            yield story.breaks("given back", f"{entry.reservation} ended while its handler ran, and its lease held")
+    for first, second in pairwise(sorted(story.runs, key=attrgetter("started_at"))):
+        entry = left.get(first.reservation)
+        if first.reservation == second.reservation or entry is None or (first.ended_at or 0.0) <= second.started_at:
+            continue
+        counts["handlers of one job side by side"] += 1
+        if not _stepped(entry, evidence.steps) and not _is_lost(entry.at, evidence):
+            second_at = second.started_at + entry.clock - entry.at
+            until = max(entry.lease_until or 0.0, _reported_until(story, entry) or 0.0)
+            if until > second_at:
+                what = (
+                    f"{second.reservation} started {until - second_at:.3f} s before {first.reservation}'s lease ended"
+                )
+                yield story.breaks("two handlers", what)
+
+
+def _reported_until(story: _Story, entry: Entry) -> float | None:
+    """Until when the lease that ended here was reported as held, if that was not over yet.
+
+    Neither by the queue's clock, nor by the seconds that have passed: that clock may have been set back since.
+    """
+    return max(
+        (
+            each.until
+            for each in story.extensions
+            if each.reservation == entry.reservation
+            and each.at < entry.at < each.at + each.until - each.clock
+            and each.until > entry.clock
+        ),
+        default=None,
+    )
+
+
+def _stepped(entry: Entry, steps: Sequence[Step]) -> bool:
+    """Whether the clock was moved in the middle of what this line reports."""
+    return any(step.began <= entry.at and step.ended >= entry.asked_at for step in steps)
+
+
 def _check_end(story: _Story, end: End, evidence: Evidence) -> Iterator[Violation]:
     kinds = {promise.kind for promise in story.promises if promise.token == end.token}
     # Of the last end: what came before belongs to a job that a server has lost.
     left = next((entry for entry in reversed(story.ledger) if entry.what == GONE), None)
     if end.state == "cancelled" and kinds and not kinds & evidence.cancellable:
-        yield story.breaks("cancelled", f"a {'/'.join(kinds)} ended as cancelled, though nobody asked for it")
+        yield story.breaks("cancelled", f"a {'/'.join(kinds)} ended as cancelled, which was not requested")
     if end.state == "succeeded" and not kinds & evidence.unrun and not end.merged:
         finished = [run for run in story.runs if run.reservation == end.reservation and run.how == "ok"]
         if not finished:
@@ -367,10 +460,10 @@ def _check_keys(evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]
             born = next(births, None)
         mine = list(born[1]) if born is not None and born[0] == name else []
         counts["keys"] += 1
-        yield from check_key(mine, entries)
+        yield from check_key(mine, entries, evidence.steps)
 
 
-def check_key(births: Sequence[Birth], ledger: Iterable[Entry]) -> Iterator[Violation]:
+def check_key(births: Sequence[Birth], ledger: Iterable[Entry], steps: Sequence[Step] = ()) -> Iterator[Violation]:
     """Check one key: nothing overlaps, and none is claimed while an earlier one has its place."""
     by_job = {birth.job: birth for birth in births}
     standing = sorted(by_job)
@@ -392,12 +485,12 @@ def check_key(births: Sequence[Birth], ledger: Iterable[Entry]) -> Iterator[Viol
             what = f"job {entry.job} was claimed at {entry.n} while job {holder[0]} was held"
             yield Violation("overlap", subject, what)
         holder = (entry.job, entry.reservation)
-        # Payloads of an accumulating task go by score, those that can be had together; one that somebody holds comes
+        # Payloads of an accumulating task go by score, those that can be had together; one that is locked comes
         # with the next call. They have an order towards jobs of other tasks alone, of which this load has none.
         for job in standing if entry.leader is None else ():
             if job >= entry.job:
                 break
-            if first_held.get(job, entry.asked_at) < entry.asked_at or _was_due(by_job.get(job), entry):
+            if first_held.get(job, entry.asked_at) < entry.asked_at or _was_due(by_job.get(job), entry, steps):
                 yield Violation("order", subject, f"job {entry.job} was claimed at {entry.n} before job {job}")
                 break
         first_held.setdefault(entry.job, entry.at)
@@ -406,15 +499,15 @@ def check_key(births: Sequence[Birth], ledger: Iterable[Entry]) -> Iterator[Viol
             insort(standing, entry.job)
 
 
-def _was_due(birth: Birth | None, claim: Entry) -> bool:
-    """Whether it was committed and due when this claim looked."""
-    if birth is None or birth.acknowledged_at is None:
+def _was_due(birth: Birth | None, claim: Entry, steps: Sequence[Step]) -> bool:
+    """Whether it was committed and due when this claim read the table."""
+    if birth is None or birth.acknowledged_at is None or birth.acknowledged_at >= claim.asked_at:
         return False
-    # The clock of the claim was read at its end. It looked at some time since its statement came: what was due then was
-    # seen. Where the clock was moved it is not known by how much exactly.
-    moved = claim.clock - claim.at
-    looked_at = claim.asked_at + (moved if abs(moved) > 60 else 0.0)
-    return birth.acknowledged_at < claim.asked_at and birth.due_at <= looked_at
+    # The clock of the claim was read at its end. It read the table at some time after its statement came, and saw
+    # what was due then. A clock that was moved meanwhile may have been read before the step or after it.
+    moved = claim.clock - claim.at if steps else 0.0
+    moved -= sum(abs(step.seconds) for step in steps if step.began <= claim.at and step.ended >= claim.asked_at)
+    return birth.due_at <= claim.asked_at + moved
 
 
 def _check_turns(turns: Iterable[Turn]) -> Iterator[Violation]:
@@ -424,11 +517,11 @@ def _check_turns(turns: Iterable[Turn]) -> Iterator[Violation]:
             yield Violation("overlap", f"key {key} of {queue}", f"the effects of jobs {jobs} are both number {turn}")
 
 
-def _check_limit(limit: Limit, counts: Counter[str]) -> Iterator[Violation]:
+def _check_limit(limit: Limit, steps: Sequence[Step], counts: Counter[str]) -> Iterator[Violation]:
     counts["limits"] += 1
     executing: set[int] = set()
     starts: deque[float] = deque()
-    moved: float | None = None
+    last_at = 0.0
     for entry in limit.ledger:
         if entry.what != HELD:
             executing.discard(entry.job)
@@ -440,9 +533,9 @@ def _check_limit(limit: Limit, counts: Counter[str]) -> Iterator[Violation]:
         if limit.rate is None:
             continue
         # A step of the queue's clock begins a new count: the same time comes twice, or never.
-        if moved is not None and abs(entry.clock - entry.at - moved) > 60:
+        if any(step.began <= entry.at and step.ended >= last_at for step in steps):
             starts.clear()
-        moved = entry.clock - entry.at
+        last_at = entry.asked_at
         insort(starts, entry.clock)
         while starts and starts[0] <= starts[-1] - limit.per:
             starts.popleft()

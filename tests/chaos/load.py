@@ -67,9 +67,9 @@ class Walker(threading.Thread):
 
 
 class Producer(Walker):
-    """Enqueues what `choose` says in transactions of its own, some of which it rolls back.
+    """Enqueues what `choose` returns in transactions of its own, and rolls some of them back.
 
-    `may` says whether there is room for more.
+    `may` returns whether the backlog has room for more.
     """
 
     def __init__(self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool]) -> None:
@@ -143,6 +143,7 @@ class Mixed(Producer):
                 ("effect_sync", "effects"),
                 ("flaky", "mixed"),
                 ("slow", "mixed"),
+                ("steady", "mixed"),
                 ("stubborn", "mixed"),
                 ("limited", "limits"),
                 ("slotted", "limits"),
@@ -150,10 +151,10 @@ class Mixed(Producer):
                 ("gathered", "gathered"),
                 ("deduped", "mixed"),
             ],
-            [30, 8, 10, 5, 12, 0.4, 0.2, 8, 8, 3, 6, 6],
+            [30, 8, 10, 5, 12, 0.4, 30, 0.2, 8, 8, 3, 6, 6],
         )[0]
         task, dedupe = kind, None
-        if kind in ("limited", "rated", "slow", "stubborn"):
+        if kind in ("limited", "rated", "slow", "steady", "stubborn"):
             key = None
         if kind in ("effect", "effect_sync", "flaky") and rng.random() < 0.5:
             key = None
@@ -181,7 +182,7 @@ class Mixed(Producer):
         if dedupe is not None:
             mine = "select from pgqueue.jobs where id = %s and args ->> 'token' = %s"
             if conn.execute(mine, [row[0], token]).fetchone() is None:
-                # It stands for another producer's, who has promised it.
+                # The job of another producer, which has recorded it.
                 return None
         return Intent(row[0], kind, queue, key, delay)
 
@@ -224,14 +225,35 @@ class Consumer(Walker):
                 if held == (True,):
                     continue
             elif chance < 0.95:
+                self._witness.failed(job, reservation)
                 conn.execute("select pgqueue.fail(%s, %s, retry_in => '50 ms')", [job, reservation])
                 conn.execute("commit")
             elif chance < 0.98:
+                self._witness.failed(job, reservation)
                 conn.execute("rollback")
                 conn.execute("select pgqueue.release(%s, %s)", [[job], [reservation]])
             else:
+                self._witness.failed(job, reservation)
                 conn.execute("rollback")
                 conn.execute("select pgqueue.snooze(%s, %s, '20 ms')", [job, reservation])
+
+
+class Patient(Consumer):
+    """A consumer that keeps its session whatever the server cancels, and sets itself timeouts that are too short.
+
+    `is_hurried` returns whether it does so now. What a cancelled statement leaves in its session stays there.
+    """
+
+    is_hurried: Callable[[], bool] = staticmethod(lambda: False)
+
+    def step(self, conn: psycopg.Connection) -> None:
+        try:
+            hurry = self.rng.randint(1, 20) if self.is_hurried() else 0
+            conn.execute(f"set statement_timeout = '{hurry}ms'".encode())
+            super().step(conn)
+        except psycopg.errors.QueryCanceled:
+            with suppress(psycopg.errors.QueryCanceled):
+                conn.execute("rollback")
 
 
 def wait_for_end(threads: list[Walker], timeout: float = 15) -> list[str]:

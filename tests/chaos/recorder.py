@@ -1,9 +1,9 @@
-"""What is written down while faults happen, and how it is laid before the checker.
+"""Records what happens while faults happen, and passes it to the checker.
 
-In the database, by triggers in the queue's own transactions: the ledger of all reservations. In files, a line at a time
-with no buffer, so that they outlive a SIGKILL: what handlers ran, what producers committed. When all has ended the
-files are copied into tables, and the checker reads everything sorted by the server, so that its memory does not grow
-with the jobs.
+Triggers write the ledger of all reservations, in the queue's own transactions. Handlers and producers write what they
+ran and committed to files, a line at a time with no buffer, so that the files outlive a SIGKILL. When all has ended the
+files are copied into tables. The checker reads everything sorted by the server, so its memory does not grow with the
+jobs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,32 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from tests.chaos.checker import COMMITTED, UNKNOWN, Birth, Effect, End, Entry, Evidence, Limit, Live, Promise, Run, Turn
+from tests.chaos.checker import (
+    COMMITTED,
+    UNKNOWN,
+    Birth,
+    Effect,
+    End,
+    Entry,
+    Evidence,
+    Extension,
+    Limit,
+    Live,
+    Promise,
+    Run,
+    Turn,
+)
 
 SCHEMA = """
 create schema chaos;
 
--- n says the order: clocks may step, and sequences never go back behind what is committed.
+-- n is the order: clocks may step, and sequences never go back behind what is committed.
 create table chaos.ledger (
     n bigint generated always as identity,
     what "char" not null, job bigint not null, reservation bigint not null, leader bigint,
     at timestamptz not null default clock_timestamp(), asked_at timestamptz not null default statement_timestamp(),
     clock timestamptz, was_executing boolean not null,
+    lease_until timestamptz, counted_lost boolean not null default false,
     queue text collate "C" not null, key text collate "C", task text not null, limit_key text
 );
 
@@ -38,6 +53,12 @@ create table chaos.effects (
     at timestamptz not null default clock_timestamp()
 );
 create index on chaos.effects (queue, key, turn);
+
+-- What extend has reported as held, committed with what it did.
+create table chaos.extensions (
+    job bigint not null, reservation bigint not null, until timestamptz not null,
+    clock timestamptz not null, at timestamptz not null default clock_timestamp()
+);
 
 -- Not logged: written when all is over.
 create unlogged table chaos.promises (
@@ -51,13 +72,23 @@ create unlogged table chaos.runs (
 create function chaos.note_update() returns trigger language plpgsql as $$
 begin
     if old.state = 'executing' then
-        insert into chaos.ledger (what, job, reservation, leader, was_executing, queue, key, task, limit_key)
-        values ('l', old.id, old.reservation, old.leader, true, old.queue, old.key, old.task, old.limit_key);
+        insert into chaos.ledger (
+            what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key, lease_until, counted_lost
+        )
+        values (
+            'l', old.id, old.reservation, old.leader, pgqueue._clock(), true,
+            old.queue, old.key, old.task, old.limit_key,
+            old.lease_expires_at, new.losses > old.losses
+        );
     end if;
     if new.state = 'executing' then
-        insert into chaos.ledger (what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key)
+        insert into chaos.ledger (
+            what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key, lease_until
+        )
         values (
-            'h', new.id, new.reservation, new.leader, new.reserved_at, true, new.queue, new.key, new.task, new.limit_key
+            'h', new.id, new.reservation, new.leader, new.reserved_at, true,
+            new.queue, new.key, new.task, new.limit_key,
+            new.lease_expires_at
         );
     end if;
     return null;
@@ -80,6 +111,39 @@ when (
 execute function chaos.note_update();
 create trigger chaos_delete after delete on pgqueue.jobs for each row execute function chaos.note_delete();
 
+-- extend reports to its client what it reports here, whatever its arguments are.
+alter function pgqueue.extend set schema chaos;
+do $do$
+declare
+    v_extend oid := 'chaos.extend'::regproc;
+begin
+    execute format(
+        $f$
+        create function pgqueue.extend(%s) returns %s language plpgsql volatile security definer as $$
+        begin
+            return query
+            with held as materialized (
+                select * from chaos.extend(%s)
+            ), recorded as (
+                insert into chaos.extensions (job, reservation, until, clock)
+                select h.job_id, w.reservation, h.lease_expires_at, pgqueue._clock()
+                from held h
+                join unnest(extend.job_ids, extend.reservations) w (id, reservation) on w.id = h.job_id
+                where h.lease_expires_at is not null
+            )
+            select * from held;
+        end
+        $$
+        $f$,
+        pg_get_function_arguments(v_extend),
+        pg_get_function_result(v_extend),
+        (select string_agg(format('extend.%I', p.name), ', ' order by p.n)
+            from pg_proc f, unnest(f.proargnames) with ordinality p (name, n)
+            where f.oid = v_extend and p.n <= f.pronargs)
+    );
+end
+$do$;
+
 grant usage on schema chaos to public;
 grant select, insert on chaos.effects to public;
 """
@@ -95,7 +159,7 @@ select %(job)s, %(reservation)s, %(queue)s, %(key)s,
 
 
 class Witness:
-    """The file of one process, in which handlers say what they run."""
+    """The file of one process, in which handlers record what they run."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -107,7 +171,11 @@ class Witness:
     def ran(self, job: int, reservation: int) -> None:
         """It ran, and took no time."""
         now = _now()
-        self._say(f"x {job} {reservation} {now:.6f}\n")
+        self._write(f"x {job} {reservation} {now:.6f}\n")
+
+    def failed(self, job: int, reservation: int) -> None:
+        """Its handler is over, and has not done it."""
+        self._write(f"f {job} {reservation} {_now():.6f}\n")
 
     @contextmanager
     def running(self, job: int, reservation: int) -> Iterator[None]:
@@ -115,19 +183,19 @@ class Witness:
         try:
             yield
         except BaseException:
-            self._say(f"f {job} {reservation} {_now():.6f}\n")
+            self.failed(job, reservation)
             raise
         # The transaction of a job has been committed by now: its end in the ledger may be before this.
-        self._say(f"e {job} {reservation} {_now():.6f}\n")
+        self._write(f"e {job} {reservation} {_now():.6f}\n")
 
     def starts(self, job: int, reservation: int) -> None:
-        self._say(f"s {job} {reservation} {_now():.6f}\n")
+        self._write(f"s {job} {reservation} {_now():.6f}\n")
 
     def done(self, job: int, reservation: int) -> None:
         """Nothing is left to do but to complete it."""
-        self._say(f"d {job} {reservation} {_now():.6f}\n")
+        self._write(f"d {job} {reservation} {_now():.6f}\n")
 
-    def _say(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         os.write(self._file, line.encode())
 
 
@@ -165,7 +233,7 @@ def _now() -> float:
 
 
 class Records:
-    """All that one run has written down, in a directory and in a database."""
+    """The records of one run, in a directory and in a database."""
 
     def __init__(self, directory: Path, dsn: str) -> None:
         self.directory = directory
@@ -190,12 +258,12 @@ class Records:
                 for path in self.directory.glob("*.runs"):
                     for run in _runs(path):
                         copy.write_row(run)
-            for table in ("promises", "runs", "ledger", "effects"):
+            for table in ("promises", "runs", "ledger", "effects", "extensions"):
                 conn.execute(f"analyze chaos.{table}".encode())
 
     @contextmanager
     def evidence(self, **known: Any) -> Iterator[Evidence]:
-        """Lay everything before the checker, in one snapshot."""
+        """Read everything for the checker, in one snapshot."""
         with psycopg.connect(self._dsn) as conn:
             conn.execute("set transaction isolation level repeatable read")
             conn.execute("set local work_mem = '256MB'")
@@ -210,6 +278,7 @@ class Records:
                 ends=reader.read(End, _ENDS),
                 live=reader.read(Live, _LIVE),
                 births=reader.read(Birth, _BIRTHS),
+                extensions=reader.read(Extension, _EXTENSIONS),
                 keyed=reader.read(Entry, f"{_LEDGER} where key is not null order by queue, key, n"),
                 turns=reader.read(Turn, _TURNS),
                 limits=list(_limits(conn, reader)),
@@ -227,12 +296,19 @@ select
     coalesce(max(h.unparked), 0),
     coalesce(max(h.found_lanes), 0),
     coalesce(max((to_jsonb(h) ->> 'hidden')::bigint), 0)
-from pgqueue.housekeeping h
+from pgqueue.maintenance_runs h
 """
 _LEDGER = """
 select job, n, what::text, reservation, extract(epoch from at)::float8, extract(epoch from asked_at)::float8,
-    extract(epoch from coalesce(clock, at))::float8, queue, key, leader, was_executing
+    extract(epoch from coalesce(clock, at))::float8, queue, key, leader, was_executing,
+    extract(epoch from lease_until)::float8, counted_lost
 from chaos.ledger
+"""
+_EXTENSIONS = """
+select job, reservation, extract(epoch from until)::float8, extract(epoch from clock)::float8,
+    extract(epoch from at)::float8
+from chaos.extensions
+order by job, at
 """
 _PROMISES = "select job, outcome, at, kind, token from chaos.promises order by job"
 _RUNS = "select job, reservation, started_at, ended_at, how from chaos.runs order by job"

@@ -1,4 +1,4 @@
-"""What a run has to say, as a page."""
+"""The report of a run, as a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psycopg
 
 import pgqueue
 from pgqueue import embedded
-from tests.chaos import faults
+from tests.chaos import faults, operators
 from tests.chaos.scene import Verdict
 
 CHECKED = """\
@@ -24,15 +24,18 @@ CHECKED = """\
 - who succeeded under a reservation had a handler that had finished under that one
 - a job's own transaction left its effect exactly once, under the reservation that ended it
 - no two jobs of a key were held at a time, no effects of a key overlapped, and none was claimed before one with an
-  earlier place that was committed and due when the claim looked
+  earlier place that was committed and due when the claim read the table
 - limits of jobs at a time and of starts in a time held
-- the nets under keys and heads found nothing, save where the queue's clock was set back; workers that nobody killed did
-  not end
+- no job was taken from a handler whose lease held, by its row or by what `extend` had reported, and no two handlers of
+  one job ran at a time unless the lease of the first had ended
+- no advisory lock outlived its transaction
+- the net under heads found nothing, nor that under keys, save where the queue's clock was set back
+- workers that were not killed did not end
 """
 
 
 def line(verdict: Verdict) -> str:
-    """One line for who watches."""
+    """One line for the terminal."""
     drained = "not empty in the end" if verdict.drained_in is None else f"empty after {verdict.drained_in:.0f} s"
     state = "clean" if verdict.findings else f"BROKEN {dict(verdict.findings.broken)}"
     faults_ = sum(verdict.injected.values())
@@ -60,7 +63,7 @@ def whole(verdicts: Sequence[Verdict], seed: int, seconds: float) -> str:
     broken = "\n".join(
         f"- {v.name}: {each.rule}: {each.subject}: {each.what}" for v in verdicts for each in v.findings.violations
     )
-    kinds = len(faults.CLIENT_FAULTS) + len(faults.SERVER_FAULTS)
+    kinds = len(faults.CLIENT_FAULTS) + len(faults.SERVER_FAULTS) + len(operators.OPERATOR_FAULTS)
     skipped = {name: why for v in verdicts for name, why in v.skipped.items()}
     return f"""\
 # Chaos: {"clean" if clean else "BROKEN"}

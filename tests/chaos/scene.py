@@ -1,4 +1,4 @@
-"""One run: a server, a database, workers, a load, faults, and what the checker says in the end."""
+"""One run: a server, a database, workers, a load, faults, and the verdict of the checker."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
 from tests.chaos import load
-from tests.chaos.checker import Findings, Violation, check
-from tests.chaos.load import Bulk, Consumer, Mixed, Producer, Walker
+from tests.chaos.checker import Findings, Step, Violation, check
+from tests.chaos.load import Bulk, Consumer, Mixed, Patient, Producer, Walker
 from tests.chaos.recorder import Records
 from tests.databases import uri
 from tests.proxy import Proxy
@@ -38,8 +38,18 @@ ROLES = {"chaos_repeatable": "repeatable read", "chaos_serializable": "serializa
 LEVELS = ("read committed", "repeatable read", "serializable")
 
 
+# Advisory locks of sessions in which no transaction is open: of session level, and held for nothing.
+LEFT_LOCKS = """
+select distinct l.pid, l.classid::bigint, l.objid::bigint, a.state_change, a.application_name
+from pg_locks l
+join pg_stat_activity a on a.pid = l.pid
+where l.locktype = 'advisory' and a.datname = current_database() and a.state = 'idle'
+    and a.state_change < clock_timestamp() - interval '0.2 s'
+"""
+
+
 class Server(test_failover.Server):
-    """With little enough room that it can be exhausted. Deadlocks are looked for soon: some are made on purpose."""
+    """Few connections, so that they can run out. Checks for deadlocks soon: some faults make them on purpose."""
 
     options: ClassVar[dict[str, str]] = {
         "synchronous_commit": "on",
@@ -126,7 +136,8 @@ class Scene:
         self.walkers: list[Walker] = []
         self.proxy: Proxy | None = None
         self.pooler: test_pgbouncer.PgBouncer | None = None
-        self.clock_moved = False
+        self.steps: list[Step] = []
+        self.is_hurried = threading.Event()
         self.notes: list[Violation] = []
         # One at a time touches what all share.
         self.of_server = threading.RLock()
@@ -166,7 +177,7 @@ class Scene:
             self._keepers.append(thread)
 
     def run_faults(self, groups: Sequence[Sequence[Any]], seconds: float, jobs: int = 0) -> None:
-        """Inject one fault after the other of each group, groups side by side, for so long and over so many jobs."""
+        """Inject one fault after the other of each group, groups side by side, for at least `seconds` and `jobs`."""
         deadline = time.monotonic() + seconds
         done = threading.Event()
 
@@ -210,8 +221,8 @@ class Scene:
         producers = [each for each in self.walkers if isinstance(each, Producer)]
         for complaint in load.wait_for_end(list(producers)):
             self.notes.append(Violation("load", "producers", complaint))
-        if self.clock_moved:
-            # What was delayed or put off while the clock was ahead is due then.
+        if any(abs(step.seconds) > 60 for step in self.steps):
+            # What was delayed or deferred while the clock was ahead is due then.
             with self.control() as conn:
                 Clock(conn).advance("1 hour 1 minute")
         began = time.monotonic()
@@ -246,10 +257,15 @@ class Scene:
 
     def verdict(self, drained_in: float | None) -> Verdict:
         self.records.load()
-        known = {"transactional": TRANSACTIONAL, "unrun": UNRUN, "stepped": self.clock_moved, "lease": LEASE_S}
-        with self.records.evidence(**known) as evidence:
+        with self.records.evidence(
+            transactional=TRANSACTIONAL,
+            unrun=UNRUN,
+            stepped=bool(self.steps),
+            steps=tuple(self.steps),
+            lease=LEASE_S,
+        ) as evidence:
             findings = check(evidence)
-        findings.counts.update(self._told_by_the_server())
+        findings.counts.update(self._figures_of_the_server())
         findings.add(self.notes)
         seconds = time.monotonic() - self._started_at
         return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
@@ -280,6 +296,17 @@ class Scene:
             cursor = conn.execute(question.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
         return []
+
+    def step_clock(self, seconds: float) -> None:
+        """Move the queue's clock, and write down when."""
+        for _ in range(20):
+            began = time.time()
+            # Two that replace one function at a time fail; so does one whose server goes away.
+            with suppress(psycopg.Error), self.control() as conn:
+                Clock(conn).advance(f"{seconds} seconds")
+                break
+        # One that failed may have been committed all the same.
+        self.steps.append(Step(began, time.time(), seconds))
 
     def committed(self) -> int:
         return sum(each.log.committed for each in self.walkers if isinstance(each, Producer))
@@ -327,6 +354,9 @@ class Scene:
             yield Mixed(self.proxy.dsn, "mixed remote", seed + 6, logs, self._may_mix)
         for n, level in enumerate(LEVELS):
             yield Consumer(self.dsn, f"sql{n}", seed + 10 + n, logs, level)
+        patient = Patient(self.dsn, "sql patient", seed + 20, logs)
+        patient.is_hurried = self.is_hurried.is_set
+        yield patient
 
     def _may_bulk(self) -> bool:
         return self._feeding and self.committed() < self._due() and self._backlog[0] < 10_000
@@ -344,10 +374,18 @@ class Scene:
             select (select count(*) from (select from pgqueue.jobs where queue = 'bulk' limit 20000) b),
                 (select count(*) from (select from pgqueue.jobs where queue <> 'bulk' limit 5000) m)
         """
+        left: set[tuple[Any, ...]] = set()
         while not self.over.wait(0.4):
             rows = self.ask(question)
             if rows:
                 self._backlog = rows[0]
+            # Twice the same: the first time a transaction may have ended between the reads of both views.
+            seen = set(self.ask(LEFT_LOCKS))
+            for pid, *_, name in left & seen:
+                self.notes.append(
+                    Violation("lock left", f"session {pid} of {name}", "an advisory lock, and no transaction")
+                )
+            left = seen - left
 
     def _keep_fleet(self) -> None:
         while not self.over.is_set():
@@ -368,21 +406,21 @@ class Scene:
         rows = self.ask("select count(*) from pgqueue.jobs")
         return int(rows[0][0]) if rows else 1
 
-    def _told_by_the_server(self) -> dict[str, int]:
+    def _figures_of_the_server(self) -> dict[str, int]:
         """What shows that the faults did something."""
         rows = self.ask(
             """
             select
-                (select max(rescued) from pgqueue.housekeeping),
-                (select max(prolonged) from pgqueue.housekeeping),
+                (select max(rescued) from pgqueue.maintenance_runs),
+                (select max(prolonged) from pgqueue.maintenance_runs),
                 (select deadlocks from pg_stat_database where datname = current_database()),
                 (select count(*) from chaos.effects),
                 (select count(*) from pgqueue.history where attempts > 1)
             """
         )
         names = (
-            "leases taken back by housekeeping",
-            "leases prolonged after a gap",
+            "leases taken back by maintenance",
+            "grace periods after a gap",
             "deadlocks since the server last crashed",
             "effects in a job's own transaction",
             "jobs tried more than once",

@@ -17,14 +17,15 @@ from typing import Any
 import psycopg
 
 from pgqueue import embedded
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 from tests.calls import value
 from tests.chaos.checker import Findings
 from tests.chaos.faults import CLIENT_FAULTS, SERVER_FAULTS, Fault, backends_terminated, worker_killed, worker_stopped
+from tests.chaos.operators import OPERATOR_FAULTS
 from tests.chaos.scene import Scene, Server, Verdict
 from tests.facts import wait_until
 
-ALONE: list[Fault] = [*CLIENT_FAULTS, *SERVER_FAULTS]
+ALONE: list[Fault] = [*CLIENT_FAULTS, *SERVER_FAULTS, *OPERATOR_FAULTS]
 
 # What else happens while servers fail over.
 BESIDE: list[Fault] = [backends_terminated, worker_killed, worker_stopped]
@@ -32,7 +33,7 @@ BESIDE: list[Fault] = [backends_terminated, worker_killed, worker_stopped]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run: for so many seconds in all, over so many jobs at least."""
+    """What to run: for `seconds` in all, over at least `jobs`."""
 
     directory: Path
     seed: int
@@ -80,20 +81,20 @@ def alone(server: Server, fault: Fault, plan: Plan, name: str, number: int, seco
 
 
 def mixed(plan: Plan, name: str, seconds: float, jobs: int) -> Verdict:
-    """Two faults at any time, of those done to clients and those done to the server."""
+    """Three faults at any time: one done to clients, one to the server, and one by others who work in the database."""
     with running(plan.directory / "mixed") as server:
         pace = max(1500.0, 1.5 * jobs / seconds)
         scene = Scene(name, server.database("mixed"), plan.directory / "m", plan.seed, server=server, pace=pace)
-        return run(scene, [CLIENT_FAULTS, SERVER_FAULTS], seconds, jobs)
+        return run(scene, [CLIENT_FAULTS, SERVER_FAULTS, OPERATOR_FAULTS], seconds, jobs)
 
 
 def run(scene: Scene, groups: Sequence[Sequence[Any]], seconds: float, jobs: int = 0) -> Verdict:
-    """Run a scene from its beginning to what the checker says."""
+    """Run a scene from its beginning to its verdict."""
     try:
         scene.prepare()
         scene.start()
         # Something to be disturbed.
-        wait_until(lambda: scene.ask("select 1 from pgqueue.history where reserved_by !~ '^sql' limit 1"), timeout=60)
+        wait_until(lambda: scene.ask("select 1 from pgqueue.history where reserved_by !~ '^sql' limit 1"), timeout=180)
         scene.run_faults(groups, seconds, jobs)
         drained = scene.drain()
     finally:
@@ -162,7 +163,7 @@ class Pair:
 
 _AS_THE_SERVER = """
 import os, pwd, subprocess, sys
-from pgqueue.embedded_keeper import _preparation
+from pgqueue.embedded.keeper import _preparation
 account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 sys.exit(subprocess.run(sys.argv[1:], preexec_fn=_preparation(account)).returncode)
 """
@@ -209,7 +210,7 @@ def _fails_over_asynchronously(pair: Pair, scene: Scene, rng: random.Random) -> 
 
 
 def disk_full(plan: Plan, name: str, seconds: float) -> Verdict:
-    """The server's disk is full for a while: it panics, or refuses to write, and recovers when there is room again."""
+    """The server's disk is full for a while: it panics, or refuses to write, and recovers when there is space again."""
     disk = plan.directory / "small_disk"
     disk.mkdir(parents=True)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400m", "none", str(disk)], capture_output=True)

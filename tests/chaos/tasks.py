@@ -1,6 +1,6 @@
 """The handlers of the chaos tests: what `pgqueue worker -r tests.chaos.tasks` runs.
 
-Each says in the file of its process what it starts and how it ends. Those with a transaction of their job leave an
+Each records in the file of its process what it starts and how it ends. Those with a transaction of their job leave an
 effect in it.
 
 CHAOS_RECORDS   the directory of those files
@@ -77,6 +77,19 @@ async def slow(job: Job, token: str) -> None:
     """Longer than a lease, now and then."""
     with witness.running(job.id, job.reservation):
         await asyncio.sleep(random.choice((0.2, 0.5, 1.0, 4.0)))
+
+
+@app.task(**_STUBBORN)
+async def steady(job: Job, token: str) -> None:
+    """Long enough to be running when something happens to its worker."""
+    with witness.running(job.id, job.reservation):
+        await asyncio.sleep(0.05)
+
+
+@app.task(**_STUBBORN)
+async def lasting(job: Job, token: str, seconds: float) -> None:
+    with witness.running(job.id, job.reservation):
+        await asyncio.sleep(seconds)
 
 
 @app.task(**_STUBBORN)

@@ -40,6 +40,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.mark.long
 @pytest.mark.covers("D3", "G9", "L1", "L13")
 @pytest.mark.timeout(300)
 def test_everything_holds_while_workers_are_killed_and_the_server_crashes(directory: Path) -> None:

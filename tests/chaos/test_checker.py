@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, maintain, reserve, reserve_one, value
 from tests.chaos.checker import (
     COMMITTED,
@@ -26,21 +28,24 @@ from tests.chaos.checker import (
     End,
     Entry,
     Evidence,
+    Extension,
     Findings,
     Limit,
     Live,
     Promise,
     Run,
+    Step,
     Turn,
     Violation,
     check,
     check_key,
 )
 from tests.chaos.recorder import EFFECT, Intent, ProducerLog, Records, Witness
+from tests.chaos.scene import LEFT_LOCKS
 from tests.databases import Database
 from tests.facts import wait_until
 
-# By hand. One job whose life was as it should be, and what may be said of it besides.
+# By hand. One job whose life was as it should be, and what else may be recorded of it.
 
 JOB = 7
 R1, R2 = 1_000, 2_000
@@ -61,8 +66,10 @@ def entry(
     key: str | None = None,
     leader: int | None = None,
     was_executing: bool = True,
+    lease_until: float | None = None,
+    counted_lost: bool = False,
 ) -> Entry:
-    """At second n of the run, unless said otherwise."""
+    """At second n of the run, unless given."""
     return Entry(
         job,
         n,
@@ -75,6 +82,8 @@ def entry(
         key,
         leader,
         was_executing,
+        lease_until,
+        counted_lost,
     )
 
 
@@ -102,6 +111,7 @@ def evidence(*records: object, **known: object) -> Evidence:
         effects=of(Effect),  # type: ignore[arg-type]
         ends=of(End),  # type: ignore[arg-type]
         live=of(Live),  # type: ignore[arg-type]
+        extensions=of(Extension),  # type: ignore[arg-type]
         **known,  # type: ignore[arg-type]
     )
 
@@ -188,7 +198,7 @@ def test_two_holders_at_a_time_are_found() -> None:
 
 
 def test_an_end_by_who_does_not_hold_it_is_found() -> None:
-    # The ledger says so...
+    # By the ledger ...
     assert "fence" in broken(promise(), entry(2, HELD, R2), ran(R1), entry(3, GONE, R1), ended(R1))
     # ... or, where the end goes by the job's own reservation, that its holder had not finished yet.
     late = [promise(), entry(1, HELD, R1), entry(2, LEFT, R1), entry(3, HELD, R2), entry(4, GONE, R2), ended(R2)]
@@ -203,6 +213,47 @@ def test_a_run_that_was_never_given_out_or_twice_is_found() -> None:
     assert broken(*WELL, ran()) == ["ran twice"]
 
 
+def taken_back(lease_until: float, *more: object, end: float | None = 5.0, **known: object) -> list[str]:
+    """What breaks when a job is taken back at second 3 and runs again from 4.1 to 4.5; the first run began at 2.1."""
+    again = [entry(4, HELD, R2), ran(R2, 4.1, 4.5), entry(6, GONE, R2), ended(R2)]
+    left = entry(3, LEFT, lease_until=lease_until, counted_lost=True)
+    return broken(promise(), entry(2, HELD), ran(R1, 2.1, end), left, *again, *more, **known)
+
+
+def test_a_job_that_is_given_back_while_its_handler_runs_and_its_lease_holds_is_found() -> None:
+    assert taken_back(9.0) == ["given back", "two handlers"]
+    # Taken back in time, but the lease would have ended before the second run.
+    assert taken_back(4.0) == ["given back"]
+    assert taken_back(2.9) == []
+    # A reply that was lost: no handler, or one that was over.
+    assert taken_back(9.0, end=2.9) == []
+    assert taken_back(9.0, end=None) == []
+
+
+def test_a_job_that_is_given_back_before_its_handler_begins_is_found() -> None:
+    late = [promise(), entry(2, HELD), entry(3, LEFT, lease_until=5.0), ran(R1, 3.1, 3.2)]
+    assert broken(*late, entry(4, HELD, R2), ran(R2, 4.1, 4.5), entry(6, GONE, R2), ended(R2)) == ["given back"]
+
+
+def test_a_lease_that_lapses_before_the_time_that_extend_reported_is_found() -> None:
+    assert taken_back(2.9, Extension(JOB, R1, 5.0, 2.5, 2.5)) == ["given back", "lease", "two handlers"]
+    # Of another reservation, or over by then.
+    assert taken_back(2.9, Extension(JOB, R2, 5.0, 2.5, 2.5)) == []
+    assert taken_back(2.9, Extension(JOB, R1, 2.9, 2.5, 2.5)) == []
+    # Reported as held though it is over.
+    assert taken_back(2.9, Extension(JOB, R1, 2.9, 2.95, 2.95)) == ["lease"]
+    # Also where no handler runs any more: its end may be on its way.
+    assert taken_back(2.9, Extension(JOB, R1, 5.0, 2.5, 2.5), end=2.8) == ["lease"]
+
+
+def test_a_lease_ends_by_the_clock_also_after_a_step() -> None:
+    # Set back by an hour: what was reported before is over when its seconds have passed.
+    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 3602.5, 2.5), steps=[Step(2.6, 2.7, -3600)]) == []
+    # Moved while it was taken back, the clock is not known.
+    assert taken_back(9.0, steps=[Step(2.9, 3.1, 10.0)]) == []
+    assert taken_back(9.0, steps=[Step(1.0, 1.1, 10.0)]) == ["given back", "two handlers"]
+
+
 def test_effects_are_there_exactly_once_under_the_reservation_that_ended_it() -> None:
     def found(*effects: Effect, state: str = "succeeded") -> list[str]:
         return broken(*WELL[:-1], ended(state=state), *effects, transactional=frozenset("t"))
@@ -215,16 +266,18 @@ def test_effects_are_there_exactly_once_under_the_reservation_that_ended_it() ->
     assert found(Effect(JOB, R1, None), state="dead") == ["effects"]
 
 
-def test_a_job_that_nobody_cancelled_must_not_end_so() -> None:
+def test_a_job_that_was_not_cancelled_must_not_end_as_cancelled() -> None:
     cancelled = [promise(), entry(3, GONE, 0, was_executing=False), ended(0, "cancelled")]
     assert broken(*cancelled) == ["cancelled"]
     assert broken(*cancelled, cancellable=frozenset("t")) == []
 
 
-def key_of(*ledger: Entry, births: dict[int, tuple[float | None, float]] | None = None) -> list[str]:
+def key_of(
+    *ledger: Entry, births: dict[int, tuple[float | None, float]] | None = None, steps: tuple[Step, ...] = ()
+) -> list[str]:
     """What one key breaks. Births: when each was acknowledged, and when it was due."""
     born = [Birth("q", "k", job, *times) for job, times in (births or {}).items()]
-    return [violation.rule for violation in check_key(born, ledger)]
+    return [violation.rule for violation in check_key(born, ledger, steps)]
 
 
 def test_two_jobs_of_a_key_must_not_be_held_at_a_time() -> None:
@@ -243,10 +296,19 @@ def test_effects_of_a_key_must_not_overlap() -> None:
 def test_a_job_must_not_be_claimed_before_an_earlier_one_that_was_committed_and_due() -> None:
     second_first = [entry(5, HELD, job=2), entry(6, GONE, job=2), entry(7, HELD, job=1), entry(8, GONE, job=1)]
     assert key_of(*second_first, births={1: (4.0, 1.0), 2: (4.0, 1.0)}) == ["order"]
-    # Acknowledged only after the claim looked; never acknowledged; not due by the queue's clock.
+    # Acknowledged only after the claim; never acknowledged; not due by the queue's clock.
     assert key_of(*second_first, births={1: (5.1, 1.0), 2: (4.0, 1.0)}) == []
     assert key_of(*second_first, births={1: (None, 1.0), 2: (4.0, 1.0)}) == []
     assert key_of(*second_first, births={1: (4.0, 5.5), 2: (4.0, 1.0)}) == []
+
+
+def test_what_is_due_goes_by_the_clock_that_the_claim_may_have_read() -> None:
+    claims = [entry(5, HELD, job=2, clock=3.0), entry(6, GONE, job=2, clock=4.0)]
+    births: dict[int, tuple[float | None, float]] = {1: (1.0, 4.0), 2: (1.0, 1.0)}
+    # Set back before, so that it is second 3; or just then, so that it may have been.
+    assert key_of(*claims, births=births, steps=(Step(2.0, 2.1, -2.0),)) == []
+    assert key_of(*claims, births={1: (1.0, 2.9), 2: (1.0, 1.0)}, steps=(Step(2.0, 2.1, -2.0),)) == ["order"]
+    assert key_of(*claims, births={1: (1.0, 2.9), 2: (1.0, 1.0)}, steps=(Step(4.9, 5.1, -2.0),)) == []
 
 
 def test_a_job_that_was_ever_held_keeps_its_place_until_it_is_gone() -> None:
@@ -256,7 +318,7 @@ def test_a_job_that_was_ever_held_keeps_its_place_until_it_is_gone() -> None:
     assert key_of(*gone, *snoozed[2:], births={1: (None, 99.0), 2: (0.5, 0.5)}) == []
 
 
-def test_keys_are_told_apart_by_their_queue() -> None:
+def test_keys_of_two_queues_are_two_keys() -> None:
     births = [Birth("p", "k", 1, 0.5, 0.5), Birth("q", "k", 2, 0.5, 0.5), Birth("q", "z", 3, 0.5, 0.5)]
     keyed = [entry(2, HELD, job=2, key="k"), entry(3, GONE, job=2, key="k"), entry(4, HELD, job=3, key="z")]
     findings = check(Evidence(births=births, keyed=keyed))
@@ -264,8 +326,10 @@ def test_keys_are_told_apart_by_their_queue() -> None:
     assert findings.counts["keys"] == 2
 
 
-def limit_of(*ledger: Entry, most: int | None = None, rate: int | None = None) -> list[str]:
-    findings = check(Evidence(limits=[Limit("task t", most, rate, 1.0, ledger)]))
+def limit_of(
+    *ledger: Entry, most: int | None = None, rate: int | None = None, steps: tuple[Step, ...] = ()
+) -> list[str]:
+    findings = check(Evidence(limits=[Limit("task t", most, rate, 1.0, ledger)], steps=steps))
     return [violation.rule for violation in findings.violations]
 
 
@@ -280,16 +344,20 @@ def test_more_starts_than_a_rate_allows_are_found_unless_the_clock_stepped() -> 
 
     assert limit_of(start(1, 1.0), start(2, 1.4), start(3, 2.1), rate=2) == []
     assert limit_of(start(1, 1.0), start(2, 1.4), start(3, 1.9), rate=2) == ["limit"]
-    assert limit_of(start(1, 1.0), start(2, 2.0), start(3, 3603.0), start(4, 4.0), start(5, 4.5), rate=2) == []
+    stepped = [start(1, 1.0), start(2, 1.4), start(3, 1.9)]
+    assert limit_of(*stepped, rate=2, steps=(Step(2.5, 2.6, -1.0),)) == []
+    assert limit_of(*stepped, rate=2, steps=(Step(0.5, 0.6, -1.0),)) == ["limit"]
 
 
 def test_jobs_that_only_a_net_found_are_found() -> None:
     assert [violation.rule for violation in check(Evidence(unparked=1)).violations] == ["net"]
     assert [violation.rule for violation in check(Evidence(hidden=1)).violations] == ["net"]
-    assert check(Evidence(unparked=1, hidden=1, stepped=True))
+    # Where the clock was set back, what a job waits for may be due no longer; but nothing is hidden.
+    assert check(Evidence(unparked=1, stepped=True))
+    assert not check(Evidence(hidden=1, stepped=True))
 
 
-def test_of_many_violations_some_are_told_and_all_are_counted() -> None:
+def test_of_many_violations_some_are_shown_and_all_are_counted() -> None:
     findings = Findings()
     findings.add(Violation("lost", f"job {n}", "") for n in range(1000))
     assert not findings
@@ -317,17 +385,17 @@ class Stage:
         assert was in text, f"{function} reads otherwise now: put the bug in another way"
         self.conn.execute(text.replace(was, becomes).encode())
 
-    def enqueue(self, kind: str, key: str | None = None) -> int:
+    def enqueue(self, kind: str, key: str | None = None, conn: psycopg.Connection | None = None) -> int:
         token = secrets.token_hex(4)
-        job: int = call(self.conn, "enqueue", kind, Jsonb({"token": token}), queue="q", key=key)
+        job: int = call(conn or self.conn, "enqueue", kind, Jsonb({"token": token}), queue="q", key=key)
         self._log.intends(token, [Intent(job, kind, "q", key, 0.0)])
         self._log.learns(token, COMMITTED, 1)
         return job
 
     def lapse(self) -> None:
         """What is reserved now lapses, and is ready again."""
-        # As a gap in housekeeping has been passed over already.
-        self.conn.execute("update pgqueue.jobs set lease_expires_at = clock_timestamp(), lease_prolonged = true")
+        # As if the grace period after a gap in maintenance was given already.
+        self.conn.execute("update pgqueue.jobs set lease_expires_at = clock_timestamp(), grace_given = true")
         maintain(self.conn)
         wait_until(lambda: maintain(self.conn) and not value(self.conn, _EXECUTING))
 
@@ -340,6 +408,10 @@ class Stage:
             for job in taken:
                 self.witness.ran(job.id, job.reservation)
                 assert call(self.conn, "complete", job.id, job.reservation)
+
+    def left_locks(self) -> list[tuple[object, ...]]:
+        """Advisory locks that are held by no transaction."""
+        return self.conn.execute(LEFT_LOCKS.encode()).fetchall()
 
     def rules(self) -> list[str]:
         self.records.load()
@@ -383,37 +455,33 @@ def test_the_same_with_the_fence_breaks_nothing(stage: Stage) -> None:
     assert stage.rules() == []
 
 
-def end_while_another_claim_parks(stage: Stage, *, waits: bool) -> None:
-    """A claim parks a job behind one that ends just then: the claim has looked, and is not committed yet."""
+def end_while_another_claim_blocks(stage: Stage) -> None:
+    """A claim blocks a job behind one that ends just then: the claim has read, and is not committed yet."""
     stage.enqueue("keyed", key="k")
     ahead = reserve_one(stage.conn)
     stage.witness.ran(ahead.id, ahead.reservation)
     stage.enqueue("keyed", key="k")
-    claim, end = stage.database.session(), stage.database.session()
+    claim = stage.database.session()
     claim.run("begin")
     assert claim.run("select id from pgqueue.reserve('other', 1)") == []
-    ending = end.start("select pgqueue.complete(%s, %s)", [ahead.id, ahead.reservation])
-    if waits:
-        wait_until(lambda: end.waits_behind(claim))
-    else:
-        assert ending.result(10) == [(True,)]
+    assert call(stage.conn, "complete", ahead.id, ahead.reservation) is True
     claim.run("commit")
-    assert ending.result(10) == [(True,)]
 
 
-def test_parking_without_its_lock_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._park", "for share skip locked", "")
-    end_while_another_claim_parks(stage, waits=False)
+def test_an_end_that_leaves_no_note_for_an_open_claim_is_caught(stage: Stage) -> None:
+    stage.bug("pgqueue._note_open_claims", "and pgqueue._mark_leaving(p_job_ids[1])", "")
+    end_while_another_claim_blocks(stage)
     stage.work_off()
     assert stage.rules() == ["stuck"]
     # Also where the net has caught it.
-    wait_until(lambda: maintain(stage.conn) and not value(stage.conn, _BLOCKED))
+    clock = Clock(stage.database.connect())
+    wait_until(lambda: clock.advance("2 s") and maintain(stage.conn) and not value(stage.conn, _BLOCKED))
     stage.work_off()
     assert stage.rules() == ["net"]
 
 
-def test_the_same_with_the_lock_breaks_nothing(stage: Stage) -> None:
-    end_while_another_claim_parks(stage, waits=True)
+def test_the_same_with_the_note_breaks_nothing(stage: Stage) -> None:
+    end_while_another_claim_blocks(stage)
     stage.work_off()
     assert stage.rules() == []
 
@@ -450,11 +518,11 @@ def test_completion_with_the_commit_breaks_nothing(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_ask_who_is_ahead_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._sort_out", "when not v_row.accumulate then", "when false then")
+    stage.bug("pgqueue._order", "when not v_row.accumulate then", "when false then")
     stage.enqueue("keyed", key="k")
     late = stage.enqueue("keyed", key="k")
     with stage.conn.transaction():
-        # The first is passed over, for it is held for a moment.
+        # The first is skipped, for its row is locked for a moment.
         held = stage.database.session()
         held.run("begin")
         held.run("select from pgqueue.jobs where id < %s for update", [late])
@@ -468,7 +536,7 @@ def test_a_claim_that_does_not_ask_who_is_ahead_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._room", "room := p_max_executing - ", "room := p_max_executing + 0 * ")
+    stage.bug("pgqueue._capacity", "room := p_max_executing - ", "room := p_max_executing + 0 * ")
     call(stage.conn, "set_limit", "task", "limited", max_executing=1)
     for _ in range(2):
         stage.enqueue("limited")
@@ -479,6 +547,155 @@ def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
     assert stage.rules() == ["limit"]
 
 
+def cancel_after_a_look_at_a_limit(stage: Stage) -> None:
+    """A claim is cancelled after it has counted for a limit; its session goes on."""
+    call(stage.conn, "set_limit", "task", "limited", max_executing=1)
+    stage.enqueue("limited")
+    claim = stage.database.session()
+    claim.run("begin")
+    claim.run("select from pgqueue.reserve('other', 1)")
+    claim.run("rollback")
+
+
+def test_a_lock_that_outlives_its_transaction_is_caught(stage: Stage) -> None:
+    stage.bug("pgqueue._lock_limit", "pg_try_advisory_xact_lock", "pg_try_advisory_lock")
+    cancel_after_a_look_at_a_limit(stage)
+    wait_until(stage.left_locks)
+    # Nobody else gets anything under that limit.
+    stage.work_off()
+    assert stage.rules() == ["stuck"]
+
+
+def test_the_same_with_a_lock_of_the_transaction_breaks_nothing(stage: Stage) -> None:
+    cancel_after_a_look_at_a_limit(stage)
+    stage.work_off()
+    assert stage.rules() == []
+    assert stage.left_locks() == []
+
+
+def test_a_worker_that_gives_back_what_it_runs_is_caught(stage: Stage) -> None:
+    stage.enqueue("plain")
+    first = reserve_one(stage.conn, "first")
+    with stage.witness.running(first.id, first.reservation):
+        assert call(stage.conn, "release_unheld", "first") == first.id
+        stage.work_off()
+    assert stage.rules() == ["given back", "two handlers"]
+
+
+def test_a_worker_that_gives_back_what_never_reached_it_breaks_nothing(stage: Stage) -> None:
+    stage.enqueue("plain")
+    first = reserve_one(stage.conn, "first")
+    assert call(stage.conn, "release_unheld", "first") == first.id
+    stage.work_off()
+    assert stage.rules() == []
+
+
+def extend_beside_a_lock(stage: Stage) -> None:
+    """The row of an executing job is locked while its worker extends the lease, until after its first end."""
+    clock = Clock(stage.database.connect())
+    stage.enqueue("plain")
+    first = reserve_one(stage.conn, "first", lease="3 s")
+    # As if the grace period after a gap in maintenance was given already.
+    stage.conn.execute("update pgqueue.jobs set grace_given = true")
+    other = stage.database.session()
+    other.run("begin")
+    other.run("select from pgqueue.jobs where id = %s for update", [first.id])
+    with stage.witness.running(first.id, first.reservation):
+        for _ in range(4):
+            clock.advance("1 s")
+            maintain(stage.conn)
+            assert call(stage.conn, "extend", [first.id], [first.reservation], "3 s") == first.id
+        other.run("rollback")
+        maintain(stage.conn)
+        stage.work_off()
+    call(stage.conn, "complete", first.id, first.reservation)
+
+
+def test_a_rescue_that_ignores_what_extend_reported_is_caught(stage: Stage) -> None:
+    stage.bug("pgqueue._rescue", "v_lapsed_ids := pgqueue._keep_promises(v_lapsed_ids, v_now);", "")
+    extend_beside_a_lock(stage)
+    assert stage.rules() == ["given back", "lease", "two handlers"]
+
+
+def test_an_extension_that_reports_a_lease_of_the_past_is_caught(stage: Stage) -> None:
+    # As it comes of a row that is locked, and was not updated.
+    stage.bug("chaos.extend", "else pgqueue._held_until(coalesce(h.leader, h.id), v_now)", "else h.lease_expires_at")
+    extend_beside_a_lock(stage)
+    assert stage.rules() == ["lease"]
+
+
+def test_the_same_with_what_extend_reported_breaks_nothing(stage: Stage) -> None:
+    extend_beside_a_lock(stage)
+    assert stage.rules() == []
+
+
+def step_back_slightly(stage: Stage) -> None:
+    """The clock steps back by less than a second, beside a producer that sees none of the heads."""
+    clock = Clock(stage.database.connect())
+    clock.set("2030-01-01 12:00+00")
+    stage.enqueue("plain")
+    producer = stage.database.connect()
+    producer.execute("begin isolation level repeatable read")
+    producer.execute("select from pgqueue.jobs")
+    for _ in range(6):
+        for _ in range(20):
+            stage.enqueue("plain")
+        clock.advance("1 ms")
+        stage.work_off()
+        clock.advance("200 ms")
+        maintain(stage.conn)
+    clock.advance("-800 ms")
+    stage.enqueue("plain", conn=producer)
+    producer.commit()
+    clock.advance("800 ms")
+    stage.work_off()
+
+
+def test_heads_that_move_up_to_the_clock_are_caught(stage: Stage) -> None:
+    stage.bug("pgqueue._move_heads", "v_horizon.at - interval '1 s'", "v_horizon.at")
+    step_back_slightly(stage)
+    assert stage.rules() == ["stuck"]
+    # Also where the net has caught it.
+    stage.conn.execute("delete from pgqueue.maintenance_steps where step = 'hidden'")
+    wait_until(lambda: maintain(stage.conn).ran)
+    stage.work_off()
+    assert stage.rules() == ["net"]
+
+
+def test_the_same_with_heads_that_stay_behind_breaks_nothing(stage: Stage) -> None:
+    step_back_slightly(stage)
+    assert stage.rules() == []
+
+
+def detach_where_jobs_go(stage: Stage) -> None:
+    """The partition in which a job will end is detached while the job runs, and maintenance runs before it ends."""
+    stage.enqueue("plain")
+    job = reserve_one(stage.conn)
+    tomorrow = value(stage.conn, "select to_char((now() at time zone 'UTC')::date + 1, '\"history_d_\"YYYYMMDD')")
+    stage.conn.execute(f"alter table pgqueue.history_days detach partition pgqueue.{tomorrow}".encode())
+    stage.conn.execute("delete from pgqueue.maintenance_steps")
+    maintain(stage.conn)
+    stage.witness.ran(job.id, job.reservation)
+    with suppress(psycopg.errors.CheckViolation):
+        call(stage.conn, "complete", job.id, job.reservation)
+
+
+@pytest.mark.partitions
+def test_a_partition_that_is_known_by_its_name_alone_is_caught(stage: Stage) -> None:
+    gaps = "g (gap)\n"
+    stage.bug("pgqueue._partition_gaps", gaps, f"{gaps} where to_regclass('pgqueue.' || w.name) is null\n")
+    # Nor are the rows kept in the partition of the month.
+    stage.bug("pgqueue._finish", "when 2 then v_kept_by_day := interval '0';", "when 2 then raise;")
+    detach_where_jobs_go(stage)
+    assert stage.rules() == ["stuck"]
+
+
+@pytest.mark.partitions
+def test_the_same_with_partitions_known_by_their_bounds_breaks_nothing(stage: Stage) -> None:
+    detach_where_jobs_go(stage)
+    assert stage.rules() == []
+
+
 def test_history_that_is_not_kept_is_caught(stage: Stage) -> None:
     stage.enqueue("keyed")
     stage.work_off()
@@ -487,22 +704,26 @@ def test_history_that_is_not_kept_is_caught(stage: Stage) -> None:
 
 
 def let_heads_move(stage: Stage) -> None:
-    """A job waits, and housekeeping passes times that are behind it."""
+    """A job waits, and the heads of maintenance reach times after its own."""
     job = stage.enqueue("keyed")
     # One that saw the job, and one that sees what that one wrote.
-    behind = "select min(n) < max(n) from pgqueue.horizons where at > (select ready_at from pgqueue.jobs where id = %s)"
+    behind = """
+        select min(n) < max(n)
+        from pgqueue.horizons
+        where at > (select ready_at + interval '1 s' from pgqueue.jobs where id = %s)
+    """
     wait_until(lambda: maintain(stage.conn) and value(stage.conn, behind, job), timeout=20)
-    stage.conn.execute("select pgqueue._move_heads(array['q'], array[0]::smallint[], array[false], false)")
+    stage.conn.execute("select pgqueue._move_heads(array[row('q', 0, false)::pgqueue.sub_lane], false)")
     stage.work_off()
 
 
 def test_a_head_taken_without_the_second_look_is_caught(stage: Stage) -> None:
-    look = "v_first := pgqueue._first_of(v_part.queue, v_part.priority, v_part.resumed, v_base, v_horizon.at);"
-    stage.bug("pgqueue._move_heads", look, "")
+    look = "select f.at, f.id into v_first"
+    stage.bug("pgqueue._move_heads", look, "select null::timestamptz as at, null::bigint as id into v_first")
     let_heads_move(stage)
     assert stage.rules() == ["stuck"]
     # Also where the net has caught it.
-    stage.conn.execute("update pgqueue.housekeeping set hidden_at = null")
+    stage.conn.execute("delete from pgqueue.maintenance_steps where step = 'hidden'")
     wait_until(lambda: maintain(stage.conn).ran)
     stage.work_off()
     assert stage.rules() == ["net"]
