@@ -83,9 +83,20 @@ def state(conn: psycopg.Connection, job_id: int) -> str | None:
 
 
 def maintain(conn: psycopg.Connection) -> Row:
-    """Run maintain and return its row."""
+    """Run maintain until each step that is due had its turn, which on a busy machine may take another run.
+
+    Returns the row of the first.
+    """
     [row] = table(conn, "maintain")
+    while value(conn, "select exists (select from pgqueue._last_steps() l where l.missed_since is not null)"):
+        table(conn, "maintain")
     return row
+
+
+def steps(conn: psycopg.Connection) -> dict[str, Row]:
+    """What each step of maintain left for its next run, by the name of the step."""
+    with conn.cursor(row_factory=namedtuple_row) as cursor:
+        return {row.step: row for row in cursor.execute("select * from pgqueue._last_steps()").fetchall()}
 
 
 def stats(conn: psycopg.Connection) -> SimpleNamespace:

@@ -46,9 +46,9 @@ def cloner(request: pytest.FixtureRequest) -> Cloner:
 
 
 @pytest.fixture
-def database(cloner: Cloner) -> Iterator[Database]:
+def database(cloner: Cloner, request: pytest.FixtureRequest) -> Iterator[Database]:
     """A database of the test's own, at head."""
-    database = cloner.migrated()
+    database = cloner.migrated(partitions=request.node.get_closest_marker("partitions") is not None)
     yield database
     cloner.drop(database)
 
@@ -96,7 +96,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     server = config.stash.get(_SERVER, None)
     if server is not None:
         cloner = _cloner(config)
-        cloner.drop_template()
+        cloner.drop_templates()
     if _CLONER in config.stash:
         config.stash[_CLONER].close()
     if server is not None:

@@ -2,7 +2,7 @@
 
     with Proxy(dsn) as proxy:
         psycopg.connect(proxy.dsn)
-        proxy.freeze()    # nothing is delivered any more, and nobody is told: a half-open connection
+        proxy.freeze()    # nothing is delivered any more, and no side is notified: a half-open connection
         proxy.thaw()
         proxy.strand()    # the same for ever, but new connections work: the peer came back under another roof
         proxy.drop()      # every connection is reset
@@ -10,6 +10,8 @@
         proxy.accept()
         proxy.delay(0.05)                  # each way
         proxy.cut_reply_with(b"marker")    # the next reply with these bytes breaks off in the middle of them
+        proxy.hold(b"marker")              # the next request with these bytes is kept back, even if its client leaves,
+        proxy.deliver()                    # until now; `proxy.holds` is whether there is one
 
 It runs in a thread of its own, so a test may block, or have its own event loop.
 """
@@ -44,12 +46,15 @@ class Proxy:
         self._stranded: set[Pair] = set()
         self._delay = 0.0
         self._marker: bytes | None = None
+        self._held: bytes | None = None
+        self.holds = False
         self.cuts = 0
         self.attempts = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._flows = self._do(self._new_event())
+        self._delivered = self._do(self._new_event())
         self._server: asyncio.Server | None = None
         self._port = 0
         self.accept()
@@ -69,6 +74,13 @@ class Proxy:
 
     def cut_reply_with(self, marker: bytes) -> None:
         self._marker = marker
+
+    def hold(self, marker: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._delivered.clear)
+        self._held = marker
+
+    def deliver(self) -> None:
+        self._loop.call_soon_threadsafe(self._delivered.set)
 
     def drop(self) -> None:
         self._do(self._call(self._reset_all))
@@ -157,6 +169,10 @@ class Proxy:
                 await self._flows.wait()
                 if pair in self._stranded:
                     continue
+                if not reply and self._held is not None and self._held in data:
+                    self._held, self.holds = None, True
+                    await self._delivered.wait()
+                    self.holds = False
                 if reply and self._marker is not None and self._marker in data:
                     target.write(data[: data.index(self._marker) + len(self._marker) // 2])
                     await target.drain()

@@ -42,7 +42,7 @@ class Session:
         return self.start(sql, params).result(timeout)
 
     def is_waiting_on_lock(self) -> bool:
-        """Whether the session's statement waits for a lock that somebody holds."""
+        """Whether the session's statement waits for a lock of another session."""
         return bool(self.blocked_by())
 
     def waits_behind(self, other: Session) -> bool:

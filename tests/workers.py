@@ -22,7 +22,7 @@ from pgqueue.worker import Worker
 from tests.calls import value
 from tests.facts import wait_until, wait_until_async
 
-# So long that no test ever sees a worker look for jobs by itself.
+# Longer than any test, so that no worker polls.
 NEVER = 600.0
 
 
@@ -47,7 +47,7 @@ async def done(conn: psycopg.Connection, *job_ids: int, timeout: float = 15) -> 
 
 
 def is_asleep(conn: psycopg.Connection, worker: str) -> bool:
-    """Whether the worker has written that it sleeps, and its looks after that are over."""
+    """Whether the worker is registered as idle, and its polls after that are over."""
     return bool(
         value(
             conn,
@@ -55,7 +55,7 @@ def is_asleep(conn: psycopg.Connection, worker: str) -> bool:
             " from pg_stat_activity a"
             " where a.datname = current_database() and a.application_name = %s"
             " and a.query ~ 'pgqueue.(reserve|idle)'"
-            " and exists (select from pgqueue.sleepers s where s.worker = %s and s.until > clock_timestamp())",
+            " and exists (select from pgqueue.idle_workers s where s.worker = %s and s.until > clock_timestamp())",
             f"pgqueue {worker}"[:63],
             worker,
         )
@@ -109,7 +109,7 @@ class WorkerProcess:
         return self.process.poll() is None
 
     def started(self) -> WorkerProcess:
-        """Wait until it says that it runs."""
+        """Wait until it logs that it runs."""
         wait_until(lambda: self._says("tasks, concurrency"), timeout=30)
         return self
 
@@ -129,7 +129,7 @@ def write_module(directory: Path, text: str, name: str = "jobs") -> None:
 
 
 def environment_without_dsn() -> dict[str, str]:
-    """The environment, without anything that says which database."""
+    """The environment, without anything that names a database."""
     return {
         name: text for name, text in os.environ.items() if not re.match(r"PGQUEUE_|DATABASE_URL$|PG[A-Z]+$", name)
     } | {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import psycopg
 
-from pgqueue import bundled
+from pgqueue.schema import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_clock", "_head", "_ready_at", "_channel", "_is_plain", "_lock_class", "_may_notify", "_old_snapshot",
-    "_schedule_rule", "_state_again",
+    "_channel", "_clock", "_exchange_row", "_first_ready", "_head", "_is_plain", "_key_head", "_live_by_id",
+    "_live_by_number", "_live_executing", "_live_held", "_live_limited", "_live_of_key", "_live_ready", "_lock_class",
+    "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_next_reservation",
+    "_old_snapshot", "_ready_at", "_schedule_rule", "_state_again", "_steps", "_utc_offset",
 }  # fmt: skip
 
 
@@ -127,6 +129,23 @@ def test_what_runs_with_its_owners_rights_is_public(conn: psycopg.Connection) ->
     )
 
 
+def test_no_lock_outlives_its_transaction(conn: psycopg.Connection) -> None:
+    """A lock of session level is left by a cancel between two statements, for as long as the session lives."""
+    found = names(
+        conn,
+        r"""
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and p.prosrc ~* '\mpg_(try_)?advisory_(unlock|lock)'
+        """,
+    )
+    assert found == []
+    session_lock = re.compile(r"pg_(try_)?advisory_(unlock|lock)", re.IGNORECASE)
+    code = [*bundled.directory("migrations").rglob("*.py"), *bundled.directory("migrations").rglob("*.sql")]
+    code += Path(bundled.__file__).parent.rglob("*.py")
+    assert [file.name for file in code if session_lock.search(file.read_text())] == []
+
+
 def test_no_function_is_overloaded(conn: psycopg.Connection) -> None:
     assert (
         names(
@@ -171,12 +190,12 @@ def test_each_public_function_has_a_file_of_its_name(conn: psycopg.Connection) -
         conn,
         r"select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname not like '\_%'",
     )
-    files = [file.stem for file in bundled.directory("sql").glob("functions/[!_]*.sql")]
+    files = [file.stem for file in bundled.directory("sql").glob("functions/*/[!_]*.sql")]
     assert sorted(files) == sorted(public)
 
 
 def test_each_file_creates_the_one_public_function_of_its_name_and_private_ones() -> None:
-    for file in bundled.directory("sql").glob("functions/*.sql"):
+    for file in bundled.directory("sql").glob("functions/*/*.sql"):
         created = re.findall(r"^create or replace function pgqueue\.(\w+)", file.read_text(), re.MULTILINE)
         public = [name for name in created if not name.startswith("_")]
         assert public == ([] if file.stem.startswith("_") else [file.stem]), file.name

@@ -37,26 +37,30 @@ NO_RETURN = "control reached end of function without RETURN"
 # What is right as it is, by function and message.
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
+    ("_lock_failed", STABLE): "FOR UPDATE",
     ("_lock_history", STABLE): "FOR UPDATE",
-    ("_whole_calls", STABLE): "FOR UPDATE",
+    ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable one would read by the snapshot of the statement that calls it, whatever that came to do before the call.
     # Those that claims, heads, keys and limits go by take one of their own, later than what was locked before.
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
     ("_first_of", STABLE): "a snapshot later than the one that says who has ended: see _heads",
-    ("_places", STABLE): "the keys of jobs that were locked just before",
-    ("_due_lanes", STABLE): "what a claim goes by",
     ("_due_queues", STABLE): "what a claim goes by",
-    ("_is_held_by", STABLE): "whether a row that could not be locked is still held",
     ("_find_ended", STABLE): "goes through history in several statements, as _find_live through what lives",
     # They run what only the caller knows.
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
+    ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
     # Called with constants, an immutable one would raise while the plan is made, whether it is reached or not.
     ("_refuse", IMMUTABLE): "raises",
     # Their ends are out of reach.
     ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("declare_task", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("configure_task", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("configure_queue", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("_batch_deduped", 'parameter "errors" is never read'): "comes in, and goes out with the errors that it sets",
+    ("_run_slice", 'composite OUT variable "run" is not single argument'): "the run so far, and what the slice adds",
+    ("_run_step", 'composite OUT variable "run" is not single argument'): "the run so far, and whether it is cut",
     ("explain", 'unmodified OUT variable "job_id"'): "INOUT: it comes back with the answer",
     ("idle", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
 }  # fmt: skip

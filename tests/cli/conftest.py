@@ -34,9 +34,8 @@ Run = Callable[..., Outcome]
 def run(database: Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `pgqueue` with these arguments in this process, on the test's database."""
     monkeypatch.setenv("PGQUEUE_DSN", database.dsn)
-    # Wide enough that no table breaks a word.
-    monkeypatch.setattr(cli._out, "_width", 250)
-    monkeypatch.setattr(cli._err, "_width", 250)
+    # Wide enough that no cell is cut.
+    monkeypatch.setenv("COLUMNS", "250")
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["pgqueue", *map(str, arguments)])

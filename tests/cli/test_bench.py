@@ -1,4 +1,4 @@
-"""`pgqueue bench`: what it measures is no matter here, only that it does, and tells."""
+"""`pgqueue bench`: that it measures and reports; the figures do not matter here."""
 
 from __future__ import annotations
 

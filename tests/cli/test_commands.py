@@ -65,7 +65,7 @@ def test_enqueue_with_a_delay_is_for_later(run: Run, conn: psycopg.Connection) -
     assert job(conn, job_id).run_at - job(conn, job_id).created_at == timedelta(hours=2)
 
 
-def test_enqueue_takes_keys_and_says_what_became_of_a_deduped_job(run: Run, conn: psycopg.Connection) -> None:
+def test_enqueue_takes_keys_and_reports_the_outcome_for_a_dedupe_key(run: Run, conn: psycopg.Connection) -> None:
     options = ("--key", "k", "--score", "1.5", "--limit-key", "l", "--dedupe", "d", "--dedupe-for", "1 h")
     first = run("enqueue", "greet", *options, "--delay", "1 h", "--json").json()
     found = job(conn, first["id"])
@@ -124,7 +124,7 @@ def test_a_usage_error_is_exit_code_2_without_a_traceback(arguments: list[str], 
 # status
 
 
-def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Connection, dead: int) -> None:
+def test_status_shows_queues_workers_and_maintenance(run: Run, conn: psycopg.Connection, dead: int) -> None:
     enqueue(conn, queue="mail")
     enqueue(conn, queue="mail", delay="1 hour")
     call(conn, "pause_queue", "mail")
@@ -132,7 +132,7 @@ def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Co
     maintain(conn)
     done = run("status")
     assert (done.code, done.err) == (0, "")
-    for part in ("mail (paused)", "total", "worker-1", "9.9", "Housekeeping last ran 20", "0 jobs rescued"):
+    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 20", "0 jobs rescued"):
         assert part in done.out
     numbers = run("status", "--json").json()
     assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
@@ -141,7 +141,7 @@ def test_status_shows_queues_workers_and_housekeeping(run: Run, conn: psycopg.Co
 
 
 @pytest.mark.parametrize("info", ["[1]", '"me"', "null", "1"])
-def test_status_shows_a_worker_that_tells_no_object_of_itself(info: str, run: Run, conn: psycopg.Connection) -> None:
+def test_status_shows_a_worker_whose_info_is_no_object(info: str, run: Run, conn: psycopg.Connection) -> None:
     value(conn, "select pgqueue.hello('stranger', null, %s::jsonb)", info)
     done = run("status")
     assert (done.code, done.err) == (0, "")
@@ -152,13 +152,13 @@ def test_status_of_an_unused_queue_says_so(run: Run) -> None:
     done = run("status")
     assert done.code == 0
     assert "No worker is registered." in done.out
-    assert "Housekeeping last ran never" in done.out
+    assert "Maintenance last ran never" in done.out
 
 
-def test_status_shows_a_step_of_housekeeping_that_fails(run: Run, conn: psycopg.Connection) -> None:
+def test_status_shows_a_step_of_maintenance_that_fails(run: Run, conn: psycopg.Connection) -> None:
     conn.execute("drop function pgqueue._tidy_lanes(timestamptz)")
     maintain(conn)
-    assert "Housekeeping step tidy fails since 20" in run("status").out
+    assert "Maintenance step tidy_lanes fails since 20" in run("status").out
 
 
 # jobs
@@ -188,7 +188,7 @@ def test_jobs_list_refuses_a_state_that_there_is_not(run: Run) -> None:
     assert "there is no state 'finished'; states: waiting," in done.err
 
 
-def test_jobs_show_tells_everything_about_a_job(run: Run, dead: int) -> None:
+def test_jobs_show_prints_everything_about_a_job(run: Run, dead: int) -> None:
     done = run("jobs", "show", dead)
     assert (done.code, done.err) == (0, "")
     for part in ("[b]mail[/b]", "dead", "[/nothing] :boom: [red]at[0]", "Traceback"):
@@ -217,7 +217,7 @@ def test_what_python_cannot_read_is_shown_all_the_same(args: str, run: Run, conn
     assert str(job_id) in run("jobs", "list").out
 
 
-def test_nothing_of_a_job_is_obeyed_by_a_terminal(run: Run, conn: psycopg.Connection) -> None:
+def test_no_text_of_a_job_reaches_a_terminal_as_a_command(run: Run, conn: psycopg.Connection) -> None:
     clear = "\x1b[2J\x9b2J\b"
     job_id = enqueue(conn, clear, {"a": "\x9b2J"}, queue=clear)
     for command in (["status"], ["jobs", "list"], ["jobs", "show", job_id]):
@@ -351,7 +351,7 @@ def test_jobs_explain_says_why_a_job_is_not_running(run: Run, conn: psycopg.Conn
 
 def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -> None:
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: set\n"
-    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: stood so already\n"
+    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: unchanged\n"
     done = run("limits", "set", "limit_key", "acme*", "--rate", 5, "--per", "1 min", "--json")
     assert done.json() == {"kind": "limit_key", "target": "acme*", "changed": True}
     listed = run("limits", "list")

@@ -7,7 +7,7 @@ import io
 import psycopg
 import pytest
 
-from pgqueue import bundled
+from pgqueue.schema import bundled
 from tests.cli.conftest import Run
 from tests.databases import Database
 
@@ -24,7 +24,7 @@ def schema_exists(dsn: str) -> bool:
         return conn.execute("select 1 from pg_namespace where nspname = 'pgqueue'").fetchone() is not None
 
 
-def test_migrate_installs_and_check_tells_whether_it_is_needed(run: Run, dsn: str) -> None:
+def test_migrate_installs_and_check_reports_whether_it_is_needed(run: Run, dsn: str) -> None:
     before = run("migrate", "--check", "--dsn", dsn)
     assert before.code == 1
     assert f"no schema (not current: this pgqueue needs revision {HEAD}" in before.out
@@ -56,7 +56,7 @@ def test_the_script_installs_what_migrate_installs(run: Run, dsn: str) -> None:
         (["--from", "0003"], "--from was given without --sql"),
     ],
 )
-def test_what_would_be_passed_over_is_refused(arguments: list[str], said: str, run: Run, dsn: str) -> None:
+def test_an_option_that_would_be_ignored_is_refused(arguments: list[str], said: str, run: Run, dsn: str) -> None:
     refused = run("migrate", *arguments, "--dsn", dsn)
     assert (refused.code, refused.out) == (2, "")
     assert said in refused.err
@@ -74,6 +74,41 @@ def test_going_to_base_removes_everything_but_not_without_a_yes(
     assert schema_exists(dsn)
     assert run("migrate", "--to", "base", "--yes", "--dsn", dsn).code == 0
     assert not schema_exists(dsn)
+
+
+def test_going_below_head_on_a_live_queue_names_what_stops_working_and_asks(
+    run: Run, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("migrate", "--dsn", dsn)
+    job_id = int(run("enqueue", "t", "--dsn", dsn).out)
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    refused = run("migrate", "--to", "0007", "--dsn", dsn)
+    assert (refused.code, refused.out.strip()) == (130, "")
+    assert f"is at revision {HEAD}" in refused.err
+    assert "every enqueue fails, and every worker stops working" in refused.err
+    assert "removed: 0008_naps" in refused.err
+    assert "0007_heads" not in refused.err
+    assert "Go on? [y/N]" in refused.err
+    assert run("jobs", "show", job_id, "--dsn", dsn).code == 0
+    done = run("migrate", "--to", "0007", "--yes", "--dsn", dsn)
+    assert (done.code, done.err) == (0, "")
+    assert f"revision 0007 (not current: this pgqueue needs revision {HEAD}" in done.out
+    # Back again: the job is there.
+    assert run("migrate", "--dsn", dsn).code == 0
+    assert run("jobs", "show", job_id, "--json", "--dsn", dsn).json()["state"] == "waiting"
+
+
+def test_where_no_queue_is_there_is_nothing_to_ask(run: Run, dsn: str) -> None:
+    done = run("migrate", "--to", "0007", "--dsn", dsn)
+    assert (done.code, done.err) == (0, "")
+    assert run("migrate", "--to", "head", "--dsn", dsn).code == 0
+
+
+def test_the_help_describes_what_going_below_head_does(run: Run) -> None:
+    described = " ".join(run("migrate", "--help").out.split())
+    assert "A number below head drops all functions" in described
+    assert "nothing can enqueue or run jobs" in described
+    assert "do not ask before going below head" in described
 
 
 @pytest.mark.parametrize("arguments", [["--to", "0815"], ["--sql", "--from", "0815"]])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +16,13 @@ import pytest
 import typer
 
 from pgqueue import cli, embedded
+from pgqueue.cli.main import COMMANDS
 from tests.calls import enqueue, job, state, value
-from tests.cli.commands import commands
+from tests.cli.commands import commands, top
 from tests.cli.conftest import Run
 from tests.databases import Database
 from tests.facts import wait_until
-from tests.workers import write_module
+from tests.workers import environment_without_dsn, write_module
 
 TASKS = """
     from pgqueue import App
@@ -41,7 +45,7 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
 def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
-        *("worker", "migrate", "enqueue", "status", "grant", "bench", "demo"),
+        *("worker", "migrate", "enqueue", "status", "grant", "bench", "demo", "psql", "dsn", "server"),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         "queues purge",
         *(f"limits {each}" for each in ("list", "set", "drop")),
@@ -71,16 +75,34 @@ def test_every_option_of_every_command_is_also_an_environment_variable(
 
 def test_everything_that_prints_prints_json_when_asked() -> None:
     printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
-    # The worker logs, and prints nothing.
-    assert printing == {" ".join(path) for path, _ in commands()} - {"worker"}
+    # The worker logs, and prints nothing; psql has formats of its own.
+    assert printing == {" ".join(path) for path, _ in commands()} - {"worker", "psql"}
 
 
-def test_every_command_and_option_says_what_it_is_for() -> None:
+def test_every_command_and_option_has_a_help_text() -> None:
     for path, command in commands():
         assert command.help, path
         for each in command.params:
             if each.name != "help":
                 assert each.help, (path, each.name)
+
+
+def test_the_list_of_commands_shows_the_first_line_of_their_own_help() -> None:
+    assert {name: line for name, (_, line) in COMMANDS.items()} == {
+        name: command.help.split("\n")[0] for name, command in top().items()
+    }
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "worker --help", "jobs list --help"])
+def test_neither_alembic_nor_sqlalchemy_nor_rich_is_imported_to_print_the_version_or_help(arguments: str) -> None:
+    program = (
+        "import sys; from pgqueue import cli\n"
+        f"sys.argv = 'pgqueue {arguments}'.split()\n"
+        "try: cli.main()\n"
+        "finally: print(sorted({'alembic', 'sqlalchemy', 'rich'} & {*sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
 
 
 def test_a_variable_stands_in_for_a_flag_and_the_flag_wins(
@@ -192,6 +214,65 @@ def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run
     finally:
         embedded.stop(project / ".pgqueue")
     wait_until(lambda: not (project / ".pgqueue" / "socket").exists())
+
+
+@pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
+def test_the_private_server_can_be_kept_running_and_reached_by_other_programs(run_process: Run, tmp_path: Path) -> None:
+    before = run_process("dsn")
+    assert (before.code, before.err) == (0, "The embedded server does not run now: start it with pgqueue server\n")
+    program = [sys.executable, "-m", "pgqueue", "server"]
+    with subprocess.Popen(
+        program, cwd=tmp_path, env=environment_without_dsn(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            dsn = server.stdout.readline().strip()
+            # The same each time, and known before it starts.
+            assert dsn == before.out.strip()
+            assert (run_process("dsn").out.strip(), run_process("dsn").err) == (dsn, "")
+            assert run_process("dsn", "--json").json() == {"dsn": dsn}
+            assert run_process("enqueue", "greet").out == "1\n"
+            with psycopg.connect(dsn) as conn:
+                assert value(conn, "select task from pgqueue.jobs") == "greet"
+            # Another program, as the user of the operating system, without a name given.
+            parts = psycopg.conninfo.conninfo_to_dict(dsn)
+            with psycopg.connect(host=str(parts["host"]), dbname="pgqueue") as conn:
+                assert value(conn, "select current_user") == pwd.getpwuid(os.geteuid()).pw_name
+            done = run_process("psql", "-Atc", "select state from pgqueue.jobs")
+            assert (done.code, done.out) == (0, "waiting\n")
+            # With no functions that a user does not know in its errors.
+            refused = run_process("psql", "-c", "select pgqueue.enqueue('')")
+            assert refused.code == 1
+            assert "task must be" in refused.err
+            assert "CONTEXT" not in refused.err
+            server.send_signal(signal.SIGINT)
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+            embedded.stop(tmp_path / ".pgqueue")
+    assert run_process("dsn").out.strip() == dsn
+
+
+def test_psql_opens_the_configured_database_and_hides_its_password(
+    run_process: Run, database: Database, tmp_path: Path
+) -> None:
+    # A psql that prints what it is given.
+    (tmp_path / "psql").write_text('#!/bin/sh\necho "$@"\necho "$PGPASSWORD"\nexit 3\n')
+    (tmp_path / "psql").chmod(0o755)
+    done = run_process("psql", "-x", "--dsn", "postgresql://ada:hunter2@h/app", PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert (done.code, done.err) == (3, "")
+    arguments, password = done.out.splitlines()
+    assert password == "hunter2"
+    assert "hunter2" not in arguments
+    assert arguments.endswith("-x")
+    assert "--dbname=user=ada dbname=app host=h" in arguments
+
+
+def test_dsn_prints_what_the_commands_use(run_process: Run) -> None:
+    assert run_process("dsn", "--dsn", "postgresql://h/app").out == "postgresql://h/app\n"
+    assert run_process("dsn", DATABASE_URL="postgresql+psycopg://h/app").out == "postgresql://h/app\n"
+    parts = psycopg.conninfo.conninfo_to_dict(run_process("dsn", PGHOST="h", PGDATABASE="app").out)
+    assert (parts["host"], parts["dbname"]) == ("h", "app")
 
 
 def test_a_worker_on_the_private_server_logs_nothing_of_the_migration(run_process: Run, tmp_path: Path) -> None:

@@ -1,127 +1,137 @@
-"""README is run: every block of code in it, in order, against a real database."""
+"""The pages are run: every block of code in README and docs/, in order, against a real database."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import signal
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
+import pgqueue
 from tests.databases import Database
-from tests.facts import wait_until
+from tests.docs.pages import NOT_RUN, ROOT, SHOWN, Runner, SetUp, blocks, commands, pages, prose, read
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+TASKS = next(block.text for block in blocks("README.md") if block.file == "tasks.py")
 
-# What installs or builds; .ci/run does that.
-NOT_HERE = ("make ", "pip install")
-
-
-def blocks(language: str) -> list[str]:
-    return [text for kind, text in BLOCKS if kind == language]
-
-
-def environment(database: Database) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PGQUEUE_DSN": database.dsn,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }
+# The pages that take more for granted than an empty queue.
+SET_UP = {
+    "README.md": SetUp(sql="create table orders (id bigint, email text)"),
+    "docs/worker.md": SetUp(files={"package/tasks.py": TASKS, "package/__init__.py": "", "tasks.py": TASKS}),
+    "docs/failover.md": SetUp(files={"tasks.py": TASKS}),
+    "docs/upgrades.md": SetUp(clean_up="drop owned by shop_web; drop role shop_web"),
+    "docs/operating.md": SetUp(sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))"),
+}
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A directory as a reader of README has it: the first Python block in tasks.py."""
-    tasks = blocks("python")[0]
-    (tmp_path / "tasks.py").write_text(tasks)
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "__init__.py").touch()
-    (tmp_path / "package" / "tasks.py").write_text(tasks)
-    return tmp_path
+def runner(
+    database: Database, conn: psycopg.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Runner]:
+    # Python blocks run in this process, and read it as a reader's program does.
+    monkeypatch.setenv("PGQUEUE_DSN", database.dsn)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield Runner(database.dsn, conn, tmp_path)
+    # Another page has its own tasks.py.
+    sys.modules.pop("tasks", None)
 
 
-def test_every_block_has_a_language_that_is_run() -> None:
-    assert {kind for kind, _ in BLOCKS} == {"sh", "sql", "python"}
-    assert README.count("```") == 2 * len(BLOCKS)
+# A page has a dozen commands, each a process of its own: seconds on a free machine, minutes on a busy one.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [page for page in pages() if blocks(page)])
+def test_every_block_of_a_page_runs(page: str, runner: Runner, conn: psycopg.Connection) -> None:
+    needed = SET_UP.get(page, SetUp())
+    runner.set_up(needed)
+    try:
+        for block in blocks(page):
+            runner.run(block)
+    finally:
+        if needed.clean_up:
+            conn.execute(needed.clean_up.encode())
 
 
-@pytest.mark.parametrize("block", blocks("sql"))
-def test_sql_block_runs(block: str, conn: psycopg.Connection) -> None:
-    conn.execute(block.encode())
-
-
-def test_python_block_enqueues_in_the_callers_transaction(database: Database, conn: psycopg.Connection) -> None:
-    conn.execute("create table orders (id bigint)")
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {"dsn": database.dsn, "__name__": "readme"})
+def test_python_blocks_of_the_readme_enqueue_in_the_callers_transaction(
+    runner: Runner, conn: psycopg.Connection
+) -> None:
+    runner.set_up(SET_UP["README.md"])
+    for block in blocks("README.md"):
+        if block.language == "python":
+            runner.run(block)
     assert conn.execute("select count(*) from orders").fetchone() == (1,)
-    loaded = conn.execute("select count(*), count(distinct key) from pgqueue.jobs where task = 'resize'").fetchone()
-    assert loaded == (1000, 10)
-    found = conn.execute(
-        "select task, queue, ready_at > now() from pgqueue.jobs where task <> 'resize' order by id"
-    ).fetchall()
+    found = conn.execute("select task, queue, ready_at > now() from pgqueue.jobs order by id").fetchall()
     assert found == [
-        ("send_email", "default", False),
-        ("confirm", "default", False),
-        ("confirm", "later", True),
-        ("send_email", "default", False),
-        ("recount", "default", False),
-        ("pack", "default", False),
+        ("greet", "default", False),
+        ("greet", "later", True),
+        ("send_receipt", "default", False),
+        ("send_receipt", "default", False),
     ]
 
 
-def test_first_job_of_the_reader_runs(database: Database, project: Path) -> None:
-    script = next(block for block in blocks("sh") if "pgqueue migrate" in block)
-    done = subprocess.run(
-        ["bash", "-eu", "-c", script],
-        cwd=project,
-        env=environment(database),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Hello Ada" in done.stdout
-    assert "succeeded" in done.stdout or "succee" in done.stdout
+def test_the_readme_is_a_tour_of_at_most_250_lines_with_a_table_of_contents() -> None:
+    lines = read("README.md").splitlines()
+    assert len(lines) <= 250
+    assert "## Contents" in lines
 
 
-@pytest.mark.parametrize("block", [block for block in blocks("sh") if block.startswith("pgqueue worker")])
-def test_worker_of_the_readme_starts_and_stops(
-    block: str, database: Database, conn: psycopg.Connection, project: Path
-) -> None:
-    with subprocess.Popen(shlex.split(block), cwd=project, env=environment(database)) as process:
-        try:
-            wait_until(lambda: conn.execute("select name from pgqueue.workers").fetchone())
-        finally:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+def test_every_page_of_docs_is_linked_from_the_readme() -> None:
+    linked = set(re.findall(r"\]\((docs/\w+[\w-]*\.md)\)", read("README.md")))
+    assert linked >= {page for page in pages() if page.startswith("docs/")}
 
 
-@pytest.mark.parametrize("block", [block for block in blocks("sh") if block.startswith("pgqueue limits")])
-def test_the_operators_commands_run(block: str, database: Database, conn: psycopg.Connection, tmp_path: Path) -> None:
-    conn.execute("select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))")
-    done = subprocess.run(
-        ["bash", "-eu", "-c", block],
-        cwd=tmp_path,
-        env=environment(database),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "no worker that said hello" in done.stdout
+def test_the_sql_reference_names_every_public_function_and_view(conn: psycopg.Connection) -> None:
+    rows = conn.execute(
+        """
+        select p.proname from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace and p.proname !~ '^_'
+        union
+        select c.relname from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+        """
+    ).fetchall()
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", read("docs/sql.md")))))
+    assert sorted({row[0] for row in rows} - named) == []
 
 
-def test_every_other_shell_block_is_named_as_not_run_here() -> None:
-    run = [block for block in blocks("sh") if block.startswith("pgqueue ")]
-    rest = [block for block in blocks("sh") if block not in run]
-    assert all(line.startswith(NOT_HERE) for block in rest for line in block.splitlines())
+@pytest.mark.parametrize("page", pages())
+def test_every_function_that_a_page_calls_exists(page: str, conn: psycopg.Connection) -> None:
+    for name in sorted(set(re.findall(r"pgqueue\.(\w+)\(", read(page)))):
+        row = conn.execute("select from pg_proc where proname = %s", [name]).fetchone()
+        assert row is not None or hasattr(pgqueue, name), f"{page} calls pgqueue.{name}()"
+
+
+def test_a_load_by_copy_enqueues_all_its_rows(runner: Runner, conn: psycopg.Connection) -> None:
+    for block in blocks("docs/batches.md"):
+        if block.language == "python":
+            runner.run(block)
+    loaded = conn.execute("select count(*), count(distinct key) from pgqueue.jobs where task = 'resize'").fetchone()
+    assert loaded == (1000, 10)
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_has_a_language(page: str) -> None:
+    assert {block.language for block in blocks(page)} <= {"sh", "sql", "python"} | SHOWN
+    assert len(re.findall(r"^ *```", read(page), re.MULTILINE)) == 2 * len(blocks(page))
+
+
+def test_every_reason_not_to_run_a_command_is_needed() -> None:
+    shell = [
+        command for page in pages() for block in blocks(page) if block.language == "sh" for command in commands(block)
+    ]
+    assert [prefix for prefix in NOT_RUN if not any(command.startswith(prefix) for command in shell)] == []
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:|mailto:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = ROOT / page if not path else (ROOT / page).parent / path
+        assert found.exists(), f"{page} links {target}"
+        if anchor:
+            assert anchor in _anchors(found), f"{page} links {target}"
+
+
+def _anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}

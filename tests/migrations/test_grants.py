@@ -10,12 +10,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from pgqueue import bundled
-from pgqueue.migrate import migrate
+from pgqueue.schema import bundled
+from pgqueue.schema.migrate import migrate
 from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
-ANYONE = {"version", "_clock"}
+ANYONE = {"version", "depth", "_clock"}
 PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
 WORKER = ANYONE | {
     "reserve",
@@ -27,6 +27,9 @@ WORKER = ANYONE | {
     "extend",
     "release",
     "release_unheld",
+    "held_by",
+    "claim_name",
+    "next_attempts",
     "snooze",
     "started",
     "crashed",
@@ -44,7 +47,8 @@ WORKER = ANYONE | {
     "schedule",
     "cron_next",
 }
-READER = ANYONE | {"stats", "explain", "cron_next", "outcome"}
+# The views effective_schedules and manual call the private ones, with the rights of whoever reads them.
+READER = ANYONE | {"stats", "explain", "cron_next", "outcome", "next_attempts", "_schedule_rule", "_functions_of"}
 OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "unschedule",
     "pause_schedule",
@@ -56,6 +60,8 @@ OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "delete_many",
     "retry_many",
     "purge_queue",
+    "configure_task",
+    "configure_queue",
     "set_limit",
     "drop_limit",
 }
@@ -66,7 +72,7 @@ FUNCTIONS = {
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
 READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers")
-READABLE += ("schedules", "effective_schedules", "schedule_history")
+READABLE += ("schedules", "effective_schedules", "schedule_history", "worker_status", "manual")
 READS = {f"{table}:SELECT" for table in READABLE}
 WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}
 TABLES: dict[str, set[str]] = {
@@ -221,10 +227,10 @@ def test_grants_survive_a_reload(
         shutil.copytree(bundled.directory(name), tmp_path / name)
     monkeypatch.setattr(bundled, "directory", lambda name: tmp_path / name)
     for name, old, new in {
-        "body": [("functions/enqueue.sql", "return v_id;", "return v_id + 0;")],
+        "body": [("functions/produce/enqueue.sql", "return v_id;", "return v_id + 0;")],
         # Both have to be dropped and created.
         "shape": [
-            ("functions/stats.sql", "returns jsonb", "returns json"),
+            ("functions/operate/stats.sql", "returns jsonb", "returns json"),
             ("views/effective_tasks.sql", "    t.name,\n", "    t.name, 1 as another,\n"),
         ],
     }[changed]:

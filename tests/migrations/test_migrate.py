@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pgqueue import bundled
 from pgqueue.errors import ConfigError, MigrationError
-from pgqueue.migrate import migrate, script, status
+from pgqueue.schema import bundled
+from pgqueue.schema.migrate import migrate, script, status
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, reserve, value
 from tests.catalog.dump import dump
@@ -85,7 +85,7 @@ def test_twenty_at_once_all_succeed_and_one_does_the_work(empty_database: Databa
     dsn = empty_database.dsn
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", "import sys; from pgqueue.migrate import migrate; migrate(sys.argv[1])", dsn],
+            [sys.executable, "-c", "import sys; from pgqueue.schema.migrate import migrate; migrate(sys.argv[1])", dsn],
             cwd=Path(__file__).parents[2],
             stderr=subprocess.PIPE,
             text=True,
@@ -106,7 +106,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(
 ) -> None:
     broken = {
         "tables": sources / "migrations/versions/0001_the_queue.sql",
-        "a function": sources / "sql/functions/idle.sql",
+        "a function": sources / "sql/functions/worker/idle.sql",
         "the last file": sources / "sql/grants.sql",
     }[where]
     broken.write_text(broken.read_text() + "\nselect 1 / 0;\n")
@@ -122,8 +122,8 @@ def test_a_reload_that_fails_leaves_the_release_before_in_place(
     database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stood = catalog(database), status(database.dsn)
-    edit(sources / "sql/functions/beat.sql", "return found;", "return not found;")
-    (sources / "sql/functions/zzz.sql").write_text("select 1 / 0;\n")
+    edit(sources / "sql/functions/worker/beat.sql", "return found;", "return not found;")
+    (sources / "sql/functions/worker/zzz.sql").write_text("select 1 / 0;\n")
     with pytest.raises(MigrationError):
         migrate(database.dsn)
     monkeypatch.undo()
@@ -131,6 +131,7 @@ def test_a_reload_that_fails_leaves_the_release_before_in_place(
     assert status(database.dsn) == stood
 
 
+@pytest.mark.partitions
 def test_the_script_makes_the_same_schema_as_migrate(empty_database: Database, database: Database) -> None:
     empty_database.connect().execute(script().encode())
     assert catalog(empty_database) == catalog(database)
@@ -141,7 +142,7 @@ def test_the_script_makes_the_same_schema_as_migrate(empty_database: Database, d
 
 
 def test_the_script_from_head_reloads_the_functions(database: Database, sources: Path) -> None:
-    edit(sources / "sql/functions/beat.sql", "The worker is alive.", "The worker lives.")
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
     database.connect().execute(script(start=bundled.revisions()[-1]).encode())
     assert status(database.dsn).current
     comment = "select obj_description('pgqueue.beat'::regproc, 'pg_proc')"
@@ -179,7 +180,7 @@ def test_a_database_of_a_newer_release_is_refused(database: Database) -> None:
 def test_a_routine_of_an_older_release_is_dropped(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (sources / "sql/functions/old.sql").write_text(
+    (sources / "sql/functions/common/old.sql").write_text(
         "create or replace function pgqueue.old() returns int language sql as 'select 1';\n"
     )
     migrate(empty_database.dsn)
@@ -193,7 +194,7 @@ def test_a_routine_of_an_older_release_is_dropped(
 def test_an_argument_more_replaces_the_function_and_leaves_no_second_one(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beat = sources / "sql/functions/beat.sql"
+    beat = sources / "sql/functions/worker/beat.sql"
     edit(beat, "pgqueue.beat(worker text)", "pgqueue.beat(worker text, older int default 0)")
     edit(beat, "pgqueue.beat(text)", "pgqueue.beat(text, int)")
     migrate(empty_database.dsn)
@@ -209,9 +210,9 @@ def test_a_changed_shape_is_replaced(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     if change == "name of an argument":
-        edit(sources / "sql/functions/snooze.sql", "snooze(job_id bigint", "snooze(id bigint")
+        edit(sources / "sql/functions/hold/snooze.sql", "snooze(job_id bigint", "snooze(id bigint")
     elif change == "returned columns":
-        edit(sources / "sql/functions/version.sql", "table (version text,", "table (older text,")
+        edit(sources / "sql/functions/common/version.sql", "table (version text,", "table (older text,")
     else:
         edit(sources / "sql/views/effective_tasks.sql", "    t.name,\n", "    t.name, 1 as older,\n")
     migrate(empty_database.dsn)
@@ -243,8 +244,8 @@ def test_a_changed_view_with_a_dependent_names_it_and_changes_nothing(
 def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    edit(sources / "sql/functions/stats.sql", "returns jsonb", "returns json")
-    edit(sources / "sql/functions/stats.sql", "    return jsonb_build_object(", "    return json_build_object(")
+    edit(sources / "sql/functions/operate/stats.sql", "returns jsonb", "returns json")
+    edit(sources / "sql/functions/operate/stats.sql", "    return jsonb_build_object(", "    return json_build_object(")
     migrate(empty_database.dsn)
     conn = empty_database.connect()
     conn.execute("create view public.my_numbers as select pgqueue.stats() as numbers")
@@ -257,7 +258,7 @@ def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
 def test_jobs_outlive_a_reload(database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conn = database.connect()
     job_id = enqueue(conn)
-    edit(sources / "sql/functions/beat.sql", "The worker is alive.", "The worker lives.")
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
     assert migrate(database.dsn).current
     assert ids(reserve(conn)) == [job_id]
     assert value(conn, "select count(*) from pgqueue.releases") == 2
@@ -265,7 +266,7 @@ def test_jobs_outlive_a_reload(database: Database, sources: Path, monkeypatch: p
 
 def test_a_reload_brings_the_clock_back(database: Database, clock: Clock, sources: Path) -> None:
     clock.set("2030-01-01 00:00+00")
-    edit(sources / "sql/functions/beat.sql", "The worker is alive.", "The worker lives.")
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
     migrate(database.dsn)
     assert abs(value(database.connect(), "select extract(epoch from pgqueue._clock() - clock_timestamp())")) < 1
 
@@ -290,7 +291,7 @@ def test_a_table_that_somebody_holds_is_waited_for_with_short_locks(database: Da
 
 
 def test_another_migration_under_way_is_waited_for(database: Database, sources: Path) -> None:
-    edit(sources / "sql/functions/beat.sql", "The worker is alive.", "The worker lives.")
+    edit(sources / "sql/functions/worker/beat.sql", "Heartbeat: the worker is alive.", "The worker lives.")
     other = database.connect(autocommit=False)
     other.execute("select pg_advisory_xact_lock(1885827941, 3)")
     with pytest.raises(MigrationError, match="another migration is under way"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 from tests.calls import call, enqueue, job, reserve_one
 from tests.databases import Database
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgqueue import ConfigError
 from pgqueue.config import WorkerConfig, describe_dsn, find_dsn, worker_dsn
+from pgqueue.errors import ConfigError
 
 EVERYWHERE = {"PGQUEUE_DSN": "dbname=a", "DATABASE_URL": "dbname=b", "PGHOST": "c"}
 

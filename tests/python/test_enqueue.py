@@ -14,8 +14,11 @@ import pytest
 from psycopg.rows import dict_row
 
 import pgqueue
-from pgqueue import App, DuplicateJob, Enqueued, InvalidArgument, NotBuiltYet, SchemaError, queries
-from pgqueue.errors import LockedTooLong, WrongIsolation
+from pgqueue import App
+from pgqueue.db import consume
+from pgqueue.db.call import Call, perform
+from pgqueue.db.results import Enqueued
+from pgqueue.errors import DuplicateJob, InvalidArgument, LockTimeout, SchemaError, UnsupportedOption, WrongIsolation
 from tests.calls import job, reserve_one, value
 from tests.databases import Database
 
@@ -220,14 +223,14 @@ def test_a_unique_constraint_of_the_users_is_no_duplicate_job(conn: psycopg.Conn
     conn.execute("create table orders (id int primary key)")
     conn.execute("insert into orders values (1)")
     with pytest.raises(psycopg.errors.UniqueViolation):
-        queries.perform(conn, queries.Call(b"insert into orders values (1)", (), lambda rows: None))
+        perform(conn, Call(b"insert into orders values (1)", (), lambda rows: None))
 
 
 def test_a_dedupe_key_held_too_long_is_said_to_be(database: Database, conn: psycopg.Connection) -> None:
     holder = database.connect(autocommit=False)
     conn.execute("update pgqueue.settings set dedupe_wait = '50 ms'")
     pgqueue.enqueue(holder, "t", dedupe="d")
-    with pytest.raises(LockedTooLong, match=r"holds dedupe key 'd' of task 't'.*dedupe_wait"):
+    with pytest.raises(LockTimeout, match=r"holds dedupe key 'd' of task 't'.*dedupe_wait"):
         pgqueue.enqueue(conn, "t", dedupe="d")
 
 
@@ -463,9 +466,9 @@ def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psyco
     ids=str,
 )
 def test_an_option_of_a_later_release_is_never_ignored(option: dict[str, Any], conn: psycopg.Connection) -> None:
-    with pytest.raises(NotBuiltYet, match=f"{next(iter(option))} is not built yet"):
+    with pytest.raises(UnsupportedOption, match=f"{next(iter(option))} is not supported yet"):
         pgqueue.enqueue(conn, "t", **option)
-    with pytest.raises(NotBuiltYet):
+    with pytest.raises(UnsupportedOption):
         pgqueue.enqueue_many(conn, "t", [{}], **option)
 
 
@@ -481,7 +484,7 @@ async def test_errors_are_the_same_on_an_async_connection(
     refused: list[tuple[type[Exception], Callable[[], Awaitable[object]]]] = [
         (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", priority=101)),
         (InvalidArgument, lambda: send.enqueue(async_conn)),
-        (NotBuiltYet, lambda: pgqueue.enqueue(async_conn, "t", depends_on=[1])),
+        (UnsupportedOption, lambda: pgqueue.enqueue(async_conn, "t", depends_on=[1])),
         (TypeError, lambda: pgqueue.enqueue(async_conn, "t", dealy="x")),
     ]
     for error, attempt in refused:
@@ -498,7 +501,7 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     own = database.connect(autocommit=False)
     own.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with pytest.raises(WrongIsolation, match="READ COMMITTED"):
-        queries.perform(own, queries.exchange(queries.Claim("w", None, None, 30, "weighted"), 1))
+        perform(own, consume.exchange(consume.Claim("w", None, None, 30, "weighted"), 1))
     own.rollback()
 
     conn = database.connect()
@@ -507,8 +510,8 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     holder = database.session()
     holder.run("begin")
     holder.run("select 1 from pgqueue.jobs for update")
-    with pytest.raises(LockedTooLong, match="nothing was changed"):
-        queries.perform(conn, queries.fail(queries.Failure(held.id, held.reservation, {})))
+    with pytest.raises(LockTimeout, match="nothing was changed"):
+        perform(conn, consume.fail(consume.Failure(held.id, held.reservation, {})))
 
 
 def test_an_error_that_is_not_the_queues_comes_as_it_is(database: Database) -> None:

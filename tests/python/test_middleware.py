@@ -17,7 +17,10 @@ import psycopg
 import pytest
 
 import pgqueue
-from pgqueue import App, ConfigError, Dead, Discard, Enqueuing, Event, InvalidArgument, Job, Snooze
+from pgqueue import App, Discard, Job, Snooze
+from pgqueue.errors import ConfigError, InvalidArgument, SchemaError
+from pgqueue.hooks import Dead, Event
+from pgqueue.middleware import Enqueuing
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -419,13 +422,13 @@ async def test_errors_outside_handlers_have_a_hook(
         async def crash(*_: Any, **__: Any) -> int:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(worker, "_claim", crash)
+        monkeypatch.setattr(worker._claimer, "claim", crash)
         enqueue(conn, "t")
         await wait_until_async(lambda: errors)
     assert errors[0] == ("a bug", "claiming loop")
 
     elsewhere = pgqueue.worker.Worker(app, database.dsn.replace(database.name, "postgres"))
-    with pytest.raises(pgqueue.SchemaError):
+    with pytest.raises(SchemaError):
         await elsewhere.run()
     assert errors[-1][1] == "worker"
 

@@ -11,7 +11,8 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from pgqueue import UnknownJob, WaitedTooLong, WrongIsolation, wait
+from pgqueue import wait
+from pgqueue.errors import JobNotFound, WaitTimeout, WrongIsolation
 from tests.calls import call, enqueue, reserve_one
 from tests.databases import Database
 
@@ -59,22 +60,22 @@ async def test_wait_on_an_async_connection_returns_an_awaitable(database: Databa
 def test_wait_says_what_state_a_job_is_in_when_time_is_over(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn)
     began = time.monotonic()
-    with pytest.raises(WaitedTooLong, match=f"job {job_id} has not ended within 0.1 s; it is waiting") as error:
+    with pytest.raises(WaitTimeout, match=f"job {job_id} has not ended within 0.1 s; it is waiting") as error:
         wait(conn, job_id, timeout=0.1)
     assert isinstance(error.value, TimeoutError)
     assert 0.1 <= time.monotonic() - began < 2
-    with pytest.raises(WaitedTooLong):
+    with pytest.raises(WaitTimeout):
         wait(conn, job_id, timeout=0)
 
 
 def test_wait_for_a_job_that_is_not_there_or_leaves_no_row_says_so(
     database: Database, conn: psycopg.Connection
 ) -> None:
-    with pytest.raises(UnknownJob, match="there is no job 99"):
+    with pytest.raises(JobNotFound, match="there is no job 99"):
         wait(conn, 99, timeout=5)
     job_id = enqueue(conn, retention="0")
     thread = end_soon(database, job_id)
-    with pytest.raises(UnknownJob, match="is gone"):
+    with pytest.raises(JobNotFound, match="is gone"):
         wait(conn, job_id, timeout=10)
     thread.join()
 

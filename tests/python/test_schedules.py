@@ -11,9 +11,10 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from pgqueue import App, ConfigError, DuplicateTask, InvalidArgument
+from pgqueue import App
 from pgqueue.cli import cli
 from pgqueue.config import WorkerConfig
+from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument, PgQueueError
 from pgqueue.worker import Worker
 from tests.calls import call, value
 from tests.databases import Database
@@ -64,10 +65,16 @@ async def test_an_operators_pause_and_expression_survive_a_deploy(database: Data
     assert value(conn, "select paused_at from pgqueue.effective_schedules where name = 'report'") is not None
 
 
-async def test_a_wrong_expression_stops_the_worker_at_its_start(database: Database) -> None:
+def test_a_wrong_expression_is_refused_where_it_is_declared() -> None:
     app = App()
-    app.schedule("0 24 * * *")(app.task(name="t")(print_nothing))
-    with pytest.raises(InvalidArgument, match="hour of a cron expression must be 0 to 23"):
+    with pytest.raises(ConfigError, match="schedule t: the hour of a cron expression must be 0 to 23"):
+        app.schedule("0 24 * * *")(app.task(name="t")(print_nothing))
+
+
+async def test_a_wrong_time_zone_stops_the_worker_at_its_start(database: Database) -> None:
+    app = App()
+    app.schedule("0 12 * * *", timezone="Mars/Olympus")(app.task(name="t")(print_nothing))
+    with pytest.raises(PgQueueError, match="Mars/Olympus"):
         await start(app, database)
 
 

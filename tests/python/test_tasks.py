@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 import pgqueue
-from pgqueue import App, ConfigError, DuplicateTask, Job, TaskOptions
+from pgqueue import App, Job
+from pgqueue.db import declare, produce
+from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument
+from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 
 
 def test_a_task_is_still_the_function_that_it_was_made_of() -> None:
@@ -129,5 +133,44 @@ def test_the_job_parameter_is_not_for_the_producer() -> None:
     def t(job: Job, to: str) -> None: ...
 
     assert t.bind("a@b.c") == {"to": "a@b.c"}
-    with pytest.raises(pgqueue.InvalidArgument, match="job"):
+    with pytest.raises(InvalidArgument, match="job"):
         t.bind("a@b.c", job=1)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("retry_delay", "5 minuts", "5 min"),
+        ("retry_delay", "soon", "5 min"),
+        ("retry_delay", timedelta(days=-1), "from zero to 366 days"),
+        ("timeout", 5, "a timedelta, or a text"),
+        ("timeout", timedelta(days=8), "from zero to 7 days"),
+        ("retry_policy", "expo", "exponential"),
+        ("retry_policy", "list", "retry_delays"),
+        ("retry_delays", "5 min", "1 to 1000 intervals"),
+        ("retry_delays", ["5 min", "7 minuts"], "5 min"),
+        ("max_attempts", 0, "a whole number from 1 to 100000"),
+        ("max_attempts", 2.5, "a whole number"),
+        ("max_attempts", True, "a whole number"),
+        ("priority", 101, "from -100 to 100"),
+        ("retry_jitter", 1.5, "a number from 0 to 1"),
+        ("queue", "", "1 to 128 bytes"),
+        ("batch_size", 1001, "from 1 to 1000"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_it_is_written_with_its_task(option: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        App().task(name="send_email", **{option: value})(lambda: None)  # type: ignore[call-overload]
+    assert refused.value.message.startswith(f"task send_email: {option} is ")
+    assert expected in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("value", ["5 min", "1 day 02:03:04.5", "P1DT2H", "@ 1 hour", "1.5 h", "90", "2 weeks"])
+def test_what_postgres_reads_as_an_interval_is_accepted(value: str) -> None:
+    assert TaskOptions(retry_delay=value).retry_delay == value
+
+
+def test_the_types_of_options_name_every_option() -> None:
+    assert set(TaskOptions.__slots__) - {"accumulate"} == set(TaskSettings.__annotations__)
+    assert set(JobOptions.__annotations__) == set(produce.OPTION_TYPES)
+    assert set(ScheduleSettings.__annotations__) == set(declare.SCHEDULE_TYPES)

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 
 import pgqueue
-from pgqueue import App, InvalidArgument, Snooze
+from pgqueue import App, Snooze
+from pgqueue.errors import InvalidArgument
 from tests.calls import enqueue, job
 from tests.databases import Database
 from tests.facts import wait_until_async

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 import pgqueue
-from pgqueue import App, ConfigError, InvalidArgument, InvalidPayload, Job
+from pgqueue import App, Job
+from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from tests.calls import enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async

@@ -61,9 +61,9 @@ def test_a_job_that_is_claimed_between_look_and_lock_runs(database: Database) ->
     conn.execute(
         "create function public.stop() returns void language sql as 'select pg_advisory_xact_lock(1)';"
         "create function pgqueue._find_and_stop(jsonb, jsonb, integer, integer, out live_ids bigint[],"
-        ' out ended_ids bigint[], out grains "char"[], out kept_untils timestamptz[], out next_after jsonb)'
+        ' out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[], out next_after jsonb)'
         " language plpgsql as $$ begin"
-        " select f.* into live_ids, ended_ids, grains, kept_untils, next_after"
+        " select f.* into live_ids, ended_ids, granularities, kept_untils, next_after"
         " from pgqueue._find_as_it_is($1, $2, $3, $4) f;"
         " perform public.stop(); end $$;"
         "alter function pgqueue._find_jobs rename to _find_as_it_is;"

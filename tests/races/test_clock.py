@@ -126,3 +126,25 @@ def test_housekeeping_goes_on_after_a_step(conn: psycopg.Connection, clock: Cloc
         call(conn, "release", [job_id], [job(conn, job_id).reservation])
         call(conn, "delete", job_id)
     assert stats(conn).housekeeping["failures"] == {}
+
+
+def test_what_a_step_back_left_in_the_future_is_gone_through_to_its_end(conn: psycopg.Connection, clock: Clock) -> None:
+    """A call looks at a few, the next goes on behind them: what is scheduled there does not stand in the way."""
+    waiting: dict[str, list[int]] = {"default": [], "other": []}
+    for n in range(12):
+        for queue, jobs in waiting.items():
+            enqueue_many(conn, 3, queue=queue, delay=f"{n + 1} min")
+            jobs.append(enqueue(conn, queue=queue))
+        clock.advance("1 min")
+    stepped_from = clock.now()
+    clock.advance("-1 hour")
+    cursor, calls = None, 0
+    while True:
+        cursor = call(conn, "_bring_forward", stepped_from, 4, cursor)
+        clock.advance("1 ms")
+        calls += 1
+        if cursor is None:
+            break
+    assert calls >= 12
+    for queue, jobs in waiting.items():
+        assert ids(reserve(conn, 100, queues=[queue])) == jobs

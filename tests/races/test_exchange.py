@@ -1,6 +1,8 @@
-"""exchange, where somebody holds what it ends, or claims what it lets go."""
+"""exchange, where another session has locked what it ends, or claims what it releases."""
 
 from __future__ import annotations
+
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -41,35 +43,35 @@ def test_a_job_whose_lease_was_taken_while_it_ran_spoils_no_other(conn: psycopg.
     maintain(conn)
     enqueue_many(conn, 4)
     held = reserve(conn, 4)
-    # Of two of them the leases are taken, and somebody else runs one.
+    # The leases of two of them are taken, and another worker runs one.
     call(conn, "release", *pairs(held[1:3]))
     [taken] = reserve(conn, 1, "other")
     lost = {row.id for row in held[1:3]}
-    told = exchange(conn, [held[0], held[1]], [held[2], held[3]])
-    assert told == [("lost", held[1].id), ("lost", held[2].id), ("failed", held[3].id)]
+    reported = exchange(conn, [held[0], held[1]], [held[2], held[3]])
+    assert reported == [("lost", held[1].id), ("lost", held[2].id), ("failed", held[3].id)]
     assert state(conn, held[0].id) == "succeeded"
     assert taken.id in lost
     assert state(conn, taken.id) == "executing"
     assert call(conn, "complete", taken.id, taken.reservation) is True
 
 
-def test_what_somebody_holds_is_told_and_the_rest_ends_and_the_next_comes(
+def test_a_locked_row_is_reported_and_the_rest_ends_and_the_next_job_comes(
     conn: psycopg.Connection, other: Session
 ) -> None:
     enqueue_many(conn, 5)
     done, locked, failed, locked_failed = held = reserve(conn, 4)
     other.run("begin")
     other.run("select from pgqueue.jobs where id = any (%s) for update", [ids([locked, locked_failed])])
-    told = exchange(conn, [done, locked], [failed, locked_failed], 1)
-    assert told[:3] == [("locked", locked.id), ("failed", failed.id), ("locked", locked_failed.id)]
-    assert [outcome for outcome, _ in told[3:]] == ["reserved"]
+    reported = exchange(conn, [done, locked], [failed, locked_failed], 1)
+    assert reported[:3] == [("locked", locked.id), ("failed", failed.id), ("locked", locked_failed.id)]
+    assert [outcome for outcome, _ in reported[3:]] == ["reserved"]
     assert [state(conn, row.id) for row in held] == ["succeeded", "executing", "failed", "executing"]
     other.run("rollback")
     assert exchange(conn, [locked], [locked_failed]) == [("failed", locked_failed.id)]
     assert state(conn, locked.id) == "succeeded"
 
 
-def test_a_holder_that_is_gone_soon_is_waited_for(database: Database, conn: psycopg.Connection, other: Session) -> None:
+def test_a_lock_that_ends_soon_is_waited_for(database: Database, conn: psycopg.Connection, other: Session) -> None:
     job_id = enqueue(conn)
     held = reserve_one(conn)
     hold(other, job_id)
@@ -78,16 +80,14 @@ def test_a_holder_that_is_gone_soon_is_waited_for(database: Database, conn: psyc
         "select outcome from pgqueue.exchange('w', completed => %s, completed_reservations => %s)",
         [[job_id], [held.reservation]],
     )
-    # While it waits it is not answered; the answer tells which came first.
+    # It answers when it has waited; the answer shows which came first.
     wait_until(lambda: worker.waits_behind(other) or ending.done())
     other.run("rollback")
     assert ending.result(timeout=10) in ([], [("locked",)])
     assert (state(conn, job_id) == "succeeded") == (ending.result() == [])
 
 
-def test_a_payload_that_somebody_holds_keeps_its_call_and_nothing_else(
-    conn: psycopg.Connection, other: Session
-) -> None:
+def test_a_locked_member_keeps_its_batch_and_nothing_else(conn: psycopg.Connection, other: Session) -> None:
     call(conn, "declare_task", "acc", accumulate=True)
     for n in range(3):
         enqueue(conn, "acc", {"n": n}, key="k")
@@ -103,9 +103,7 @@ def test_a_payload_that_somebody_holds_keeps_its_call_and_nothing_else(
     assert {state(conn, row.id) for row in rows} == {"succeeded"}
 
 
-def test_a_retry_budget_that_somebody_holds_keeps_only_failures_for_later(
-    conn: psycopg.Connection, other: Session
-) -> None:
+def test_a_locked_retry_budget_keeps_only_failures_for_later(conn: psycopg.Connection, other: Session) -> None:
     conn.execute("insert into pgqueue.queues (name, retry_budget) values ('default', 5)")
     enqueue_many(conn, 3)
     first, second, third = reserve(conn, 3)
@@ -140,12 +138,12 @@ def test_two_exchanges_over_the_same_jobs_in_opposite_parts_end_without_a_deadlo
         each.result(timeout=10)
     for job_id in job_ids:
         if state(conn, job_id) == "executing":
-            # Told as locked, to be said again.
+            # Reported as locked, to be reported again.
             assert ("locked", job_id) in started[0].result() + started[1].result()
 
 
 @pytest.mark.covers("L1")
-def test_while_an_exchange_is_open_nobody_else_gets_the_job_that_it_let_go(
+def test_while_an_exchange_is_open_no_other_worker_gets_the_job_that_it_released(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
     clock.set("2030-01-01 12:00+00")
@@ -163,3 +161,103 @@ def test_while_an_exchange_is_open_nobody_else_gets_the_job_that_it_let_go(
     worker.run("commit")
     assert reserve(conn, 10, "other") == []
     assert [state(conn, job_id) for job_id in (first, second, third)] == ["succeeded", "executing", "blocked"]
+
+
+@pytest.fixture
+def noon(conn: psycopg.Connection, clock: Clock) -> Clock:
+    clock.set("2030-01-01 12:00+00")
+    maintain(conn)
+    return clock
+
+
+@pytest.mark.covers("G9", "D2")
+@pytest.mark.parametrize("part", ["completed", "failed", "extended"])
+def test_a_job_reported_as_locked_or_extended_stays_held_when_that_lock_ends(
+    part: str, conn: psycopg.Connection, other: Session, noon: Clock
+) -> None:
+    job_id = enqueue(conn)
+    held = reserve_one(conn)
+    noon.advance("29 s")
+    hold(other, job_id)
+    for _ in range(3):
+        [row] = table(conn, "exchange", "w", **{part: [held.id], f"{part}_reservations": [held.reservation]})
+        assert row.outcome == ("extended" if part == "extended" else "locked")
+        assert row.lease_expires_at == noon.now() + timedelta(seconds=30)
+        for _ in range(6):
+            noon.advance("4 s")
+            maintain(conn)
+    other.run("rollback")
+    assert maintain(conn).rescued == 0
+    assert reserve(conn, 1, "thief") == []
+    rows = table(conn, "exchange", "w", **{part: [held.id], f"{part}_reservations": [held.reservation]})
+    assert [row.outcome for row in rows] == {"completed": [], "failed": ["failed"], "extended": ["extended"]}[part]
+
+
+def in_reserve(database: Database, statement: str) -> None:
+    """Have every reserve run a statement first."""
+    with database.connect() as conn:
+        [[body]] = conn.execute("select pg_get_functiondef('pgqueue.reserve'::regproc)").fetchall()
+        assert "\nbegin\n" in body
+        conn.execute(body.replace("\nbegin\n", f"\nbegin\n    {statement};\n", 1).encode())
+
+
+FAULTS = {
+    "22012": "perform 1 / 0",
+    "53100": "raise disk_full",
+    # A cancel, or a statement_timeout.
+    "57014": "perform set_config('statement_timeout', '50ms', true), pg_sleep(60)",
+    "40P01": "raise deadlock_detected",
+}
+
+
+@pytest.mark.parametrize("sqlstate", FAULTS)
+def test_what_ended_is_stored_although_the_claim_with_it_fails(
+    sqlstate: str, database: Database, conn: psycopg.Connection
+) -> None:
+    enqueue_many(conn, 5)
+    done, failed, extended, lost = reserve(conn, 4)
+    call(conn, "release", *pairs([lost]), "1 hour")
+    in_reserve(database, FAULTS[sqlstate])
+    if sqlstate == "57014":
+        conn.execute("set statement_timeout = '1s'")
+    rows = table(
+        conn,
+        "exchange",
+        "w",
+        10,
+        completed=[done.id, lost.id],
+        completed_reservations=[done.reservation, lost.reservation],
+        failed=[failed.id],
+        failed_reservations=[failed.reservation],
+        extended=[extended.id],
+        extended_reservations=[extended.reservation],
+    )
+    assert [(row.outcome, row.id) for row in rows] == [
+        ("lost", lost.id),
+        ("failed", failed.id),
+        ("extended", extended.id),
+        ("unclaimed", None),
+    ]
+    assert rows[-1].note.startswith(f"{sqlstate}: ")
+    assert [state(conn, row.id) for row in (done, failed, extended)] == ["succeeded", "failed", "executing"]
+
+
+def test_a_claim_that_would_wait_costs_no_end(conn: psycopg.Connection, other: Session) -> None:
+    enqueue_many(conn, 2)
+    held = reserve_one(conn)
+    other.run("begin")
+    other.run("lock table pgqueue.lanes in access exclusive mode")
+    [row] = table(conn, "exchange", "w", 10, completed=[held.id], completed_reservations=[held.reservation])
+    assert (row.outcome, row.note[:5]) == ("unclaimed", "55P03")
+    assert state(conn, held.id) == "succeeded"
+    # With nothing to keep it is an error as of reserve.
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        table(conn, "exchange", "w", 10)
+
+
+def test_misuse_of_the_claim_is_refused_before_anything_ends(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    held = reserve_one(conn)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="strategy is unknown"):
+        table(conn, "exchange", "w", 1, strategy="no", completed=[held.id], completed_reservations=[held.reservation])
+    assert state(conn, job_id) == "executing"

@@ -1,7 +1,7 @@
 """Heads of lanes: no claim walks what others have claimed, and none passes a job by.
 
 Orders are forced with a clock that moves by hand. Each test lets the head pass a job's place, or try to, and then lets
-the job come: it must be handed out. See sql/functions/_heads.sql for the rule.
+the job come: it must be handed out. See sql/functions/claim/_heads.sql for the rule.
 """
 
 from __future__ import annotations
@@ -511,7 +511,7 @@ def its_lease_lapses(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -
 @way
 def its_lease_lapses_unseen_by_housekeeping(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
     job_id, _ = taken(conn, traffic, lease="20 s")
-    conn.execute("update pgqueue.jobs set lease_prolonged = true")
+    conn.execute("update pgqueue.jobs set grace_given = true")
     clock.advance("30 s")
     return job_id
 
@@ -705,7 +705,7 @@ def test_leases_of_a_claim_that_commits_late_lapse(
     assert isinstance(passed, datetime)
     claimer.commit()
     assert job(conn, job_id).lease_expires_at < now
-    conn.execute("update pgqueue.jobs set lease_prolonged = true where id = %s", [job_id])
+    conn.execute("update pgqueue.jobs set grace_given = true where id = %s", [job_id])
     assert ids(reserve(conn)) == [job_id]
 
 
@@ -799,7 +799,7 @@ def test_what_is_ready_below_its_head_is_found_once_a_minute_and_counted(
     # Only a mistake can do this.
     conn.execute("update pgqueue.jobs set ready_at = '2029-01-01 00:00+00' where id = %s", [job_id])
     conn.execute(
-        "update pgqueue.jobs set lease_expires_at = '2029-01-01 00:00+00', lease_prolonged = true where id = %s",
+        "update pgqueue.jobs set lease_expires_at = '2029-01-01 00:00+00', grace_given = true where id = %s",
         [held.id],
     )
     assert reserve(conn) == []

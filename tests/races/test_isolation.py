@@ -70,6 +70,7 @@ def test_a_batch_may_be_completed_at_every_level(conn: psycopg.Connection, handl
     assert state(conn, job_id) == "succeeded"
 
 
+@pytest.mark.partitions
 def test_a_missing_partition_is_attached_at_every_level(
     conn: psycopg.Connection, handler: psycopg.Connection, clock: Clock
 ) -> None:

@@ -22,6 +22,7 @@ from tests.calls import (
     reserve,
     reserve_one,
     state,
+    stats,
     value,
 )
 from tests.databases import Database
@@ -57,7 +58,7 @@ def is_parked(conn: psycopg.Connection, *job_ids: int) -> bool:
 def unparked(conn: psycopg.Connection) -> int:
     """What the net of maintain had to release so far."""
     maintain(conn)
-    found: int = value(conn, "select unparked from pgqueue.housekeeping order by n desc limit 1")
+    found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
 
 
@@ -70,42 +71,153 @@ def open_with(session: Session, begin: LiteralString = "begin") -> Session:
 # A claim that parks while the job ahead ends.
 
 
+# What makes the first job of a key leave its place: while it executes, and while it waits.
+LEAVING: dict[str, LiteralString] = {
+    "complete": "select pgqueue.complete(%s, %s)",
+    "dead": "select pgqueue.fail(%s, %s, retry => false)",
+    "cancelled": "select pgqueue.fail(%s, %s, cancel => true)",
+    "exchange": "select * from pgqueue.exchange('w', completed => array[%s], completed_reservations => array[%s])",
+}
+
+
 @pytest.mark.covers("L1")
+@pytest.mark.parametrize("leaving", LEAVING.values(), ids=LEAVING)
 @ENDS
-def test_a_finish_waits_for_a_claim_that_is_parking_behind_its_job(database: Database, end: LiteralString) -> None:
+def test_a_job_ends_while_an_open_claim_parks_behind_it_and_the_next_follows(
+    database: Database, end: LiteralString, leaving: LiteralString
+) -> None:
     conn = database.connect()
     held, [next_id] = chain(conn, 2)
-    claim, finish = open_with(database.session()), database.session()
+    claim = open_with(database.session())
     assert claim.run(RESERVE) == []
-    done = finish.start(COMPLETE, [held.id, held.reservation])
-    wait_until(lambda: finish.waits_behind(claim))
+    conn.execute("set statement_timeout = '2s'")
+    conn.execute(leaving, [held.id, held.reservation])
+    assert job(conn, held.id).state != "executing"
     claim.run(end)
-    assert done.result(10) == [(True,)]
     assert ids(reserve(conn, 10)) == [next_id]
     assert unparked(conn) == 0
 
 
 @pytest.mark.covers("L1")
-@pytest.mark.parametrize(
-    "leaving", ["select pgqueue.fail(%s, %s, retry => false)", "select pgqueue.fail(%s, %s, cancel => true)"]
-)
-def test_a_job_that_dies_or_is_cancelled_waits_for_a_claim_that_is_parking_as_well(
-    database: Database, leaving: LiteralString
-) -> None:
+@ENDS
+def test_a_note_outlives_the_claim_that_it_waits_for(database: Database, clock: Clock, end: LiteralString) -> None:
+    now = clock.set("2030-01-01 12:00+00")
+    assert now
     conn = database.connect()
     held, [next_id] = chain(conn, 2)
-    claim, finish = open_with(database.session()), database.session()
+    claim = open_with(database.session())
     assert claim.run(RESERVE) == []
-    done = finish.start(leaving, [held.id, held.reservation])
-    wait_until(lambda: finish.waits_behind(claim))
-    claim.run("commit")
-    assert done.result(10)[0][0] in ("dead", "cancelled")
+    assert call(conn, "complete", held.id, held.reservation) is True
+    # Read again and again while the claim is open: by reserve, by maintain.
+    for _ in range(3):
+        assert reserve(conn, 10) == []
+        maintain(conn)
+        clock.advance("100 ms")
+    assert value(conn, "select count(*) from pgqueue.key_notes") == 1
+    claim.run(end)
     assert ids(reserve(conn, 10)) == [next_id]
+    assert value(conn, "select count(*) from pgqueue.key_notes") == 0
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("count", [3, 250])
+def test_batches_end_while_an_open_claim_parks_behind_all_of_them(database: Database, count: int) -> None:
+    conn = database.connect()
+    for _ in range(2):
+        conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, %s) n", [count])
+    held = reserve(conn, count)
+    assert len(held) == count
+    claim = open_with(database.session())
+    claim.run("select id from pgqueue.reserve('other', 1000)")
+    # A first claim makes its plans, and may not come to the end of the lane.
+    parked = value(conn, "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'")
+    assert parked > 0
+    conn.execute("set statement_timeout = '2s'")
+    assert column(conn, "complete_many", *pairs(held)) == []
+    assert value(conn, "select count(*) from pgqueue.key_notes") == parked
+    claim.run("commit")
+    wait_until(lambda: reserve(conn, 1000) is not None and value(conn, STILL_WAITING) == 0)
+    assert unparked(conn) == 0
+
+
+STILL_WAITING = "select count(*) from pgqueue.jobs where state <> 'executing'"
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("away", ["cancel", "delete"])
+def test_a_waiting_job_leaves_while_an_open_claim_parks_behind_it(database: Database, away: str) -> None:
+    conn = database.connect()
+    call(conn, "set_limit", "limit_key", "l", max_executing=0)
+    first = enqueue(conn, key="k", limit_key="l")
+    park(conn)
+    assert is_parked(conn, first)
+    second = enqueue(conn, key="k")
+    claim = open_with(database.session())
+    assert claim.run(RESERVE) == []
+    conn.execute("set statement_timeout = '2s'")
+    call(conn, away, first)
+    claim.run("commit")
+    assert ids(reserve(conn, 10)) == [second]
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("leaving", ["fail", "release"])
+def test_an_earlier_job_that_an_open_claim_parks_follows_one_that_goes_back(
+    database: Database, clock: Clock, leaving: str
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    earlier = enqueue(conn, key="k", delay="1 min")
+    later = enqueue(conn, key="k")
+    held = reserve_one(conn, lease="1 hour")
+    assert held.id == later
+    clock.advance("1 min")
+    claim = open_with(database.session())
+    assert claim.run(RESERVE) == []
+    conn.execute("set statement_timeout = '2s'")
+    if leaving == "fail":
+        assert call(conn, "fail", held.id, held.reservation, retry_in="1 h") == "failed"
+    else:
+        assert column(conn, "release", [held.id], [held.reservation], delay="1 h") == []
+    claim.run("commit")
+    assert state(conn, earlier) == "blocked"
+    assert ids(reserve(conn, 10)) == [earlier]
+    assert unparked(conn) == 0
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_claim_between_the_mark_of_what_leaves_and_its_look_parks_nothing(
+    database: Database, clock: Clock, count: int
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    conn = database.connect()
+    for _ in range(2):
+        conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, %s) n", [count])
+    held = reserve(conn, count)
+    gate, finish = open_with(database.session()), database.session()
+    gate.run("select pg_advisory_xact_lock(1)")
+    conn.execute("create function public.gate() returns void language sql as 'select pg_advisory_xact_lock_shared(1)'")
+    source = value(conn, "select pg_get_functiondef('pgqueue._release_next'::regproc)")
+    tried = "perform pgqueue._note_open_claims(p_job_ids, p_queues, p_keys);"
+    assert source.count(tried) == 1
+    conn.execute(source.replace(tried, f"{tried} perform public.gate();").encode())
+    done = finish.start("select * from pgqueue.complete_many(%s, %s)", pairs(held))
+    wait_until(lambda: finish.waits_behind(gate))
+    assert reserve(conn, 100) == []
+    assert value(conn, "select count(*) from pgqueue.jobs where state = 'blocked'") == 0
+    gate.run("commit")
+    assert done.result(10) == []
+    clock.advance("1 s")
+    assert len(reserve(conn, 100)) == count
+    assert unparked(conn) == 0
 
 
 @pytest.mark.covers("L1")
 @ENDS
-def test_a_claim_puts_off_what_stands_behind_a_job_that_is_being_finished(
+def test_a_claim_defers_what_stands_behind_a_job_that_is_being_finished(
     database: Database, clock: Clock, end: LiteralString
 ) -> None:
     now = clock.set("2030-01-01 12:00+00")
@@ -360,7 +472,7 @@ def test_a_payload_that_somebody_locked_stops_neither_rescue_nor_reserve(databas
     for _ in range(4):
         clock.advance("4 s")
         maintain(conn)
-    assert value(conn, "select failures from pgqueue.housekeeping order by n desc limit 1") == {}
+    assert stats(conn).housekeeping["failures"] == {}
     assert state(conn, plain) == "waiting"
     # The whole call counts as held.
     assert {state(conn, row.id) for row in call_rows if row.task == "acc"} == {"executing"}
@@ -465,7 +577,7 @@ def test_a_look_at_a_limit_while_a_claim_parks_under_it_forgets_nobody(database:
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
     clock.advance("2 s")
-    # It is time to look, and the claim has the lock. Nobody else is parked that could be seen.
+    # The limit is due, and no other job is parked under it that could be seen.
     maintain(conn)
     claim.run("commit")
     assert state(conn, waiting) == "blocked"

@@ -131,6 +131,7 @@ class Soak:
             )
 
 
+@pytest.mark.long
 @pytest.mark.covers("L1", "L12", "L13", "G9")
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_each_key_keeps_its_order_while_workers_are_killed(database: Database) -> None:
@@ -159,7 +160,7 @@ def test_each_key_keeps_its_order_while_workers_are_killed(database: Database) -
 
     claims = value(conn, "select count(*) from public.log where what = 'claim'")
     total = value(conn, "select count(*) from pgqueue.history where state = 'succeeded'")
-    lapsed = value(conn, "select max(rescued) from pgqueue.housekeeping")
+    lapsed = value(conn, "select max(rescued) from pgqueue.maintenance_runs")
     sys.stdout.write(
         f"soak: {total:,} jobs of {KEYS} keys by {WORKERS} workers in {took:.0f} s, {claims:,} claims,"
         f" {soak.killed} sessions killed, {lapsed} leases lapsed\n"
@@ -180,4 +181,4 @@ def test_each_key_keeps_its_order_while_workers_are_killed(database: Database) -
         """
     ).fetchall()
     assert violations == []
-    assert value(conn, "select max(unparked) from pgqueue.housekeeping") == 0
+    assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 0

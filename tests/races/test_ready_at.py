@@ -67,7 +67,7 @@ def test_what_comes_back_takes_its_xid_before_it_reads_the_clock(conn: psycopg.C
     elif way == "unheld":
         assert column(conn, "release_unheld", "w") == [job_id]
     else:
-        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity', lease_prolonged = true")
+        conn.execute("update pgqueue.jobs set lease_expires_at = '-infinity', grace_given = true")
         assert maintain(conn).rescued == 1
     assert ready_at(conn, job_id)
 
@@ -92,7 +92,7 @@ def test_what_a_step_back_brings_forward_takes_its_xid_before_it_reads_the_clock
         """
         update pgqueue.jobs
         set run_at = '2030-01-01 01:00+00', ready_at = '2030-01-01 01:00+00', created_at = '2030-01-01 01:00+00';
-        insert into pgqueue.housekeeping (at) values ('2030-01-01 01:00+00')
+        insert into pgqueue.maintenance_runs (at) values ('2030-01-01 01:00+00')
         """
     )
     split_clock(conn)

@@ -29,8 +29,8 @@ def test_two_that_run_one_instant_at_once_enqueue_one_job(
     """Past maintain's lock, which keeps them apart otherwise: the unique key alone has to hold."""
     first, second = database.session(), database.session()
     first.run("begin")
-    assert first.run("select pgqueue._run_schedules(100, false)") == [(1,)]
-    other = second.start("select pgqueue._run_schedules(100, false)")
+    assert first.run("select pgqueue._run_schedules(100)") == [(1,)]
+    other = second.start("select pgqueue._run_schedules(100)")
     wait_until(lambda: second.waits_behind(first))
     first.run("commit" if end == "commit" else "rollback")
     assert other.result(timeout=10) == [(second_enqueues,)]

@@ -84,6 +84,7 @@ relaxed = settings(
 )
 
 
+@pytest.mark.long
 @relaxed
 @given(task=names, args=st.none() | (objects | json_values).map(Jsonb), given_options=options)
 def test_enqueue_answers_with_an_id_or_a_refusal(
@@ -104,6 +105,7 @@ def test_enqueue_answers_with_an_id_or_a_refusal(
     shared.execute("truncate pgqueue.jobs, pgqueue.dedupe_keys")
 
 
+@pytest.mark.long
 @relaxed
 @given(
     worker=names,
@@ -135,6 +137,7 @@ def test_reserve_answers_with_jobs_or_a_refusal(
     shared.execute("delete from pgqueue.jobs")
 
 
+@pytest.mark.long
 @relaxed
 @given(
     error=st.none() | json_values.map(Jsonb),

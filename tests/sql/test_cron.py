@@ -304,12 +304,14 @@ def compare(conn: psycopg.Connection, expression: str, after: datetime, zone: st
     assert ours == theirs
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(expression=five | six, after=instants)
 def test_in_utc_it_agrees_with_cronsim(shared: psycopg.Connection, expression: str, after: datetime) -> None:
     compare(shared, expression, after, "UTC")
 
 
+@pytest.mark.long
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(expression=five, after=instants | changes, zone=st.sampled_from(ZONES))
 def test_in_time_zones_it_agrees_with_cronsim(
@@ -319,6 +321,7 @@ def test_in_time_zones_it_agrees_with_cronsim(
         compare(shared, expression, after, zone)
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     step=st.sampled_from([1, 7, 15, 20, 59]),

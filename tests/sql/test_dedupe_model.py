@@ -94,12 +94,13 @@ def shared(cloner: Cloner) -> Iterator[Database]:
     cloner.drop(database)
 
 
+@pytest.mark.long
 @given(steps)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_one_job_stands_for_a_key_and_the_right_one(shared: Database, steps: list[tuple[Any, ...]]) -> None:
     conn = shared.connect()
     clock = Clock(conn)
-    conn.execute("truncate pgqueue.jobs, pgqueue.history, pgqueue.dedupe_keys, pgqueue.lanes, pgqueue.housekeeping")
+    conn.execute("truncate pgqueue.jobs, pgqueue.history, pgqueue.dedupe_keys, pgqueue.lanes, pgqueue.maintenance_runs")
     clock.set("2030-01-01 12:00+00")
     model = Model()
     held: dict[int, int] = {}

@@ -165,6 +165,7 @@ def test_each_argument_has_a_type_that_this_test_knows(conn: psycopg.Connection)
     assert types <= set(scalars)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_whatever_is_called_the_answer_is_a_result_or_a_refusal(database: Database) -> None:
     conn, clock = database.connect(), Clock(database.connect())
@@ -228,7 +229,7 @@ ENDINGS: list[Callable[[psycopg.Connection, int, int], object]] = [
 
 def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
     """Whatever was called, what can run runs, and nothing is stuck."""
-    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.housekeeping") == 0
+    assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
     conn.execute("delete from pgqueue.limits")
     conn.execute("update pgqueue.queues set paused_at = null")
     for _ in range(3):
@@ -257,5 +258,5 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
         ).fetchall()
         == []
     )
-    failures = value(conn, "select failures from pgqueue.housekeeping order by n desc limit 1")
+    failures = value(conn, "select pgqueue.stats() #> '{housekeeping,failures}'")
     assert not failures

@@ -1,4 +1,4 @@
-"""exchange and fail_many: what a busy worker says and asks in one call."""
+"""exchange and fail_many: what a busy worker reports and asks for in one call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def failing(rows: list[Row]) -> dict[str, Any]:
     return {"failed": job_ids, "failed_reservations": reservations}
 
 
-def told(rows: list[Row]) -> list[tuple[str, int]]:
+def outcomes(rows: list[Row]) -> list[tuple[str, int]]:
     return [(row.outcome, row.id) for row in rows]
 
 
@@ -67,7 +67,7 @@ def test_one_call_completes_fails_extends_and_reserves(conn: psycopg.Connection,
         started=[True, False],
         lease="40 s",
     )
-    assert told(rows) == [
+    assert outcomes(rows) == [
         ("lost", gone.id),
         ("failed", failed.id),
         ("dead", dead.id),
@@ -108,9 +108,9 @@ def test_each_part_may_be_left_out(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 3)
     held = reserve(conn, 3)
     assert exchange(conn, **completing(held[:1])) == []
-    assert told(exchange(conn, **failing(held[1:2]))) == [("failed", held[1].id)]
+    assert outcomes(exchange(conn, **failing(held[1:2]))) == [("failed", held[1].id)]
     extended = exchange(conn, extended=[held[2].id], extended_reservations=[held[2].reservation])
-    assert told(extended) == [("extended", held[2].id)]
+    assert outcomes(extended) == [("extended", held[2].id)]
     assert state(conn, held[0].id) == "succeeded"
 
 
@@ -124,7 +124,7 @@ def test_the_next_job_of_a_key_comes_with_the_end_of_the_one_before(conn: psycop
     assert [state(conn, job_id) for job_id in (second, third)] == ["blocked", "blocked"]
     parts = completing([held]) if end == "completed" else {**failing([held]), "retry": [False]}
     rows = exchange(conn, 10, **parts)
-    assert told(rows)[-1] == ("reserved", second)
+    assert outcomes(rows)[-1] == ("reserved", second)
     assert state(conn, third) == "blocked"
     assert held.id == first
 
@@ -133,8 +133,8 @@ def test_the_next_job_of_a_key_comes_with_the_end_of_the_one_before(conn: psycop
 def test_a_job_of_a_key_that_fails_keeps_its_place_and_none_behind_it_comes(conn: psycopg.Connection) -> None:
     first, second = enqueue_many(conn, 2, key="k")
     held = reserve_one(conn)
-    assert told(exchange(conn, 10, **failing([held]), retry_in=["1 hour"])) == [("failed", first)]
-    assert told(exchange(conn, 10)) == []
+    assert outcomes(exchange(conn, 10, **failing([held]), retry_in=["1 hour"])) == [("failed", first)]
+    assert outcomes(exchange(conn, 10)) == []
     assert state(conn, second) == "blocked"
 
 
@@ -160,8 +160,8 @@ def test_calls_of_an_accumulating_task_end_among_other_jobs(conn: psycopg.Connec
     a, b = (next(row for row in rows if row.key == key) for key in ("a", "b"))
     plain = [row for row in rows if row.key is None]
     assert leaders
-    told_of = told(exchange(conn, **completing([a, plain[0]]), **failing([plain[1], b]), retry=[True, False]))
-    assert told_of == [("failed", plain[1].id), ("dead", b.id)]
+    reported = outcomes(exchange(conn, **completing([a, plain[0]]), **failing([plain[1], b]), retry=[True, False]))
+    assert reported == [("failed", plain[1].id), ("dead", b.id)]
     assert Counter(state(conn, row.id) for row in rows) == {"succeeded": 4, "failed": 1, "dead": 3}
 
 
@@ -169,7 +169,7 @@ def test_a_job_that_is_named_twice_ends_once(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 2, max_attempts=9)
     done, failed = reserve(conn, 2)
     rows = exchange(conn, **completing([done, done]), **failing([done, failed, failed]), retry_in=["0", "0", "0"])
-    assert told(rows) == [("lost", done.id), ("failed", failed.id), ("lost", failed.id)]
+    assert outcomes(rows) == [("lost", done.id), ("failed", failed.id), ("lost", failed.id)]
     assert state(conn, done.id) == "succeeded"
     assert len(job(conn, failed.id).errors) == 1
 
@@ -183,10 +183,10 @@ def test_each_of_a_batch_fails_as_it_would_alone(conn: psycopg.Connection, clock
     call(conn, "declare_task", "listed", retry_policy="list", retry_delays=["7 s", "9 s"], retry_jitter=0)
     fixed, listed = enqueue(conn, "fixed"), enqueue(conn, "listed")
     own = enqueue(conn, "fixed", retry_policy="fixed", retry_delay="1 min", retry_queue="later")
-    stopped, told_off, last, by_call = (enqueue(conn, "fixed", max_attempts=n) for n in (9, 9, 1, 9))
+    stopped, reportedf, last, by_call = (enqueue(conn, "fixed", max_attempts=n) for n in (9, 9, 1, 9))
     held = {row.id: row for row in reserve(conn, 10)}
     call(conn, "cancel", stopped)
-    order = [by_call, last, told_off, stopped, own, listed, fixed]
+    order = [by_call, last, reportedf, stopped, own, listed, fixed]
     rows = table(
         conn,
         "fail_many",
@@ -201,7 +201,7 @@ def test_each_of_a_batch_fails_as_it_would_alone(conn: psycopg.Connection, clock
     assert [(row.job_id, row.state, row.policy_error) for row in rows] == [
         (by_call, "failed", None),
         (last, "dead", None),
-        (told_off, "cancelled", None),
+        (reportedf, "cancelled", None),
         (stopped, "cancelled", None),
         (own, "failed", None),
         (listed, "failed", None),
@@ -214,7 +214,7 @@ def test_each_of_a_batch_fails_as_it_would_alone(conn: psycopg.Connection, clock
         assert [state(conn, job_id)] == [row.state for row in rows if row.job_id == job_id]
 
 
-def test_of_a_batch_those_that_were_lost_are_told_and_the_others_fail(conn: psycopg.Connection) -> None:
+def test_of_several_failures_the_lost_ones_are_reported_and_the_others_fail(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 3)
     job_ids, reservations = pairs(reserve(conn, 3))
     wrong = [reservations[0], reservations[1] + 1, reservations[2]]
@@ -293,5 +293,5 @@ def test_a_failed_batch_lets_earlier_jobs_of_its_keys_go_first(conn: psycopg.Con
     clock.advance("6 s")
     assert reserve(conn, 10) == []
     rows = exchange(conn, 10, **failing([held]), retry_in=["0"])
-    assert told(rows) == [("failed", later), ("reserved", earlier)]
+    assert outcomes(rows) == [("failed", later), ("reserved", earlier)]
     maintain(conn)

@@ -37,7 +37,7 @@ def test_a_job_that_ended_says_how_and_when(conn: psycopg.Connection, clock: Clo
     call(conn, "fail", dead, reserve_one(conn).reservation, Jsonb({"message": "no paper"}), retry=False)
     call(conn, "cancel", cancelled)
     for job_id, state, said in (
-        (succeeded, "succeeded", "after 1 tries"),
+        (succeeded, "succeeded", "after 1 attempts"),
         (dead, "dead", "no paper"),
         (cancelled, "cancelled", "2030-01-01"),
     ):
@@ -54,7 +54,7 @@ def test_a_job_that_executes_says_who_holds_it_until_when(conn: psycopg.Connecti
     found = explain(conn, job_id)
     assert (found.state, found.reason, found.until) == ("executing", "executing", held.lease_expires_at)
     assert "press-1" in found.detail
-    assert "try 1 of 11" in found.detail
+    assert "attempt 1 of 11" in found.detail
     call(conn, "cancel", job_id)
     assert explain(conn, job_id).reason == "cancelling"
     clock.advance("1 min")
@@ -67,7 +67,7 @@ def test_a_job_that_is_not_due_says_when_it_is(conn: psycopg.Connection, clock: 
     scheduled = enqueue(conn, delay="1 hour")
     failed = enqueue(conn, max_attempts=3)
     call(conn, "fail", failed, reserve_one(conn).reservation, retry_in="5 min")
-    for job_id, said in ((scheduled, "it is to run"), (failed, "try 2 of 3")):
+    for job_id, said in ((scheduled, "it is to run"), (failed, "attempt 2 of 3")):
         found = explain(conn, job_id)
         assert (found.reason, found.until) == ("not_due", job(conn, job_id).due_at)
         assert said in found.detail
@@ -147,7 +147,7 @@ def test_a_limit_without_room_is_a_reason(
     change(conn, second, state="blocked", blocked_on=name)
     assert explain(conn, second).detail == found.detail
     call(conn, "drop_limit", kind, target)
-    assert "has room now" in explain(conn, second).detail
+    assert "has capacity now" in explain(conn, second).detail
 
 
 def test_of_two_limits_for_a_limit_key_its_own_holds_and_else_the_longer(conn: psycopg.Connection) -> None:
@@ -207,3 +207,55 @@ def test_a_job_that_is_due_says_how_many_are_ahead(conn: psycopg.Connection, clo
         " generate_series(1, 1500)"
     )
     assert "1000 or more jobs are ahead" in explain(conn, first).detail
+
+
+@pytest.mark.parametrize(
+    ("of_job", "of_task", "accumulates"), [(None, None, True), (None, None, False), (None, 7, True), (3, 7, True)]
+)
+def test_explain_counts_attempts_as_reserve_does(
+    conn: psycopg.Connection, of_job: int | None, of_task: int | None, accumulates: bool
+) -> None:
+    call(conn, "declare_task", "t", max_attempts=of_task, accumulate=accumulates)
+    job_id = enqueue(conn, "t", key="k", max_attempts=of_job)
+    waiting = explain_running(conn, job_id)
+    held = reserve_one(conn)
+    assert f"of {held.max_attempts}" in waiting
+    assert f"of {held.max_attempts}" in explain_running(conn, job_id)
+
+
+def explain_running(conn: psycopg.Connection, job_id: int) -> str:
+    """What explain says of a job that executes, or that is not due."""
+    if job(conn, job_id).state == "waiting":
+        change(conn, job_id, ready_at="2100-01-01 00:00+00")
+        detail: str = explain(conn, job_id).detail
+        change(conn, job_id, ready_at="2000-01-01 00:00+00")
+        return detail
+    return str(explain(conn, job_id).detail)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("sned_email", "send_email"),
+        ("send_emial", "send_email"),
+        ("send-email", "send_email"),
+        ("sendemail", "send_email"),
+        ("resize", None),
+    ],
+)
+def test_a_task_that_no_worker_has_declared_is_a_reason_and_names_the_nearest(
+    conn: psycopg.Connection, typed: str, meant: str | None
+) -> None:
+    job_id = enqueue(conn, typed, delay="1 hour")
+    # SQL clients need not declare their tasks.
+    assert explain(conn, job_id).reason == "not_due"
+    call(conn, "declare_task", "send_email")
+    call(conn, "declare_task", "invoice")
+    call(conn, "hello", "w")
+    call(conn, "hello", "other", ["elsewhere"])
+    found = explain(conn, job_id)
+    assert found.reason == "unknown_task"
+    assert f"task {typed}; 1 worker serves queue default" in found.detail
+    assert found.detail.endswith(f"did you mean {meant}?") == (meant is not None)
+    call(conn, "declare_task", typed)
+    assert explain(conn, job_id).reason == "not_due"

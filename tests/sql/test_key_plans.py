@@ -43,7 +43,7 @@ from (
     select n, clock_timestamp() - '30 min'::interval + n * '1 us'::interval, 'limited', 'u', 'waiting', null, null, null
     from generate_series(1, 3000) n
 ) x;
-insert into pgqueue.housekeeping (at) select now() from generate_series(1, 3000) n;
+insert into pgqueue.maintenance_runs (at) select now() from generate_series(1, 3000) n;
 -- Those jobs are older than whatever heads there are.
 delete from pgqueue.heads;
 update pgqueue.limits set max_executing = 5;
@@ -80,7 +80,7 @@ def end_in_every_way(conn: psycopg.Connection, held: list[Row]) -> None:
 
 @pytest.fixture(scope="module", params=["cached on empty tables", "made on full tables, analysed"])
 def explained(request: pytest.FixtureRequest, cloner: Cloner) -> Iterator[Explained]:
-    database = cloner.migrated()
+    database = cloner.migrated(partitions=True)
     conn = database.connect()
     cached = request.param == "cached on empty tables"
     conn.execute("alter table pgqueue.jobs set (autovacuum_enabled = off)")
@@ -104,9 +104,9 @@ def indexes(nodes: list[Node]) -> set[str]:
 def test_a_claim_of_keyed_jobs_probes_three_indexes(explained: Explained) -> None:
     nodes = explained.nodes(lambda conn: reserve(conn, 10, queues=["keyed"]))
     check(nodes)
-    assert {"jobs_ready", "jobs_key_executing", "jobs_key_held", "jobs_key_waiting"} <= indexes(nodes)
+    assert {"jobs_ready", "jobs_key_running", "jobs_key_held", "jobs_key_waiting"} <= indexes(nodes)
     for node in nodes:
-        if node.index in ("jobs_key_executing", "jobs_key_held", "jobs_key_waiting"):
+        if node.index in ("jobs_key_running", "jobs_key_held", "jobs_key_waiting"):
             assert "queue =" in node.condition, node
             assert "key =" in node.condition, node
 
@@ -156,6 +156,7 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_parked_job_each(explained: 
         check(explained.nodes(lambda conn, j=job_id, r=reservation: call(conn, "fail", j, r)))
     check(explained.nodes(lambda conn: column(conn, "release", *pairs(held[:2]))))
     check(explained.nodes(lambda conn: table(conn, "release_unheld", "nobody")))
+    check(explained.nodes(lambda conn: table(conn, "held_by", "nobody")))
     check(explained.nodes(lambda conn: call(conn, "fail", held[2].id, held[2].reservation)))
     check(explained.nodes(lambda conn: column(conn, "complete_many", *pairs(held[3:]))))
 

@@ -48,7 +48,7 @@ def chain(conn: psycopg.Connection, count: int = 3, **options: object) -> tuple[
 
 def unparked(conn: psycopg.Connection) -> int:
     maintain(conn)
-    found: int = value(conn, "select unparked from pgqueue.housekeeping order by n desc limit 1")
+    found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
 
 
@@ -237,7 +237,7 @@ def test_a_job_ahead_that_is_edited_into_the_future_gives_its_place_up(
         " ready_at = pgqueue._clock() + interval '1 hour' where id = %s",
         [first],
     )
-    conn.execute("select pgqueue._release_next('{q}', '{k}')")
+    conn.execute("select pgqueue._release_next('{q}', '{k}', null)")
     assert ids(reserve(conn, 10)) == [second]
     assert unparked(conn) == 0
 

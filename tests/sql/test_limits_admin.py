@@ -86,7 +86,7 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
     assert found == {
         "kind": "task",
         "target": "t",
-        "max_executing": None,
+        "max_executing": 3,
         "rate": 5,
         "per": "00:01:00",
         "executing": 0,
@@ -95,6 +95,36 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
     assert call(conn, "drop_limit", "task", "t") is True
     assert call(conn, "drop_limit", "task", "t") is False
     assert limits(conn) == []
+
+
+def parts(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
+    return [(each["max_executing"], each["rate"], each["per"]) for each in limits(conn)]
+
+
+def test_what_is_left_out_of_a_limit_stays(conn: psycopg.Connection) -> None:
+    assert call(conn, "set_limit", "task", "t", rate=5, per="1 min") is True
+    for given in ({"rate": 5}, {"per": "1 min"}, {"rate": 5, "per": "1 min"}):
+        assert call(conn, "set_limit", "task", "t", **given) is False
+    assert call(conn, "set_limit", "task", "t", max_executing=0) is True
+    assert parts(conn) == [(0, 5, "00:01:00")]
+    assert call(conn, "set_limit", "task", "t", rate=6) is True
+    assert call(conn, "set_limit", "task", "t", per="2 min") is True
+    assert call(conn, "set_limit", "task", "t", max_executing=7) is True
+    assert parts(conn) == [(7, 6, "00:02:00")]
+    assert call(conn, "set_limit", "task", "t", max_executing=7, rate=6, per="2 min") is False
+
+
+def test_one_part_of_a_limit_is_dropped_and_the_last_part_drops_it(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "task", "t", max_executing=3, rate=5, per="1 min")
+    assert call(conn, "drop_limit", "task", "t", "max_executing") is True
+    assert call(conn, "drop_limit", "task", "t", "max_executing") is False
+    assert parts(conn) == [(None, 5, "00:01:00")]
+    call(conn, "set_limit", "task", "t", max_executing=3)
+    assert call(conn, "drop_limit", "task", "t", "rate") is True
+    assert parts(conn) == [(3, None, None)]
+    assert call(conn, "drop_limit", "task", "t", "rate") is False
+    assert call(conn, "drop_limit", "task", "t", part="max_executing") is True
+    assert parts(conn) == []
 
 
 def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Connection) -> None:
@@ -114,7 +144,7 @@ def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Conn
 
 
 def test_stats_say_what_was_found_parked_for_nothing(conn: psycopg.Connection) -> None:
-    conn.execute("insert into pgqueue.housekeeping (at, unparked) values (now(), 3)")
+    conn.execute("insert into pgqueue.maintenance_runs (at, unparked) values (now(), 3)")
     assert call(conn, "stats")["housekeeping"]["unparked"] == 3
 
 
@@ -158,6 +188,8 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
     ("set_limit", ["task", "t"], {"rate": 1, "per": "32 days"}, "per"),
     ("drop_limit", ["tasks", "t"], {}, "kind"),
     ("drop_limit", ["task", ""], {}, "target"),
+    ("drop_limit", ["task", "t", "per"], {}, "part"),
+    ("set_limit", ["task", "t"], {"per": "1 s"}, "rate"),
 ]
 
 

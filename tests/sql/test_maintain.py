@@ -8,17 +8,20 @@ import pytest
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, ids, job, maintain, reserve, reserve_one, state, stats, value
 
+pytestmark = pytest.mark.partitions
+
 NOON = "2030-01-01 12:00+00"
 
 FUNCTIONS = {
     "leases": "_rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out prolonged bigint)",
     "expiry": "_expire_jobs(p_limit integer) returns bigint",
-    "clock": "_bring_forward(p_from timestamptz, p_limit integer) returns void",
+    "clock": "_bring_forward(p_from timestamptz, p_limit integer, p_cursor text[]) returns text[]",
     "lanes": "_find_lanes() returns integer",
-    "schedules": "_run_schedules(p_limit integer, p_tidy boolean) returns bigint",
-    "tidy": "_tidy_lanes(p_now timestamptz) returns void",
-    "workers": "_tidy_workers(p_now timestamptz) returns void",
-    "partitions": "_attach_partitions(p_days integer, p_months integer, p_limit integer) returns integer",
+    "schedules": "_run_schedules(p_limit integer) returns bigint",
+    "tidy_lanes": "_tidy_lanes(p_now timestamptz) returns void",
+    "tidy_workers": "_tidy_workers(p_now timestamptz, p_limit integer) returns bigint",
+    "partitions": "_attach_partitions(p_days integer, p_months integer, p_limit integer, out attached integer,"
+    " out problem text)",
     "drop": "_drop_partition(p_now timestamptz) returns boolean",
 }
 
@@ -51,7 +54,9 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
     )
     # Watched all the time: what lapses is not spared.
     clock.advance("1 hour 1 min")
-    conn.execute("insert into pgqueue.housekeeping (at, gap_at) values (pgqueue._clock(), '-infinity')")
+    conn.execute("insert into pgqueue.maintenance_runs (at, gap_at) values (pgqueue._clock(), '-infinity')")
+    # Another is missing.
+    conn.execute(value(conn, "select format('drop table %s', max(relation::text)) from pgqueue._partitions()").encode())
     partitions = "select count(*) from pg_inherits where inhparent = 'pgqueue.history_months'::regclass"
     months = value(conn, partitions)
 
@@ -60,7 +65,7 @@ def test_a_step_that_fails_stops_no_other_and_shows_in_stats_until_it_succeeds(
         "leases": state(conn, lapsing) == "waiting",
         "expiry": state(conn, expiring) == "cancelled",
         "lanes": ids(reserve(conn, queues=["stray"])) == [stray],
-        "workers": stats(conn).workers == [],
+        "tidy_workers": stats(conn).workers == [],
         "drop": stats(conn).housekeeping["overdue_partitions"] == 0,
     }
     for _ in range(20):
@@ -109,7 +114,7 @@ def test_maintain_called_within_max_age_of_the_last_run_does_nothing(conn: psyco
     assert call(conn, "maintain", "500 ms") is False
     clock.advance("200 ms")
     assert call(conn, "maintain", "500 ms") is True
-    assert value(conn, "select count(*) from pgqueue.housekeeping") == 2
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 2
 
 
 def test_a_lane_that_is_empty_for_an_hour_is_dropped_and_comes_back_with_its_next_job(

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, column, enqueue, maintain, reserve, value
+from tests.calls import Row, call, column, enqueue, maintain, reserve, stats, value
 from tests.databases import Database
 
 EXAMPLES = int(os.environ.get("PGQUEUE_MODEL", "20"))
@@ -43,7 +43,7 @@ LIMITS = (("task", "u"), ("limit_key", "l:*"), ("limit_key", "l:2"), ("key", "a"
 LEASE = timedelta(minutes=30)
 FOREVER = timedelta(days=1)
 
-TABLES = "jobs, history, lanes, limits, limit_starts, limit_waits, key_notes, housekeeping, sleepers"
+TABLES = "jobs, history, lanes, limits, limit_starts, limit_waits, key_notes, maintenance_runs, idle_workers"
 
 
 @dataclass
@@ -322,8 +322,8 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def the_net_had_nothing_to_do(self) -> None:
-        assert value(self.conn, "select coalesce(max(unparked), 0) from pgqueue.housekeeping") == 0
-        failures = value(self.conn, "select failures from pgqueue.housekeeping order by n desc limit 1")
+        assert value(self.conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
+        failures = stats(self.conn).housekeeping["failures"]
         assert not failures
 
     def teardown(self) -> None:
@@ -345,6 +345,7 @@ class Queue(RuleBasedStateMachine):
         assert self.conn.execute("select id, state from pgqueue.jobs").fetchall() == []
 
 
+@pytest.mark.long
 @pytest.mark.covers("L1", "L13", "D3")
 @pytest.mark.timeout(600)
 def test_whatever_is_done_to_jobs_each_is_where_it_must_be(database: Database) -> None:

@@ -37,7 +37,7 @@ def clock(clock: Clock) -> Clock:
 
 def keep_house(conn: psycopg.Connection) -> None:
     """Housekeeping ran just now, so that a lease that lapses next lapsed under a watching eye."""
-    conn.execute("insert into pgqueue.housekeeping (at) values (pgqueue._clock())")
+    conn.execute("insert into pgqueue.maintenance_runs (at) values (pgqueue._clock())")
 
 
 def lapse(conn: psycopg.Connection, clock: Clock) -> None:
@@ -278,6 +278,21 @@ def test_release_with_a_delay_keeps_the_job_back(conn: psycopg.Connection, clock
     assert reserve(conn) == []
     clock.advance("1 s")
     assert ids(reserve(conn)) == [job_id]
+
+
+def test_held_by_lists_what_a_worker_does_not_know_of_and_release_gives_it_back(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 3)
+    known, lost = reserve(conn, 2, "mine")
+    [others] = reserve(conn, 1, "another worker")
+    call(conn, "snooze", known.id, known.reservation, "1 h")
+    [found] = table(conn, "held_by", "mine")
+    assert (found.job_id, found.reservation) == (lost.id, lost.reservation)
+    assert column(conn, "release", [lost.id], [lost.reservation]) == []
+    [again] = reserve(conn, 1, "mine")
+    # Delivered late, it names a reservation that is over.
+    assert column(conn, "release", [lost.id], [lost.reservation]) == [lost.id]
+    assert [state(conn, each) for each in (again.id, others.id)] == ["executing", "executing"]
+    assert (again.id, again.attempt, again.losses) == (lost.id, 1, 0)
 
 
 def test_what_is_booked_on_a_worker_that_does_not_know_of_it_is_given_back(conn: psycopg.Connection) -> None:

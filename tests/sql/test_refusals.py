@@ -180,6 +180,7 @@ CASES: list[Case] = [
     ("release", [[1], [1]], {"delay": None}, BAD, "delay"),
     ("release", [[1], [1]], {"delay": "11 years"}, BAD, "delay"),
     ("release_unheld", [""], {}, BAD, "worker"),
+    ("held_by", [""], {}, BAD, "worker"),
     ("release_unheld", ["w", [1], []], {}, BAD, "reservation"),
     ("snooze", [1, 1, None], {}, BAD, "delay"),
     ("snooze", [1, 1, "-1 s"], {}, BAD, "delay"),

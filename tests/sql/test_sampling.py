@@ -40,6 +40,7 @@ def shares(conn: psycopg.Connection, claims: int, batch: int, **options: object)
     return got
 
 
+@pytest.mark.long
 @pytest.mark.covers("G6", "G5")
 @pytest.mark.parametrize("batch", [1, 100])
 def test_weights_three_to_one_give_three_to_one_whatever_the_batch(conn: psycopg.Connection, batch: int) -> None:

@@ -333,10 +333,10 @@ def test_a_run_takes_a_bounded_number(conn: psycopg.Connection, clock: Clock) ->
         schedule(conn, f"s{n}", catch_up="all")
     clock.set("2030-01-07 00:10:00+00")
     # Of ten jobs each: those of the first, and of the second that begins below the limit.
-    assert call(conn, "_run_schedules", 15, False) == 20
-    assert call(conn, "_run_schedules", 15, False) == 20
-    assert call(conn, "_run_schedules", 15, False) == 10
-    assert call(conn, "_run_schedules", 15, False) == 0
+    assert call(conn, "_run_schedules", 15) == 20
+    assert call(conn, "_run_schedules", 15) == 20
+    assert call(conn, "_run_schedules", 15) == 10
+    assert call(conn, "_run_schedules", 15) == 0
 
 
 def test_runs_are_forgotten_after_a_week_save_where_a_schedule_stands(conn: psycopg.Connection, clock: Clock) -> None:

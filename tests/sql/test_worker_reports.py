@@ -175,10 +175,17 @@ def test_a_worker_that_comes_back_under_its_name_counts_what_it_died_of(conn: ps
     ran, never_arrived = enqueue_many(conn, 2)
     first, _ = reserve(conn, 2, "w")
     column(conn, "started", [first.id], [first.reservation])
-    assert sorted(column(conn, "release_unheld", "w")) == [ran, never_arrived]
+    assert sorted(column(conn, "release_unheld", "w", died=True)) == [ran, never_arrived]
     assert [job(conn, each).crashes for each in (ran, never_arrived)] == [1, 0]
     # Both are reported as started at once the next time.
     assert {row.losses for row in reserve(conn, 2, "w")} == {1}
+
+
+def test_a_job_whose_reservation_never_arrived_is_given_back_and_counts_no_loss(conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    reserve_one(conn, "w")
+    assert column(conn, "release_unheld", "w") == [job_id]
+    assert (reserve_one(conn, "w").losses, job(conn, job_id).crashes) == (0, 0)
 
 
 def test_a_cancelled_job_whose_worker_crashed_is_cancelled(conn: psycopg.Connection, clock: Clock) -> None:

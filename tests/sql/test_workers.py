@@ -34,7 +34,7 @@ def test_a_worker_registers_beats_and_leaves(conn: psycopg.Connection, clock: Cl
     call(conn, "idle", "w")
     call(conn, "bye", "w")
     assert stats(conn).workers == []
-    assert value(conn, "select count(*) from pgqueue.sleepers where until > pgqueue._clock()") == 0
+    assert value(conn, "select count(*) from pgqueue.idle_workers where until > pgqueue._clock()") == 0
     assert call(conn, "beat", "w") is False
     assert state(conn, held.id) == "executing"
 
@@ -57,14 +57,14 @@ def test_old_naps_beats_and_runs_are_cleared_away(conn: psycopg.Connection, cloc
     clock.set(NOON)
     call(conn, "hello", "w")
     call(conn, "idle", "w")
-    conn.execute("insert into pgqueue.housekeeping (at) select pgqueue._clock() from generate_series(1, 4000)")
+    conn.execute("insert into pgqueue.maintenance_runs (at) select pgqueue._clock() from generate_series(1, 4000)")
     for _ in range(12):
         clock.advance("61 s")
         call(conn, "beat", "w")
         maintain(conn)
-    assert value(conn, "select count(*) from pgqueue.sleepers") == 0
-    assert value(conn, "select count(*) from pgqueue.beats") <= 11
-    assert value(conn, "select count(*) from pgqueue.housekeeping") <= 3602
+    assert value(conn, "select count(*) from pgqueue.idle_workers") == 0
+    assert value(conn, "select count(*) from pgqueue.heartbeats") <= 11
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") <= 3602
 
 
 @pytest.mark.covers("G3")
@@ -99,7 +99,7 @@ def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Conne
     alone = [call_again_in() for _ in range(40)]
     assert all(1 <= seconds <= 1.5 for seconds in alone)
     # The first of them found that nobody did.
-    assert value(conn, "select count(*) from pgqueue.housekeeping") == 1
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 1
     for n in range(30):
         call(conn, "hello", f"w{n}")
     many = [call_again_in() for _ in range(40)]
@@ -108,7 +108,7 @@ def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Conne
     assert max(many) > 3.5
     clock.advance("3 s")
     call_again_in()
-    assert value(conn, "select count(*) from pgqueue.housekeeping") == 2
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 2
 
 
 def test_idle_tells_of_what_is_due_already(conn: psycopg.Connection, clock: Clock) -> None:
@@ -141,7 +141,7 @@ def test_who_kept_house_does_so_again_and_another_takes_over_when_it_is_gone(
 
     def calls(worker: str) -> tuple[int, float]:
         [row] = table(conn, "idle", worker)
-        return value(conn, "select count(*) from pgqueue.housekeeping"), row.call_again_in.total_seconds()
+        return value(conn, "select count(*) from pgqueue.maintenance_runs"), row.call_again_in.total_seconds()
 
     kept, again = calls("w0")
     assert kept == 1
@@ -164,19 +164,19 @@ def test_idle_is_a_sign_of_life_and_says_who_is_forgotten(conn: psycopg.Connecti
     for _ in range(21):
         clock.advance("1 s")
         assert table(conn, "idle", "w")[0].registered is True
-    assert value(conn, "select count(*) from pgqueue.beats") == 3
+    assert value(conn, "select count(*) from pgqueue.heartbeats") == 3
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_idle_works_with_an_old_snapshot_and_keeps_no_house_there(conn: psycopg.Connection, level: str) -> None:
     conn.execute(f"set default_transaction_isolation = '{level}'".encode())
     assert table(conn, "idle", "w")[0].next_due is None
-    assert value(conn, "select count(*) from pgqueue.housekeeping") == 0
+    assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 0
 
 
 def test_awake_takes_back_the_workers_own_nap(conn: psycopg.Connection) -> None:
     call(conn, "idle", "one")
     call(conn, "idle", "two", ["a", "b"])
-    assert value(conn, "select count(*) from pgqueue.sleepers") == 3
+    assert value(conn, "select count(*) from pgqueue.idle_workers") == 3
     call(conn, "awake", "two")
-    assert value(conn, "select array_agg(worker) from pgqueue.sleepers") == ["one"]
+    assert value(conn, "select array_agg(worker) from pgqueue.idle_workers") == ["one"]

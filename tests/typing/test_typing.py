@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -25,6 +26,21 @@ def test_typed_use_is_right_and_wrong_use_is_an_error(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(find_spec("basedpyright") is None, reason="basedpyright is not installed")
+def test_pyright_reports_an_error_exactly_where_mypy_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", USAGE],
+        cwd=USAGE.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    reported = json.loads(done.stdout)["generalDiagnostics"]
+    claimed = {n for n, line in enumerate(USAGE.read_text().splitlines()) if "# type: ignore[" in line}
+    assert {each["range"]["start"]["line"] for each in reported} == claimed, reported
 
 
 def test_the_package_says_that_it_is_typed() -> None:

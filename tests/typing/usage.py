@@ -1,22 +1,31 @@
-"""Typed use of the package, checked by mypy in strict mode and never run.
+"""Typed use of the package, checked by mypy in strict mode and by pyright, and never run.
 
-An ignored error is a claim as well: mypy reports an ignore that hides nothing.
+An ignored error is a claim as well: mypy reports an ignore that hides nothing, and pyright must report an error on
+each of these lines and on no other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from typing import Any, assert_type
+from typing import Any, Unpack, assert_type
 
 import psycopg
+import psycopg_pool
 import sqlalchemy.ext.asyncio
 import sqlalchemy.orm
 from psycopg.rows import DictRow
 
 import pgqueue
-from pgqueue import App, BatchResult, Dead, Enqueued, Enqueuing, Job, Task
+from pgqueue import App, Job, PgQueueError
 from pgqueue.config import WorkerConfig
+from pgqueue.db.results import BatchResult, Enqueued
+from pgqueue.errors import InvalidArgument
+from pgqueue.hooks import Dead
+from pgqueue.middleware import Enqueuing
+from pgqueue.options import JobOptions
+from pgqueue.tasks import Task
+from pgqueue.wait import Outcome
 from pgqueue.worker import Worker
 
 Sync = psycopg.Connection[Any]
@@ -35,6 +44,44 @@ async def send(to: str, job: Job) -> str:
     return f"{to} {job.attempt}"
 
 
+@app.task
+def resize(job: Job, path: str, *, width: int = 100) -> None: ...
+
+
+@app.task(accumulate=True, batch_size=10)
+def count(payloads: dict[str, list[Any]]) -> None: ...
+
+
+def producers_give_the_functions_arguments(sync: Sync, job: Job) -> None:
+    add.enqueue(sync, a=1)
+    add.enqueue(sync, 1, c=2)  # type: ignore[call-overload]
+    add.enqueue(sync, "one")  # type: ignore[call-overload]
+    add.using(queue="q").enqueue(sync, 1, c=2)  # type: ignore[call-overload]
+    add.using(queue="q").job(1, c=2)  # type: ignore[call-arg]
+
+
+def a_job_parameter_that_comes_first_is_not_for_producers(sync: Sync, job: Job) -> None:
+    resize.enqueue(sync, "a.png", width=5)
+    resize.enqueue(sync, job, "a.png")  # type: ignore[call-overload]
+    resize(job, "a.png")
+    resize("a.png")  # type: ignore[arg-type, call-arg]
+
+
+def payloads_of_an_accumulating_task_are_free(sync: Sync) -> None:
+    count.using(key="k").enqueue(sync, amount=5)
+
+
+def options_are_checked_by_name_and_type(sync: Sync, **options: Unpack[JobOptions]) -> None:
+    add.using(**options)
+    add.using(dely="1 min")  # type: ignore[call-arg]
+    add.using(priority="high")  # type: ignore[arg-type]
+    pgqueue.enqueue(sync, "add", {"a": 1}, **options)
+    pgqueue.enqueue(sync, "add", {"a": 1}, qeue="q")  # type: ignore[call-overload]
+    app.task(max_atempts=5)  # type: ignore[call-overload]
+    app.task(retry_policy="expo")  # type: ignore[call-overload]
+    app.schedule(evry="1 h")  # type: ignore[call-arg]
+
+
 def tasks_keep_their_functions_types() -> None:
     assert_type(add(1, b=2), int)
     assert_type(add.name, str)
@@ -45,7 +92,8 @@ def tasks_keep_their_functions_types() -> None:
 
 
 async def async_tasks_are_awaited(job: Job) -> None:
-    assert_type(await assert_type(send("a@b.c", job), Coroutine[Any, Any, str]), str)
+    started: Coroutine[Any, Any, str] = send("a@b.c", job)
+    assert_type(await started, str)
 
 
 def a_task_can_be_passed_on() -> None:
@@ -98,6 +146,18 @@ def what_else_is_at_hand_is_typed_as_well(
     assert_type(add.using(dedupe="d").enqueue_outcome(async_session, 1), Awaitable[Enqueued])
 
 
+async def a_pool_or_engine_serves_as_well(
+    pool: psycopg_pool.ConnectionPool,
+    async_pool: psycopg_pool.AsyncConnectionPool,
+    engine: sqlalchemy.Engine,
+    async_engine: sqlalchemy.ext.asyncio.AsyncEngine,
+) -> None:
+    assert_type(pgqueue.enqueue(pool, "add"), int)
+    assert_type(add.enqueue(engine, 1), int)
+    assert_type(await pgqueue.enqueue(async_pool, "add"), int)
+    assert_type(await add.enqueue(async_engine, 1), int)
+
+
 def hooks_and_middleware_keep_their_types() -> None:
     @app.middleware
     async def around(job: Job, call_next: Callable[[], Awaitable[Any]]) -> Any:
@@ -142,12 +202,12 @@ def a_job_is_what_it_says_and_read_only(job: Job) -> None:
 
 
 async def a_jobs_end_is_waited_for(sync: Sync, on: Async) -> None:
-    assert_type(pgqueue.wait(sync, 1, timeout=1), pgqueue.Outcome)
-    assert_type(await pgqueue.wait(on, 1), pgqueue.Outcome)
+    assert_type(pgqueue.wait(sync, 1, timeout=1), Outcome)
+    assert_type(await pgqueue.wait(on, 1), Outcome)
     pgqueue.wait(1, 1)  # type: ignore[call-overload]
 
 
-def errors_have_hints(error: pgqueue.InvalidArgument) -> pgqueue.PgQueueError:
+def errors_have_hints(error: InvalidArgument) -> PgQueueError:
     assert_type(error.hint, str | None)
     return error
 

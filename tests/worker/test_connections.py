@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from pgqueue import App, InvalidArgument, Job
+from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
+from pgqueue.errors import InvalidArgument
 from pgqueue.worker import Worker
 from tests.calls import enqueue, enqueue_many, job, reserve, value
 from tests.databases import Database
@@ -159,7 +160,8 @@ async def test_a_worker_told_to_stop_while_it_starts_leaves_nothing_behind(
 ) -> None:
     holder = database.session()
     holder.run("begin")
-    holder.run("lock table pgqueue.jobs in access exclusive mode")
+    # Of what a worker does to start, only the claim reads this table.
+    holder.run("lock table pgqueue.lanes in access exclusive mode")
     worker = Worker(App(), database.dsn, WorkerConfig(name="w"))
     running = asyncio.create_task(worker.run())
     await wait_until_async(

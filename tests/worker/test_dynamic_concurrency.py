@@ -10,9 +10,9 @@ import psycopg
 import pytest
 
 from pgqueue import App
-from pgqueue.concurrency import Concurrency, Look, parse
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
+from pgqueue.worker.concurrency import Concurrency, Sample, parse
 from tests.calls import enqueue_many, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -23,14 +23,14 @@ CALM = {"lag": 0.0, "cpu": 0.1}
 
 def test_it_grows_by_half_while_jobs_wait_and_all_slots_are_taken() -> None:
     wanted = Concurrency(4, 64, now=0.0)
-    numbers = [wanted.follow(Look(True, wanted.number, **CALM), now) for now in range(8)]
+    numbers = [wanted.follow(Sample(True, wanted.number, **CALM), now) for now in range(8)]
     assert numbers == [6, 9, 13, 19, 28, 42, 63, 64]
-    assert wanted.follow(Look(False, 64, **CALM), 9) == 64
-    assert wanted.follow(Look(True, 40, **CALM), 10) == 64
+    assert wanted.follow(Sample(False, 64, **CALM), 9) == 64
+    assert wanted.follow(Sample(True, 40, **CALM), 10) == 64
 
 
-@pytest.mark.parametrize("look", [Look(True, 64, 0.5, 0.1), Look(True, 64, 0.0, 0.97)])
-def test_it_shrinks_by_a_quarter_while_its_handlers_starve(look: Look) -> None:
+@pytest.mark.parametrize("look", [Sample(True, 64, 0.5, 0.1), Sample(True, 64, 0.0, 0.97)])
+def test_it_shrinks_by_a_quarter_while_its_handlers_starve(look: Sample) -> None:
     wanted = Concurrency(4, 64, now=0.0)
     wanted.number = 64
     numbers = [wanted.follow(look, now) for now in range(20)]
@@ -40,14 +40,14 @@ def test_it_shrinks_by_a_quarter_while_its_handlers_starve(look: Look) -> None:
 
 def test_it_stays_where_it_is_between_the_marks() -> None:
     wanted = Concurrency(4, 64, now=0.0)
-    assert wanted.follow(Look(True, 4, 0.0, 0.85), 1.0) == 4
-    assert wanted.follow(Look(True, 4, 0.05, 0.1), 2.0) == 4
+    assert wanted.follow(Sample(True, 4, 0.0, 0.85), 1.0) == 4
+    assert wanted.follow(Sample(True, 4, 0.05, 0.1), 2.0) == 4
 
 
 def test_it_shrinks_to_what_is_in_use_when_it_is_idle_for_some_seconds() -> None:
     wanted = Concurrency(4, 64, now=0.0)
     wanted.number = 64
-    numbers = [wanted.follow(Look(False, 3, **CALM), float(now)) for now in range(1, 40)]
+    numbers = [wanted.follow(Sample(False, 3, **CALM), float(now)) for now in range(1, 40)]
     assert numbers[:3] == [64, 64, 64]
     assert sorted(set(numbers), reverse=True) == [64, 32, 16, 8, 4]
 

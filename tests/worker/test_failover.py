@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from pgqueue import embedded, enqueue
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 from tests.calls import value
 from tests.facts import wait_until
 from tests.workers import WorkerProcess, write_module

@@ -15,7 +15,7 @@ import orjson
 import psycopg
 import pytest
 
-from pgqueue import health
+from pgqueue.processes import health
 from tests.calls import enqueue
 from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start

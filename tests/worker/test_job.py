@@ -13,7 +13,9 @@ import psycopg
 import pytest
 
 import pgqueue
-from pgqueue import App, ConfigError, Interrupted, InvalidArgument, Job, current_job
+from pgqueue import App, Job, current_job
+from pgqueue.errors import ConfigError, InvalidArgument
+from pgqueue.signals import Interrupted
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -97,7 +99,7 @@ async def test_a_sync_handler_that_ignores_its_timeout_is_warned_of_once_and_nam
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pgqueue.runner.Runner.overdue.__defaults__", (0.1,))
+    monkeypatch.setattr("pgqueue.worker.runner.Runner.overdue.__defaults__", (0.1,))
     app = App()
     go = threading.Event()
 

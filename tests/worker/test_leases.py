@@ -7,6 +7,8 @@ import logging
 import threading
 import time
 from datetime import datetime
+from functools import partial
+from typing import Literal
 
 import psycopg
 import pytest
@@ -25,12 +27,16 @@ def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
     return found
 
 
+def _is_later(conn: psycopg.Connection, job_id: int, first: datetime) -> bool:
+    return lease_of(conn, job_id) > first
+
+
 def take_away(conn: psycopg.Connection, job_id: int) -> int:
     """Have the queue believe that the lease lapsed, and reserve the job for somebody else; the new reservation."""
     with conn.transaction():
         conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
         # Rescued once already, so that it is not prolonged.
-        conn.execute("update pgqueue.jobs set lease_prolonged = true where id = %s", [job_id])
+        conn.execute("update pgqueue.jobs set grace_given = true where id = %s", [job_id])
         taken = reserve_one(conn, "thief", lease="1 hour")
     assert taken.id == job_id
     reservation: int = taken.reservation
@@ -227,7 +233,7 @@ async def test_a_job_that_comes_back_to_the_same_worker_runs_under_the_new_reser
         first = lease_of(conn, job_id)
         await wait_until_async(lambda: lease_of(conn, job_id) > first)
         # Right after an extension: for two seconds now the worker does not learn that this reservation is over.
-        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), lease_prolonged = true")
+        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), grace_given = true")
         await wait_until_async(lambda: len(started) == 2)
         await wait_until_async(lambda: stopped == started[:1])
         go.set()
@@ -294,3 +300,90 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
         await wait_until_async(lambda: taken and job(conn, blocking).state != "executing")
         assert (held, job(conn, waits).reserved_by, ran) == (["a"], "thief", [])
         assert call(conn, "complete", waits, taken[0]) is True
+
+
+@pytest.mark.covers("G9", "D2")
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+async def test_a_job_whose_row_another_session_locks_for_longer_than_its_lease_runs_once(
+    end: Literal["rollback", "commit"], database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    ran: list[int] = []
+    go = asyncio.Event()
+
+    @app.task
+    async def t(job: Job) -> None:
+        ran.append(job.attempt)
+        await go.wait()
+
+    job_id = enqueue(conn)
+    other = database.session()
+    async with (
+        working(app, database.dsn, name="a", lease=2.0, poll_interval=0.2),
+        working(app, database.dsn, name="b", lease=2.0, poll_interval=0.2),
+    ):
+        await wait_until_async(lambda: ran)
+        for _ in range(3):
+            other.run("begin")
+            other.run("select from pgqueue.jobs where id = %s for update", [job_id])
+            first = lease_of(conn, job_id)
+            # Past the lease that stands in the row: what its worker was promised holds it.
+            await wait_until_async(partial(value, conn, "select clock_timestamp() > %s + interval '0.5 s'", first))
+            other.run(end)
+            await wait_until_async(partial(_is_later, conn, job_id, first))
+        go.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert ran == [1]
+    assert job(conn, job_id).losses == 0
+
+
+async def test_a_lease_that_the_database_did_not_grant_ends_when_the_one_before_ends(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    started, stopped = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            stopped.set()
+            raise
+
+    job_id = enqueue(conn)
+    other = database.session()
+    async with working(app, database.dsn, lease=2.0, listen=False):
+        await asyncio.wait_for(started.wait(), 10)
+        other.run("begin")
+        # It lapsed, and another session has it in hand, as one that gives it away has.
+        other.run("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
+        other.run("commit")
+        other.run("begin")
+        other.run("select from pgqueue.jobs where id = %s for update", [job_id])
+        await asyncio.wait_for(stopped.wait(), 10)
+        assert any("its lease could not be extended in time" in each.getMessage() for each in caplog.records)
+        other.run("rollback")
+
+
+async def test_what_ended_with_a_claim_that_fails_is_stored_and_the_claim_comes_again(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task
+    async def t() -> None:
+        await asyncio.sleep(0)
+
+    other = database.session()
+    async with working(app, database.dsn, concurrency=10):
+        jobs = [enqueue(conn) for _ in range(400)]
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") > 20)
+        # A claim registers nothing, but it reads the lanes; what ends does not.
+        other.run("begin")
+        other.run("lock table pgqueue.lanes in access exclusive mode")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 0)
+        other.run("rollback")
+        assert set(await done(conn, *jobs)) == {"succeeded"}
+    assert value(conn, "select max(attempts) + max(losses) from pgqueue.history") == 1

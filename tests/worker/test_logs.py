@@ -84,19 +84,27 @@ def test_each_line_of_json_names_its_job(conn: psycopg.Connection, start_worker:
     worker = start_worker("-r", "jobs", "--name", "w", "--log-format", "json").started()
     jobs = {task: enqueue(conn, task) for task in ("says", "says_in_a_thread", "fails")}
     wait_until(lambda: all(state(conn, job_id) in ("succeeded", "dead") for job_id in jobs.values()))
-    wait_until(lambda: "is dead" in worker.log())
+    wait_until(lambda: "is dead" in worker.log() and worker.log().count("succeeded in") == 2)
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     lines = [orjson.loads(line) for line in worker.log().splitlines()]
     assert all({"time", "level", "logger", "message", "worker"} <= set(line) for line in lines)
     assert {line["worker"] for line in lines} == {"w"}
-    by_task = {line["task"]: line for line in lines if "task" in line}
     for task, job_id in jobs.items():
-        line = by_task[task]
-        assert (line["job_id"], line["queue"], line["attempt"]) == (job_id, "default", 1)
-    assert (by_task["says"]["message"], by_task["says"]["customer"]) == ("from the loop", 17)
-    assert by_task["fails"]["level"] == "error"
-    assert "RuntimeError: no way" in by_task["fails"]["message"]
+        of_task = [line for line in lines if line.get("task") == task]
+        assert of_task
+        for line in of_task:
+            assert (line["job_id"], line["queue"], line["attempt"]) == (job_id, "default", 1)
+    [says] = [line for line in lines if line["message"] == "from the loop"]
+    assert (says["task"], says["customer"]) == ("says", 17)
+    [ended] = [line for line in lines if line["message"].startswith(f"says[{jobs['says']}] succeeded in 0.")]
+    assert (ended["level"], ended["state"]) == ("info", "succeeded")
+    assert 0 < ended["seconds"] < 5
+    [dead] = [line for line in lines if "is dead" in line["message"]]
+    assert dead["level"] == "error"
+    assert dead["message"].startswith(f"fails[{jobs['fails']}] is dead after attempt 1 of 1 in 0.")
+    assert dead["message"].endswith(" s: RuntimeError: no way")
+    assert 'raise RuntimeError("no\\nway")' in dead["error"]
 
 
 def test_an_error_is_a_field_of_its_line() -> None:

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, embedded
-from pgqueue.migrate import migrate
+from pgqueue.schema.migrate import migrate
 from tests.calls import enqueue, value
 from tests.facts import wait_until, wait_until_async
 from tests.workers import NEVER, WorkerProcess, is_asleep, working, write_module

@@ -22,8 +22,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 import pgqueue
-from pgqueue import App, ConfigError, Job
+from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
+from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Cloner, Database, uri
@@ -150,8 +151,8 @@ def sleeps_soundly(conn: psycopg.Connection) -> bool:
     return bool(
         value(
             conn,
-            "select exists (select from pgqueue.sleepers where until < clock_timestamp() + make_interval(secs => %s)"
-            " and until > clock_timestamp())",
+            "select exists (select from pgqueue.idle_workers"
+            " where until < clock_timestamp() + make_interval(secs => %s) and until > clock_timestamp())",
             NEVER - 0.5,
         )
     )

@@ -198,7 +198,7 @@ def test_the_second_signal_ends_the_worker_at_once(
 
 def test_a_worker_in_its_sleep_ends_promptly(conn: psycopg.Connection, start_worker: Start) -> None:
     worker = start_worker("-r", "jobs", "--poll-interval", "600").started()
-    wait_until(lambda: value(conn, "select count(*) from pgqueue.sleepers") > 0)
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.idle_workers") > 0)
     worker.send(signal.SIGTERM)
     assert worker.wait(5) == 0
     assert value(conn, "select count(*) from pgqueue.workers") == 0
@@ -227,10 +227,11 @@ def test_the_log_has_one_line_for_each_change_and_none_for_an_empty_poll(
     job_id = enqueue(conn, "quick", {"j": 1}, max_attempts=1)
     wait_until(lambda: state(conn, job_id) == "dead")
     wait_until(lambda: "is dead" in worker.log())
+    wait_until(lambda: worker.log().rstrip().endswith("'j'"))
     lines = len(worker.log().splitlines())
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 1)
     assert len(worker.log().splitlines()) == lines
     [line] = [line for line in worker.log().splitlines() if "is dead" in line]
-    for part in (f"job {job_id}", "task quick", "queue default", "attempt 1", "worker ", "TypeError"):
+    for part in (f"quick[{job_id}]", "attempt 1 of 1", " s: TypeError: "):
         assert part in line

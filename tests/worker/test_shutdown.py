@@ -10,8 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, ConfigError, Job
+from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
+from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker
 from tests.calls import enqueue, job, state
 from tests.databases import Database

@@ -113,11 +113,11 @@ async def test_discard_and_cancel_end_the_job_with_their_reason(
 async def test_signals_are_no_errors_in_the_log(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "pgqueue.worker")
+    caplog.set_level(logging.INFO, "pgqueue")
     for signal in (Snooze(60), Retry(60), Discard(), Cancel()):
         job_id = enqueue(conn)
         await work(raising(signal), database)
-        assert f"job {job_id} " in caplog.text
+        assert f"[{job_id}]" in caplog.text
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 

@@ -71,7 +71,7 @@ def test_a_quiet_worker_takes_nothing_new_and_goes_on_when_told_so(
     # A second one changes nothing.
     wait_until(lambda: "quiet: reserving no more jobs; 1 run on" in quiet.log())
     quiet.send(signal.SIGUSR1)
-    wait_until(lambda: value(conn, "select count(*) from pgqueue.sleepers") == 0)
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.idle_workers") == 0)
     waiting = enqueue(conn, "quick")
     (tmp_path / "go").touch()
     wait_until(lambda: state(conn, running) == "succeeded")
@@ -90,7 +90,7 @@ def test_nobody_wakes_a_worker_that_is_quiet(conn: psycopg.Connection, start_wor
     worker = start_worker("-r", "jobs", "--name", "w", "--poll-interval", "600").started()
     wait_until(lambda: is_asleep(conn, "w"), timeout=20)
     worker.send(signal.SIGUSR1)
-    wait_until(lambda: value(conn, "select count(*) from pgqueue.sleepers where until > clock_timestamp()") == 0)
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.idle_workers where until > clock_timestamp()") == 0)
     job_id = enqueue(conn, "quick")
     worker.send(signal.SIGUSR2)
     wait_until(lambda: state(conn, job_id) == "succeeded")

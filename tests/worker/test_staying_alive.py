@@ -17,10 +17,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from pgqueue import App, Job, link
+from pgqueue import App, Job
 from pgqueue.config import worker_dsn
-from pgqueue.link import Link, Outage, Trouble, connect, refused
-from pgqueue.queries import Call
+from pgqueue.db.call import Call
+from pgqueue.worker.connection import Link, connect
+from pgqueue.worker.outage import Outage, Trouble, refused
 from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database, uri
 from tests.facts import wait_until, wait_until_async
@@ -172,7 +173,7 @@ async def test_while_nobody_answers_it_neither_spins_nor_floods_its_log(
     @app.task
     async def t() -> None: ...
 
-    monkeypatch.setattr(link, "_REMIND", 2.0)
+    monkeypatch.setattr("pgqueue.worker.outage._REMIND", 2.0)
     with caplog.at_level(logging.INFO, "pgqueue"):
         async with working(app, proxy.dsn, name="w", poll_interval=0.5, lease=LEASE):
             await wait_until_async(lambda: is_asleep(conn, "w"))
@@ -238,7 +239,7 @@ async def test_a_worker_waits_while_the_server_only_reads(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first line tells of the connection that broke, the next ones of why there is no other.
-    monkeypatch.setattr(link, "_REMIND", 0.5)
+    monkeypatch.setattr("pgqueue.worker.outage._REMIND", 0.5)
     app = App()
 
     @app.task

@@ -126,7 +126,7 @@ def test_a_killed_process_is_replaced_and_its_jobs_come_back_at_once(
     wait_until(lambda: succeeded(conn) == 600, timeout=60)
     assert set(said(tmp_path, "ran")) == set(jobs)
     ready(supervisor, 3)
-    assert "died of SIGKILL" in supervisor.log()
+    assert "was killed by SIGKILL" in supervisor.log()
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 0
     assert value(conn, "select count(*) from pgqueue.workers") == 0
@@ -211,14 +211,14 @@ def test_a_rolling_restart_under_load_loses_no_job_and_runs_none_twice(
 
 
 @pytest.mark.covers("G14")
-def test_those_who_die_young_are_replaced_after_growing_pauses(start_worker: Start, tmp_path: Path) -> None:
+def test_workers_in_a_crash_loop_are_replaced_after_growing_pauses(start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "1", "--name", "s")
     for number in range(1, 4):
         ready(supervisor, number)
         os.kill(newest(supervisor), signal.SIGKILL)
-        wait_until(lambda n=number: supervisor.log().count("died of SIGKILL") == n)
-    wait_until(lambda: "3 workers in a row died young: the next one starts in 1 s" in supervisor.log())
-    assert "2 workers in a row died young: the next one starts in 0.5 s" in supervisor.log()
+        wait_until(lambda n=number: supervisor.log().count("was killed by SIGKILL") == n)
+    wait_until(lambda: "3 workers in a row died soon after their start; the next one starts in 1 s" in supervisor.log())
+    assert "2 workers in a row died soon after their start; the next one starts in 0.5 s" in supervisor.log()
     assert "1 workers in a row" not in supervisor.log()
     ready(supervisor, 4)
     supervisor.send(signal.SIGTERM)
@@ -269,18 +269,22 @@ def test_a_process_in_which_a_thread_outlasts_its_timeout_is_replaced_at_once(
     wait_until(lambda: state(conn, job_id) == "dead", timeout=40)
     ready(supervisor, 2)
     wait_until(lambda: not is_running(first))
-    assert "died young" not in supervisor.log()
+    assert "crash loop" not in supervisor.log()
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 0
 
 
 @pytest.mark.covers("G14")
-def test_a_module_that_cannot_be_imported_is_one_line_and_exit_code_2(start_worker: Start, tmp_path: Path) -> None:
+def test_a_module_that_cannot_be_imported_is_reported_once_with_exit_code_2(
+    start_worker: Start, tmp_path: Path
+) -> None:
     (tmp_path / "broken.py").write_text("import nothing_of_that_name\n")
     supervisor = start_worker("-r", "broken", "--processes", "3", "--log-level", "warning")
     assert supervisor.wait() == 2
-    [line] = supervisor.log().splitlines()
-    assert line.startswith("pgqueue: module 'broken' cannot be imported")
+    line, *traceback = supervisor.log().splitlines()
+    assert line.startswith("pgqueue: module 'broken' cannot be imported: broken.py:1: ModuleNotFoundError")
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert len(traceback) == 4
 
 
 def test_a_module_that_breaks_before_a_rolling_restart_ends_that_and_nothing_else(
@@ -303,7 +307,7 @@ def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker
     job_id = enqueue(conn, "long")
     wait_until(lambda: said(tmp_path, "began")[job_id] == 1)
     supervisor.send(signal.SIGINT)
-    wait_until(lambda: "are told to stop" in supervisor.log())
+    wait_until(lambda: ": stopping 2 workers" in supervisor.log())
     assert supervisor.is_alive()
     supervisor.send(signal.SIGINT)
     assert supervisor.wait(10) == 128 + signal.SIGINT
@@ -342,7 +346,7 @@ def test_with_until_empty_all_processes_end_by_themselves(
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "1")])
-def test_a_process_that_a_handler_has_left_behind_keeps_nobody(
+def test_a_process_that_a_handler_has_started_does_not_keep_the_worker_running(
     options: tuple[str, ...], conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     worker = start_worker("-r", "jobs", *options).started()
@@ -368,7 +372,7 @@ def test_a_process_that_a_handler_has_left_behind_keeps_nobody(
         (("--processes", "0"), "--processes"),
     ],
 )
-def test_a_bad_setting_is_said_at_once_with_exit_code_2(
+def test_a_bad_setting_is_reported_at_once_with_exit_code_2(
     options: tuple[str, ...], says: str, start_worker: Start
 ) -> None:
     worker = start_worker("-r", "jobs", *options, "--log-level", "warning")
@@ -394,21 +398,21 @@ def test_a_job_that_blocks_its_process_for_ever_costs_that_process_and_ends_as_p
 
 
 @pytest.mark.covers("L15")
-def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervisor(
+def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervisor_running(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     job_id = enqueue(conn, "stick")
     supervisor = start_worker("-r", "jobs", "--processes", "2", "--lease", "600", "--name", "s")
     wait_until(lambda: said(tmp_path, "sticks")[job_id] == 1, timeout=30)
     supervisor.send(signal.SIGTERM)
-    wait_until(lambda: "SIGTERM: 1 workers are told to stop" in supervisor.log())
+    wait_until(lambda: "SIGTERM: stopping 1 workers" in supervisor.log())
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 128 + signal.SIGTERM
     assert "did not end and is killed" in supervisor.log()
 
 
 @pytest.mark.covers("G14", "A11")
-def test_a_process_that_was_replaced_and_does_not_end_is_told_to_stop(
+def test_a_replaced_process_that_does_not_end_is_stopped(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     supervisor = start_worker(
@@ -420,8 +424,8 @@ def test_a_process_that_was_replaced_and_does_not_end_is_told_to_stop(
     enqueue(conn, "quick", {"i": 1})
     ready(supervisor, 2)
     wait_until(lambda: not is_running(first), timeout=20)
-    assert "goes on 0.5 s after it was replaced: it is told to stop" in supervisor.log()
-    # As at any shutdown: it counts as a try that failed.
+    assert "still runs 0.5 s after it was replaced: stopping it" in supervisor.log()
+    # As at any shutdown: it counts as an attempt that failed.
     assert "shutdown timeout" in job(conn, long).errors[0]["message"]
     # The others are as they were.
     other = enqueue(conn, "quick", {"i": 2})

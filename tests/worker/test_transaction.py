@@ -16,7 +16,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
 from examples.handover.app import app as handover
-from pgqueue import App, InvalidArgument, Job, LeaseLost
+from pgqueue import App, Job
+from pgqueue.errors import InvalidArgument, LeaseLost
 from tests.calls import column, enqueue, job, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -36,7 +37,7 @@ def take_away(conn: psycopg.Connection, job_id: int) -> None:
     with conn.transaction():
         conn.execute(
             # Now, and not long ago: leases have a head, below which nobody looks.
-            "update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), lease_prolonged = true where id = %s",
+            "update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), grace_given = true where id = %s",
             [job_id],
         )
         assert reserve_one(conn, "thief", lease="1 hour").id == job_id

@@ -96,7 +96,7 @@ async def test_without_listen_nobody_is_asked_to_notify(app: App, database: Data
     async with working(app, database.dsn, poll_interval=0.2, listen=False):
         await done(conn, enqueue(conn))
         assert await done(conn, enqueue(conn)) == ["succeeded"]
-    assert value(conn, "select count(*) from pgqueue.sleepers") == 0
+    assert value(conn, "select count(*) from pgqueue.idle_workers") == 0
 
 
 @pytest.mark.covers("G3", "D1")
@@ -148,7 +148,7 @@ async def test_a_job_of_a_transaction_that_stays_open_is_found_right_after_its_c
             await wait_until_async(lambda: is_asleep(conn, worker.config.name))
             job_id = enqueue(producer)
         else:
-            await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.sleepers") > 0)
+            await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.idle_workers") > 0)
         looked_at = time.monotonic()
         await wait_until_async(lambda: time.monotonic() - looked_at > 0.15)
         producer.commit()
@@ -175,9 +175,22 @@ async def test_an_idle_worker_issues_at_most_one_statement_a_second(
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         assert statements > 5
         statements, began = 0, time.monotonic()
-        before = value(conn, "select count(*) from pgqueue.housekeeping")
+        before = value(conn, "select count(*) from pgqueue.maintenance_runs")
         # Two poll intervals and a beat.
         await wait_until_async(lambda: time.monotonic() - began > 11, timeout=20)
         assert 3 < statements <= time.monotonic() - began
-        assert value(conn, "select count(*) from pgqueue.housekeeping") - before > 3
-        assert value(conn, "select count(*) from pgqueue.beats") >= 2
+        assert value(conn, "select count(*) from pgqueue.maintenance_runs") - before > 3
+        assert value(conn, "select count(*) from pgqueue.heartbeats") >= 2
+
+
+@pytest.mark.partitions
+async def test_an_idle_worker_makes_history_partitions_on_its_second_connection(
+    app: App, database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.worker._FULL_RUN_EVERY", 0.0)
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        gone = value(conn, "select max(relation::text) from pgqueue._partitions()")
+        conn.execute(f"drop table {gone}".encode())
+        conn.execute("delete from pgqueue.maintenance_steps where step = 'partitions'")
+        await wait_until_async(lambda: value(conn, "select to_regclass(%s) is not null", gone), timeout=30)

@@ -1,0 +1,78 @@
+"""Where each function of sql/ stands, so that a reader finds it by the tree alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pgqueue.schema import bundled
+
+# The life of a job, and what happens beside it.
+FOLDERS = {
+    *("produce", "claim", "hold", "finish", "limits", "schedules"),
+    *("worker", "operate", "maintain", "common"),
+}
+
+# Folders about a thing and not about a stage of a job's life: what concerns the thing stands there, whoever calls it.
+NOUNS = {"limits", "schedules", "common"}
+
+# What maintain runs as its steps stands with the tables that it is about; and these beside what they share a rule with.
+WITH_THEIR_NOUN = {
+    "_ask_retry_function": "the functions that set_retry_function allows",
+    "_finish_expired": "the one way out of jobs",
+    "_free_dedupe": "dedupe keys",
+    "_mark_old_key": "heads",
+    "_retake_dedupe": "dedupe keys",
+}
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    folder: str
+    file: str
+    text: str
+
+
+def functions() -> list[Function]:
+    found = []
+    for file in sorted(bundled.directory("sql").glob("functions/**/*.sql")):
+        for part in re.split(r"^(?=create or replace function )", file.read_text(), flags=re.MULTILINE)[1:]:
+            name = re.match(r"create or replace function pgqueue\.(\w+)", part)
+            assert name is not None, file
+            text = part[: part.index("\n$$;")]
+            found.append(Function(name[1], file.parent.name, file.name, text))
+    return found
+
+
+def test_every_function_stands_in_a_folder_of_the_tree() -> None:
+    sql = bundled.directory("sql")
+    assert {file.parent.relative_to(sql / "functions").as_posix() for file in sql.glob("functions/**/*.sql")} == FOLDERS
+    assert {each.folder for each in functions()} == FOLDERS
+
+
+def test_a_private_function_that_one_folder_uses_stands_in_that_folder() -> None:
+    known = functions()
+    [slices] = [each for each in known if each.name == "_run_slice"]
+    elsewhere = "".join(file.read_text() for file in bundled.directory("sql").glob("views/*.sql"))
+    misplaced = {}
+    for each in known:
+        call = re.compile(rf"pgqueue\.{each.name}\b")
+        has_its_noun = each.folder in NOUNS or each.name in WITH_THEIR_NOUN or call.search(slices.text)
+        if not each.name.startswith("_") or has_its_noun:
+            continue
+        users = {other.folder for other in known if other != each and call.search(other.text)}
+        if len(users) == 1 and each.folder not in users and not call.search(elsewhere):
+            misplaced[each.name] = f"{each.folder}, used by {users.pop()} alone"
+    assert misplaced == {}
+
+
+def test_no_function_is_longer_than_can_be_held_in_the_head() -> None:
+    long = {each.name for each in functions() if each.text.count("\n") + 2 > 150}
+    assert long == set()
+
+
+def test_the_page_that_introduces_the_schema_names_every_public_function() -> None:
+    page = (bundled.directory("sql") / "README.md").read_text()
+    public = {each.name for each in functions() if not each.name.startswith("_")}
+    assert {name for name in public if f"`{name}`" not in page} == set()

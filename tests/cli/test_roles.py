@@ -1,0 +1,113 @@
+"""Every view and every command that reads, as each kind of role: taken from the catalog and the tree of commands."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from tests.calls import call, enqueue, maintain, reserve_one
+from tests.cli.commands import commands
+from tests.cli.conftest import Run
+from tests.databases import Database, uri
+
+READING = ("reader", "operator")
+KINDS = ("producer", "worker", *READING)
+
+# They go on until they are stopped, or for minutes; they are for the owner of the queue; or they ask it nothing.
+LEFT_OUT = {("worker",), ("demo",), ("bench",), ("server",), ("migrate",), ("psql",), ("dsn",)}
+
+
+@pytest.fixture
+def seeded(conn: psycopg.Connection) -> dict[str, str]:
+    """A queue with something of everything; what to give to parameters, by their names."""
+    job_id = enqueue(conn, "t", queue="mail", key="k")
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    enqueue(conn, "t", queue="mail")
+    call(conn, "schedule", "nightly", "0 3 * * *", "report")
+    call(conn, "run_schedule_now", "nightly")
+    call(conn, "set_limit", "task", "t", max_executing=3)
+    call(conn, "hello", "w")
+    maintain(conn)
+    return {
+        "job_id": str(job_id),
+        "name": "nightly",
+        "queue": "mail",
+        "kind": "task",
+        "target": "t",
+        "role": "nobody",
+        "task": "t",
+    }
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def role(conn: psycopg.Connection, kind: str) -> Iterator[str]:
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    conn.execute(f"create role {name}".encode())
+    call(conn, "grant_access", kind, name)
+    yield name
+    conn.execute(f"drop owned by {name}".encode())
+    conn.execute(f"drop role {name}".encode())
+
+
+def arguments(parameters: list[object], values: dict[str, str]) -> list[str]:
+    """What a command needs, and --yes where it would ask."""
+    given = []
+    for each in parameters:
+        name = str(each.name)  # type: ignore[attr-defined]
+        if each.param_type_name == "argument" and each.required:  # type: ignore[attr-defined]
+            given.append(values[name])
+        elif name == "yes":
+            given.append("--yes")
+    return given
+
+
+@pytest.mark.usefixtures("seeded")
+def test_readers_and_operators_read_every_view(conn: psycopg.Connection, role: str, kind: str) -> None:
+    views = conn.execute(
+        "select c.oid::regclass::text from pg_class c where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
+    ).fetchall()
+    assert len(views) > 3
+    refused = []
+    conn.execute(f"set role {role}".encode())
+    for (view,) in views:
+        try:
+            rows = conn.execute(f"select * from {view}".encode()).fetchall()
+        except psycopg.errors.InsufficientPrivilege:
+            refused.append(view)
+        else:
+            assert rows or view == "pgqueue.effective_tasks"
+    conn.execute("reset role")
+    assert refused == ([] if kind in READING else [view for (view,) in views])
+
+
+def test_readers_and_operators_run_every_command_that_reads(
+    database: Database, run: Run, seeded: dict[str, str], role: str, kind: str
+) -> None:
+    """A command reads if the owner can run it where nothing may be written."""
+    reading = []
+    for path, command in commands():
+        if path in LEFT_OUT:
+            continue
+        line = [*path, *arguments(command.params, seeded)]
+        alone = uri(database.dsn, options="-c default_transaction_read_only=on")
+        if run(*line, "--dsn", alone).code != 0:
+            continue
+        reading.append(path)
+        done = run(*line, "--dsn", uri(database.dsn, options=f"-c role={role}"))
+        assert "Traceback" not in done.err
+        if kind in READING:
+            assert (done.code, done.err) == (0, ""), (line, done)
+        else:
+            assert done.code == 2, (line, done)
+            assert "permission denied" in done.err
+    assert {("status",), ("jobs", "list"), ("schedules", "list"), ("limits", "list")} <= set(reading)
+    assert ("jobs", "delete") not in reading

@@ -1,0 +1,129 @@
+"""The head of jobs with keys: probes for a key begin there, and nothing that lives is below it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from pgqueue.testing import Clock
+from tests.calls import call, column, enqueue, ids, maintain, pairs, reserve, reserve_one, state, stats, value
+from tests.databases import Database
+
+pytestmark = pytest.mark.covers("D1", "L1")
+
+NOON = "2030-01-01 12:00+00"
+
+
+def key_head(conn: psycopg.Connection) -> int:
+    head: int = value(conn, "select pgqueue._key_head()")
+    return head
+
+
+def run_some(conn: psycopg.Connection, clock: Clock, rounds: int = 4, step: str = "2 s") -> int:
+    """Run sixty keyed jobs in each round, more than enough for a claim to move heads; returns the newest id."""
+    newest = 0
+    for _ in range(rounds):
+        newest = max(enqueue(conn, key=f"k{n}", queue="other") for n in range(60))
+        clock.advance("1 ms")
+        while held := reserve(conn, 100, queues=["other"], lease="1 day"):
+            column(conn, "complete_many", *pairs(held))
+        clock.advance(step)
+        maintain(conn)
+    return newest
+
+
+@pytest.fixture(autouse=True)
+def noon(clock: Clock) -> None:
+    clock.set(NOON)
+
+
+def test_the_head_passes_jobs_that_ended_and_stops_at_the_first_that_lives(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    first = run_some(conn, clock)
+    assert key_head(conn) > first - 60
+    living = enqueue(conn, key="k", delay="1 day")
+    run_some(conn, clock)
+    assert key_head(conn) == living
+
+
+def test_jobs_without_keys_do_not_stop_the_head(conn: psycopg.Connection, clock: Clock) -> None:
+    for _ in range(20):
+        enqueue(conn, queue="plain", delay="1 day")
+    newest = run_some(conn, clock)
+    assert key_head(conn) > newest - 60
+
+
+def test_a_job_that_is_retried_out_of_history_is_first_of_its_key(conn: psycopg.Connection, clock: Clock) -> None:
+    old = enqueue(conn, key="k")
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    run_some(conn, clock)
+    assert key_head(conn) > old
+    later = enqueue(conn, key="k")
+    call(conn, "retry", old)
+    clock.advance("1 ms")
+    held = reserve_one(conn)
+    assert held.id == old
+    assert reserve(conn) == []
+    assert state(conn, later) == "blocked"
+    call(conn, "complete", held.id, held.reservation)
+    assert ids(reserve(conn)) == [later]
+
+
+def test_heads_that_move_while_a_retry_is_open_do_not_pass_it(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    old = enqueue(conn, key="k")
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    run_some(conn, clock)
+    running = enqueue(conn, key="k")
+    held = reserve_one(conn, lease="1 day")
+    assert held.id == running
+    operator = database.connect(autocommit=False)
+    call(operator, "retry", old)
+    run_some(conn, clock)
+    assert key_head(conn) > old
+    operator.commit()
+    # It is parked behind the one that runs, below where the head was, and let go by its end.
+    assert reserve(conn) == []
+    assert state(conn, old) == "blocked"
+    call(conn, "complete", held.id, held.reservation)
+    assert ids(reserve(conn, lease="1 day")) == [old]
+    for _ in range(20):
+        clock.advance("1 s")
+        maintain(conn)
+    assert key_head(conn) == old
+    run_some(conn, clock, step="61 s")
+    assert stats(conn).housekeeping["hidden"] == 0
+
+
+@pytest.mark.parametrize("step", ["300 ms", "2 s"], ids=["waited for", "written down"])
+def test_a_producer_that_commits_late_is_not_passed(
+    database: Database, conn: psycopg.Connection, clock: Clock, step: str
+) -> None:
+    run_some(conn, clock)
+    producer = database.connect(autocommit=False)
+    old = enqueue(producer, key="k")
+    later = enqueue(conn, key="k")
+    run_some(conn, clock, step=step)
+    producer.commit()
+    assert key_head(conn) <= old
+    held = reserve_one(conn, lease="1 day")
+    assert held.id == old
+    call(conn, "complete", held.id, held.reservation)
+    clock.advance("1 ms")
+    assert ids(reserve(conn)) == [later]
+
+
+def test_what_is_below_the_head_is_found_once_a_minute_and_counted(conn: psycopg.Connection, clock: Clock) -> None:
+    old = enqueue(conn, key="k", delay="1 day")
+    run_some(conn, clock)
+    # Only a mistake can do this.
+    conn.execute("update pgqueue.heads set head_id = head_id + 1000 where queue = '' and priority = 1")
+    assert key_head(conn) > old
+    clock.advance("61 s")
+    maintain(conn)
+    assert stats(conn).housekeeping["hidden"] == 1
+    assert key_head(conn) <= old

@@ -1,0 +1,253 @@
+"""The log of a worker's jobs: one line each, and a summary a second under load."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgqueue import App
+from pgqueue.db.call import Call
+from pgqueue.db.consume import JobRow
+from pgqueue.logs import _Coloured
+from pgqueue.worker import job_log
+from pgqueue.worker.held import Held
+from pgqueue.worker.job_log import MOST, JobLog
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+
+def ended(job_id: int, task: str = "send_email", seconds: float = 0.2134) -> Held:
+    row = JobRow(
+        id=job_id,
+        task=task,
+        args=b"",
+        headers=None,
+        queue="mail",
+        key=None,
+        priority=0,
+        attempt=2,
+        max_attempts=11,
+        reservation=1,
+        run_at=0,
+        created_at=0,
+        lease_expires_at=0,
+        leader=None,
+        timeout=None,
+        losses=0,
+        crashes=0,
+        store_result=False,
+        outcome="reserved",
+        note=None,
+    )
+    held = Held(row, deadline=0.0)
+    held.seconds = seconds
+    return held
+
+
+def failed(job_id: int) -> Held:
+    held = ended(job_id)
+    held.error = {"class": "OSError", "message": "no\nroute", "traceback": "Traceback\n  line\nOSError"}
+    return held
+
+
+def answering(*runs: datetime) -> Callable[[Call[Any]], Awaitable[Any]]:
+    async def ask(_: Call[Any]) -> Any:
+        return dict(enumerate(runs, start=1))
+
+    return ask
+
+
+async def unreachable(_: Call[Any]) -> Any:
+    raise psycopg.OperationalError("gone")
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "pgqueue.jobs"]
+
+
+@pytest.fixture(autouse=True)
+def level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pgqueue.jobs")
+
+
+async def test_a_success_is_one_line_with_the_task_the_id_and_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    JobLog(unreachable).succeeded([ended(17)])
+    assert messages(caplog) == ["send_email[17] succeeded in 0.213 s"]
+    [record] = caplog.records
+    assert (record.job_id, record.queue, record.attempt, record.seconds) == (17, "mail", 2, 0.2134)  # type: ignore[attr-defined]
+
+
+async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    JobLog(unreachable).failed(failed(17), "dead")
+    assert messages(caplog) == ["send_email[17] is dead after attempt 2 of 11 in 0.213 s: OSError: no route"]
+    assert caplog.records[0].levelno == logging.ERROR
+    assert caplog.text.endswith("OSError: no route\nTraceback\n  line\nOSError\n")
+
+
+async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogCaptureFixture) -> None:
+    at = datetime(2030, 1, 1, 12, 0, 30, tzinfo=UTC)
+    lines = JobLog(answering(at))
+    lines.failed(failed(1), "failed")
+    await lines.close()
+    local = at.astimezone().strftime("%H:%M:%S")
+    assert messages(caplog) == [
+        f"send_email[1] failed attempt 2 of 11 in 0.213 s; runs again at {local}: OSError: no route"
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert caplog.records[0].runs_again_at == "2030-01-01T12:00:30.000+00:00"  # type: ignore[attr-defined]
+
+
+async def test_a_failed_attempt_is_logged_when_the_database_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    lines = JobLog(unreachable)
+    lines.failed(failed(1), "failed")
+    await lines.close()
+    assert messages(caplog) == ["send_email[1] failed attempt 2 of 11 in 0.213 s: OSError: no route"]
+
+
+async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    asked = failed(1)
+    asked.signalled = True
+    lines = JobLog(answering(datetime.now(UTC)))
+    lines.failed(asked, "failed")
+    lines.failed(asked, "cancelled")
+    lines.snoozed(asked, "5 min")
+    await lines.close()
+    assert len(messages(caplog)) == 3
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+async def test_the_start_of_a_job_is_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    job_log.started(ended(17))
+    assert messages(caplog) == []
+    caplog.set_level(logging.DEBUG, "pgqueue.jobs")
+    job_log.started(ended(17))
+    assert messages(caplog) == ["send_email[17] starts attempt 2 of 11"]
+
+
+async def test_many_ends_in_a_second_are_one_summary_for_each_task(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "_WINDOW", 0.05)
+    lines = JobLog(unreachable)
+    lines.succeeded([ended(n) for n in range(MOST + 1)])
+    lines.succeeded([ended(n, task="resize") for n in range(10)])
+    for _ in range(3):
+        lines.failed(failed(1), "failed")
+    assert messages(caplog) == []
+    await wait_until_async(lambda: len(messages(caplog)) == 2)
+    assert messages(caplog) == [
+        "resize: 10 succeeded in 213.4 ms each",
+        f"send_email: {MOST + 1} succeeded in 213.4 ms each; 3 failed, the last one: OSError: no route",
+    ]
+    # The next second is quiet, and then each end has its line again.
+    await wait_until_async(lambda: lines._timer is None)
+    lines.succeeded([ended(17)])
+    assert messages(caplog)[2:] == ["send_email[17] succeeded in 0.213 s"]
+
+
+async def test_ends_are_summed_until_a_second_is_quiet(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "_WINDOW", 0.05)
+    lines = JobLog(unreachable)
+    for round_ in range(1, 4):
+        lines.succeeded([ended(n) for n in range(MOST + 1)])
+        await wait_until_async(lambda n=round_: len(messages(caplog)) == n)
+    assert not any("[" in message for message in messages(caplog))
+
+
+async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:
+    lines = JobLog(unreachable)
+    lines.succeeded([ended(n) for n in range(200)])
+    await lines.close()
+    assert messages(caplog) == ["send_email: 200 succeeded in 213.4 ms each"]
+
+
+async def test_no_line_is_made_where_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "pgqueue.jobs")
+    lines = JobLog(unreachable)
+    lines.succeeded([ended(1)])
+    lines.failed(failed(1), "failed")
+    assert (lines._timer, lines._asking) == (None, None)
+
+
+async def test_a_worker_logs_how_each_of_its_jobs_ended(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task
+    async def fine() -> None: ...
+
+    @app.task
+    def fine_in_a_thread() -> None: ...
+
+    @app.task(max_attempts=2, retry_delay="30 s", retry_policy="fixed")
+    async def fails() -> None:
+        raise ValueError("not today")
+
+    first, second, third = (enqueue(conn, name) for name in ("fine", "fine_in_a_thread", "fails"))
+    async with working(app, database.dsn):
+        await done(conn, first, second)
+        await wait_until_async(lambda: any("runs again" in message for message in messages(caplog)))
+    assert any(re.fullmatch(rf"fine\[{first}\] succeeded in \d\.\d\d\d s", each) for each in messages(caplog))
+    assert any(each.startswith(f"fine_in_a_thread[{second}] succeeded in") for each in messages(caplog))
+    [line] = [each for each in messages(caplog) if each.startswith(f"fails[{third}]")]
+    due = value(conn, "select ready_at from pgqueue.jobs where id = %s", third)
+    assert "failed attempt 1 of 2 in 0.0" in line
+    assert f"runs again at {due.astimezone():%H:%M:%S}: ValueError: not today" in line
+
+
+async def test_a_drain_writes_a_handful_of_lines(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task
+    async def quick(i: int) -> None: ...
+
+    enqueue_many(conn, 2000, "quick")
+    async with working(app, database.dsn, until_empty=True):
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.jobs") == 0, 30)
+    assert (
+        sum(int(re.findall(r"quick: (\d+) succeeded", each)[0]) for each in messages(caplog) if ": " in each)
+        + sum(each.startswith("quick[") for each in messages(caplog))
+        == 2000
+    )
+    assert len(messages(caplog)) < 100
+
+
+@pytest.mark.covers("G11")
+def test_next_attempts_are_asked_of_failed_jobs_only(conn: psycopg.Connection) -> None:
+    waiting, job_id = enqueue(conn, delay="1 h"), enqueue(conn)
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry_in="1 h")
+    maintain(conn)
+    rows = conn.execute("select * from pgqueue.next_attempts(%s)", [[waiting, job_id, 4711]]).fetchall()
+    assert rows == [(job_id, value(conn, "select ready_at from pgqueue.jobs where id = %s", job_id))]
+
+
+def test_a_terminal_gets_colours_and_long_lines_as_they_are() -> None:
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "w" * 500, (), None)
+    line = _Coloured("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S").format(record)
+    assert "\n" not in line
+    assert line.endswith(f"\x1b[33mWARNING\x1b[0m {'w' * 500}")
+
+
+def test_no_text_of_a_job_reaches_a_terminal_as_a_command() -> None:
+    record = logging.LogRecord("x", logging.WARNING, __file__, 1, "\x1b[2J", (), None)
+    assert "\x1b[2J" not in _Coloured("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S").format(record)
+
+
+async def test_close_waits_for_nothing_where_nothing_was_logged() -> None:
+    async with asyncio.timeout(1):
+        await JobLog(unreachable).close()

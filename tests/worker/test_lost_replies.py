@@ -1,0 +1,225 @@
+"""A claim whose reply is lost is given back, and nothing that the worker runs is given back with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from pgqueue import App, Job
+from tests.calls import enqueue, enqueue_many, job, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.proxy import Proxy
+from tests.workers import done, is_asleep, working
+
+GIVES_BACK = re.compile(r"gave back|whose reservation never arrived")
+
+
+@pytest.fixture
+def proxy(database: Database) -> Iterator[Proxy]:
+    with Proxy(database.dsn) as proxy:
+        yield proxy
+
+
+@pytest.mark.covers("A6")
+async def test_a_job_claimed_while_another_connection_is_made_anew_is_not_given_back(
+    database: Database, conn: psycopg.Connection, proxy: Proxy
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+    ends = {"first": asyncio.Event(), "second": asyncio.Event()}
+
+    @app.task
+    async def t(run: Job, name: str) -> None:
+        ran[run.id] += 1
+        await ends[name].wait()
+
+    async with working(app, proxy.dsn, name="w", lease=600.0):
+        first = enqueue(conn, "t", {"name": "first"})
+        await wait_until_async(lambda: ran[first] == 1)
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        # The connection that reports ends has so far only given back the jobs of a former process.
+        [finishing] = conn.execute(
+            "select pid from pg_stat_activity where datname = current_database() and application_name = 'pgqueue w'"
+            " and query ~ 'pgqueue.release_unheld'"
+        ).fetchall()
+        conn.execute("select pg_terminate_backend(%s)", finishing)
+        # Whatever a worker says first on a new connection about jobs that it does not hold stays on the way.
+        proxy.hold(b"held")
+        ends["first"].set()
+        await wait_until_async(lambda: proxy.holds or job(conn, first).state == "succeeded")
+        second = enqueue(conn, "t", {"name": "second"})
+        await wait_until_async(lambda: ran[second] == 1)
+        reservation = job(conn, second).reservation
+        proxy.deliver()
+        assert await done(conn, first) == ["succeeded"]
+        found = job(conn, second)
+        assert (found.state, found.reservation, found.losses) == ("executing", reservation, 0)
+        ends["second"].set()
+        assert await done(conn, second) == ["succeeded"]
+    assert set(ran.values()) == {1}
+
+
+@pytest.mark.covers("A6")
+@pytest.mark.parametrize("statement", [b"pgqueue.held_by(", b"pgqueue.release("])
+async def test_no_claim_begins_while_a_worker_gives_back(
+    database: Database, conn: psycopg.Connection, proxy: Proxy, statement: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+    go_on = asyncio.Event()
+
+    @app.task
+    async def marked(run: Job, i: int = 0) -> None:
+        ran[run.id] += 1
+        await go_on.wait()
+
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, proxy.dsn, name="w", lease=600.0) as worker:
+            await wait_until_async(lambda: is_asleep(conn, "w"))
+            proxy.hold(statement)
+            proxy.cut_reply_with(b"marked")
+            lost = enqueue(conn, "marked")
+            await wait_until_async(lambda: proxy.holds)
+            assert proxy.cuts == 1
+            # It is woken for this one, and would have claimed it within milliseconds.
+            late = enqueue(conn, "marked")
+            with pytest.raises(AssertionError):
+                await wait_until_async(lambda: job(conn, late).state == "executing", timeout=1.0)
+            proxy.deliver()
+            await wait_until_async(lambda: len(ran) == 2)
+            assert worker.status()["held"] == 2
+            go_on.set()
+            assert await done(conn, lost, late) == ["succeeded"] * 2
+    assert set(ran.values()) == {1}
+    assert [each.getMessage() for each in caplog.records if GIVES_BACK.search(each.getMessage())] == [
+        f"gave back 1 jobs whose reservation never arrived: [{lost}]"
+    ]
+    assert [(job(conn, each).attempts, job(conn, each).losses) for each in (lost, late)] == [(1, 0)] * 2
+
+
+@pytest.mark.covers("A6")
+@pytest.mark.parametrize("statement", [b"pgqueue.held_by(", b"pgqueue.release("])
+async def test_a_give_back_that_the_network_delivers_late_takes_nothing_that_was_claimed_since(
+    database: Database, conn: psycopg.Connection, proxy: Proxy, statement: bytes
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+    go_on = asyncio.Event()
+
+    @app.task
+    async def marked(run: Job, i: int = 0) -> None:
+        ran[run.id] += 1
+        await go_on.wait()
+
+    # A lease this short makes a connection give up after 2 s without an answer.
+    async with working(app, proxy.dsn, name="w", lease=4.0):
+        await wait_until_async(lambda: is_asleep(conn, "w"))
+        proxy.hold(statement)
+        proxy.cut_reply_with(b"marked")
+        jobs = enqueue_many(conn, 3, "marked")
+        await wait_until_async(lambda: proxy.holds)
+        stuck = value(conn, "select max(pid) from pg_stat_activity where application_name = 'pgqueue w'")
+        # It gives up, connects anew, gives back, and claims the three again.
+        await wait_until_async(lambda: len(ran) == 3, timeout=15)
+        held = [job(conn, each).reservation for each in jobs]
+        proxy.deliver()
+        await wait_until_async(lambda: not proxy.holds)
+        # Only now would another reservation be claimed; a round trip after the server has read the late one.
+        await wait_until_async(lambda: not _runs(conn, statement))
+        assert stuck is not None
+        assert [job(conn, each).reservation for each in jobs] == held
+        go_on.set()
+        assert await done(conn, *jobs) == ["succeeded"] * 3
+    assert set(ran.values()) == {1}
+
+
+def _runs(conn: psycopg.Connection, statement: bytes) -> bool:
+    return bool(
+        value(
+            conn,
+            "select exists (select from pg_stat_activity where application_name = 'pgqueue w'"
+            " and state = 'active' and query like %s)",
+            f"%{statement.decode()}%",
+        )
+    )
+
+
+@pytest.mark.covers("A6")
+async def test_a_claim_that_the_second_connection_sent_is_given_back_when_its_reply_is_lost(
+    database: Database, conn: psycopg.Connection, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+
+    @app.task
+    async def t(run: Job, i: int = 0) -> None:
+        ran[run.id] += 1
+        await asyncio.sleep(0.005)
+
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, proxy.dsn, name="w", concurrency=20, lease=600.0) as worker:
+            jobs = enqueue_many(conn, 2000)
+            await wait_until_async(lambda: worker.completed > 200)
+            # Of two connections that claim in turn, both lose replies.
+            for i in range(6):
+                before = worker.completed
+                proxy.cut_reply_with(b"reserved")
+                await wait_until_async(lambda i=i: proxy.cuts > i)  # type: ignore[misc]
+                await wait_until_async(lambda before=before: worker.completed > before)  # type: ignore[misc]
+            assert set(await done(conn, *jobs, timeout=60)) == {"succeeded"}
+    assert value(conn, "select max(attempts) + max(losses) from pgqueue.history") == 1
+    # What ended with a lost reply was stored, so nothing ran twice.
+    assert len(ran) == 2000
+    assert set(ran.values()) == {1}
+
+
+@pytest.mark.covers("A6")
+@pytest.mark.timeout(120)
+async def test_with_a_backend_terminated_every_quarter_of_a_second_nothing_runs_twice(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+    running: set[int] = set()
+    overlaps: list[int] = []
+
+    @app.task
+    async def t(run: Job, i: int = 0) -> None:
+        if run.id in running:
+            overlaps.append(run.id)
+        running.add(run.id)
+        ran[run.id] += 1
+        await asyncio.sleep(0.05)
+        running.discard(run.id)
+
+    jobs: list[int] = []
+    given_back: list[int] = []
+    with caplog.at_level(logging.WARNING, "pgqueue"):
+        async with working(app, database.dsn, name="w", concurrency=20):
+            for _ in range(32):
+                jobs += enqueue_many(conn, 50)
+                await asyncio.sleep(0.25)
+                backends = [
+                    pid
+                    for (pid,) in conn.execute(
+                        "select pid from pg_stat_activity where datname = current_database()"
+                        " and application_name = 'pgqueue w'"
+                    )
+                ]
+                if backends:
+                    conn.execute("select pg_terminate_backend(%s)", [random.choice(backends)])
+            assert set(await done(conn, *jobs, timeout=60)) == {"succeeded"}
+    for record in caplog.records:
+        if "whose reservation never arrived" in record.getMessage():
+            given_back += record.args[1]  # type: ignore[index, arg-type]
+    assert overlaps == []
+    assert {each for each, times in ran.items() if times > 1} == set()
+    assert value(conn, "select max(losses) from pgqueue.history") == 0
