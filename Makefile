@@ -13,7 +13,7 @@ bin := $(VENV)/bin
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-versions check check-sql bench chaos digest clean
+.PHONY: help demo test test-all test-versions check check-sql bench chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -22,12 +22,16 @@ demo: $(installed) ## watch a small shop at work, on a server of its own
 	$(bin)/pgqueue demo
 
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
+	$(bin)/pytest -m "not long" $(TESTS)
+
+test-all: $(installed) ## run them all: also the models, soaks and random calls that take long
 	$(bin)/pytest $(TESTS)
 
 test-versions: $(installed) ## run the tests of the SQL on PostgreSQL 14 to 18; needs npm
 	$(bin)/python -m tests.versions $(VERSIONS)
 
 check: $(installed) ## style, types and the floors of the house
+	$(bin)/ruff format --check
 	$(bin)/ruff check
 	$(bin)/mypy
 	$(bin)/lint-imports
@@ -46,7 +50,7 @@ chaos: $(installed) ## break everything for PGQUEUE_CHAOS_MINUTES, over PGQUEUE_
 	$(bin)/python -m tests.chaos
 
 digest: ## pin the digest of sql/ in the newest revision, after a change of it
-	sed -i 's/^SQL_DIGEST = .*/SQL_DIGEST = "'$$($(bin)/python -m pgqueue.bundled)'"/' $$(ls migrations/versions/[0-9]*.py | tail -1)
+	sed -i 's/^SQL_DIGEST = .*/SQL_DIGEST = "'$$($(bin)/python -m pgqueue.schema.bundled)'"/' $$(ls migrations/versions/[0-9]*.py | tail -1)
 
 clean: ## remove whatever git does not know, save the embedded server's data
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .cache
