@@ -5,8 +5,8 @@ select
     p.proname::text as name,
     pg_get_function_arguments(p.oid) as arguments,
     pg_get_function_result(p.oid) as returns,
-    btrim(regexp_replace(d.description, '\s*select [^;]*;\s*$', '')) as what_it_does,
-    substring(d.description from '(select [^;]*;)\s*$') as example,
+    btrim(regexp_replace(d.description, '\s*select [^;]*;\s*', ' ')) as what_it_does,
+    substring(d.description from 'select [^;]*;') as example,
     array(
         select k.kind
         from unnest(array['producer', 'worker', 'reader', 'operator']) k (kind)

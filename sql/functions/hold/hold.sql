@@ -31,4 +31,4 @@ $$;
 
 comment on function pgqueue.hold(bigint, bigint) is
     'Keep the job for as long as this transaction lives. False when the reservation is no longer held: do nothing, and roll back. '
-    'begin; select pgqueue.hold(id, reservation); ... select pgqueue.complete(id, reservation); commit;';
+    'begin; select pgqueue.hold(42, 1048577); ... select pgqueue.complete(42, 1048577); commit;';

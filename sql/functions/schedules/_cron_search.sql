@@ -201,8 +201,8 @@ begin
             v_day := least(v_by_day, v_by_weekday);
             exit;
         end if;
-        exit when v_by_day = v_by_weekday;
         v_day := greatest(v_by_day, v_by_weekday);
+        exit when v_by_day = v_by_weekday;
     end loop;
     return case when v_day <= v_last then v_day end;
 end
