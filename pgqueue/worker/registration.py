@@ -18,6 +18,7 @@ _FULL_RUN_EVERY = 300.0
 
 # No run of maintenance is needed when the last one is younger than this, in seconds.
 _MAX_AGE = 0.8
+_FULL_RUN_MAX_AGE = 0.1
 
 
 class Registration:
@@ -57,7 +58,9 @@ class Registration:
             if self._is_idle() and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
                 await asyncio.sleep(0.5)
                 continue
-            ran, *_, pause = await self._link.perform(consume.maintain(max_age=_MAX_AGE))
+            # Right after a run of idle() there is no need for another, save for those steps.
+            max_age = _FULL_RUN_MAX_AGE if self._is_idle() else _MAX_AGE
+            ran, *_, pause = await self._link.perform(consume.maintain(max_age=max_age))
             if ran:
                 full_run_at = time.monotonic()
             await asyncio.sleep(pause)

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Cancel, Discard, PgQueueError, Retry, Snooze
+from pgqueue import App, Cancel, Discard, Retry, Snooze
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
 from pgqueue.testing import Clock
@@ -300,7 +300,7 @@ def test_a_rule_and_exceptions_that_cannot_be_used_are_refused_when_declared() -
 
     for options in ({"retry": 3}, {"retry": asynchronous}, {"discard_on": ("ValueError",)}, {"discard_on": [1]}):
         with pytest.raises(ConfigError):
-            App().task(name="t", **options)
+            App().task(name="t", **options)(lambda: None)
 
 
 async def test_what_the_code_declares_is_written_at_start(
@@ -320,6 +320,6 @@ async def test_what_the_code_declares_is_written_at_start(
     assert value(conn, "select declared_retry_cap from pgqueue.tasks") == timedelta(minutes=1)
 
 
-async def test_a_policy_that_nobody_knows_stops_the_worker_at_its_start(database: Database) -> None:
-    with pytest.raises(PgQueueError, match="out of range"):
-        await work(raising(LookupError(), retry_policy="polynomial"), database)
+def test_a_policy_that_nobody_knows_is_refused_when_declared() -> None:
+    with pytest.raises(ConfigError, match="give one of fixed, exponential"):
+        raising(LookupError(), retry_policy="polynomial")
