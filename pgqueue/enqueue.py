@@ -42,6 +42,10 @@ class Target:
         """Check arguments and write them as JSON has them."""
         return dict(args)
 
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task."""
+        return drivers.run(connection, call)
+
 
 @overload
 def enqueue(
@@ -210,7 +214,7 @@ def send(
     codec = task.codec()
     traces = telemetry.is_on()
     if not middleware and codec is None and not traces:
-        return drivers.run(connection, statement(task.name, args, options))
+        return task.deliver(connection, statement(task.name, args, options))
     if not drivers.is_async(connection):
         for each in middleware:
             if is_async(each):
@@ -225,7 +229,7 @@ def send(
 
     def last(jobs: Enqueuing) -> T | Awaitable[T]:
         written = jobs.args if codec is None else [codec.encode(each) for each in jobs.args]
-        return drivers.run(connection, statement(task.name, written, jobs.options))
+        return task.deliver(connection, statement(task.name, written, jobs.options))
 
     return around_enqueue([*middleware, telemetry.around_enqueue] if traces else middleware, jobs, last)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
-from pgqueue.transaction import JobTransaction, Stage
+from pgqueue.transaction import Doors, JobTransaction, Stage
 
 _log = logging.getLogger("pgqueue.job")
 
@@ -98,13 +98,17 @@ class _Waking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What a worker provides to the jobs that it runs."""
+    """What a worker provides to the jobs that it runs.
+
+    `doors`: how `job.transaction()` gets to the database, where a test runs the job in a transaction of its own.
+    """
 
     dsn: str = ""
     prepare: bool = True
     stopping: Flag = field(default_factory=Flag)
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
+    doors: Doors | None = None
 
 
 # For a job made by a test.
@@ -235,7 +239,7 @@ class Job:
                 connection.execute("update accounts set ...")
         """
         around = self._state.around
-        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at)
+        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at, around.doors)
 
     def _at(self, stage: Stage) -> None:
         self._state.stage = stage

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 from pgqueue.cron import check_cron
 from pgqueue.db import produce
+from pgqueue.db.call import Call, T
 from pgqueue.db.declare import check_schedule_options
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
@@ -108,6 +109,13 @@ class Task(Target, Generic[P, R]):
     def codec(self) -> Codec | None:
         """Return its App's codec."""
         return self.hooks.codec
+
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        if self.hooks.deliver is None:
+            return super().deliver(connection, call)
+        delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
+        return delivered
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
