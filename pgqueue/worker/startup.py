@@ -7,6 +7,7 @@ from functools import partial
 
 from pgqueue import __version__, telemetry
 from pgqueue.config import WorkerConfig
+from pgqueue.contrib.django import hook as django
 from pgqueue.db import consume
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
@@ -26,6 +27,8 @@ async def prepare(app: App, link: Link, events: Events, handlers: Handlers, plac
     await _check_schema(link, place)
     await declare(app, partial(link.perform, patient=False))
     await events.start()
+    if django.is_on():
+        handlers.functions = {task.name: django.closing(task) for task in app.tasks.values()}
     _put_around(app, events, handlers)
 
 
