@@ -21,8 +21,12 @@ SET_UP = {
     "README.md": SetUp(sql="create table orders (id bigint, email text)"),
     "docs/worker.md": SetUp(
         files={
-            **{"package/tasks.py": TASKS, "package/__init__.py": "", "tasks.py": TASKS},
-            **{"shop/tasks.py": TASKS, "shop/__init__.py": "", "shop/settings.py": "SECRET_KEY = 'x'"},
+            "package/tasks.py": TASKS,
+            "package/__init__.py": "",
+            "tasks.py": TASKS,
+            "shop/tasks.py": TASKS,
+            "shop/__init__.py": "",
+            "shop/settings.py": "SECRET_KEY = 'x'",
         }
     ),
     "docs/failover.md": SetUp(files={"tasks.py": TASKS}),
