@@ -42,6 +42,8 @@ class Task(Target, Generic[P, R]):
         self.hooks = hooks or Hooks()
         self.function = function
         self.options = options
+        declared = options.at_enqueue()
+        self._declared: Mapping[str, object] = {"declared": declared} if declared else {}
         written = definition(function)
         if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
@@ -120,6 +122,13 @@ class Task(Target, Generic[P, R]):
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
         return dict(args) if self.typed is None else self.typed.dump(args)
+
+    def declared(self) -> Mapping[str, object]:
+        """Return what its code declares and enqueue needs, as the option `declared`.
+
+        Before the first worker has written that to the database, nothing else could say into which queue its jobs go.
+        """
+        return self._declared
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
         """Read what a job holds with the App's codec. Raises InvalidPayload."""
@@ -223,7 +232,8 @@ class TaskCall(Generic[P]):
         """
         codec = self.task.codec()
         bound = self.task.bind(*args, **kwargs)
-        return {"task": self.task.name, "args": bound if codec is None else codec.encode(bound), **self.options}
+        encoded = bound if codec is None else codec.encode(bound)
+        return {"task": self.task.name, "args": encoded, **self.options, **self.task.declared()}
 
     @overload
     def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...

@@ -11,7 +11,7 @@ import psycopg
 
 from pgqueue import embedded
 from pgqueue.cli import output
-from pgqueue.config import find_dsn
+from pgqueue.config import find_dsn, own_dsn
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import ConfigError
 from pgqueue.schema.status import status
@@ -47,7 +47,7 @@ def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str
 @contextmanager
 def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database to use."""
-    with database(explicit) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with database(explicit) as dsn, psycopg.connect(own_dsn(dsn), autocommit=True) as connection:
         yield connection
 
 

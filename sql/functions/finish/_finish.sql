@@ -66,7 +66,8 @@ begin
                 returning
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
-                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers
+                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
+                    j.enqueued_by
             ),
             dated as (
                 select
@@ -98,7 +99,7 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress
+                    merged_into, timeout, crashed_on, progress, enqueued_by
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -109,7 +110,8 @@ begin
                         when d.error is null then d.errors
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
+                    d.enqueued_by
                 from dated d
                 where d.keep_for > '0'
             )

@@ -110,14 +110,14 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout
+                dedupe, timeout, enqueued_by
             )
             overriding system value
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout
+                g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by
             from gone g
             returning queue, priority, key
         )
