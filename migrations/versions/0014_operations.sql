@@ -89,6 +89,8 @@ create type pgqueue.job_filter as (
     run_to timestamptz,
     finished_from timestamptz,
     finished_to timestamptz,
+    age_from interval,
+    age_to interval,
     args jsonb[]
 );
 comment on type pgqueue.job_filter is 'Private: the filter of search(), read.';

@@ -47,7 +47,7 @@ async def _run(
 ) -> int:
     worker = Worker(app, dsn, config)
     worker.handle_signals()
-    serving = Health(worker.status, worker.counts.entries, lambda: worker.counts.claims)
+    serving = Health(worker.status, worker.counts.entries)
     reporting: asyncio.Task[None] | None = None
     try:
         if pipe is not None:

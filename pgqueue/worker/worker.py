@@ -82,7 +82,14 @@ class Worker:
         )
         self._claimer = self._make_claimer()
         self._shutdown = Shutdown(
-            app, config, self._links.finishing, self._exchange, self._runner, self._leases, self._reporter, self._state,
+            app,
+            config,
+            self._links.finishing,
+            self._exchange,
+            self._runner,
+            self._leases,
+            self._reporter,
+            self._state,
             self._registration.report_rest,
         )
         woken = {"on_wake": self._state.wake.set, "on_cancel": self._leases.extend_now.set}
@@ -160,6 +167,7 @@ class Worker:
             "last_error": self._outage.error[:300] or None,
             "memory": memory.resident(),
             "uptime": round(time.monotonic() - self._began, 3),
+            "claims": self.counts.claims.as_dict(),
         }
 
     async def run(self) -> bool:

@@ -213,6 +213,7 @@ as $$
             ('explain', '{reader,operator}'),
             ('stats', '{reader,operator}'),
             ('search', '{reader,operator}'),
+            ('metrics', '{reader,operator}'),
             ('dead_groups', '{reader,operator}'),
             ('doctor', '{reader,operator}'),
             -- A producer may slow down by it.

@@ -68,8 +68,8 @@ $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
-    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any; '
-    'states; ids; id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); '
+    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself; '
+    'states; ids; id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
 
@@ -111,6 +111,12 @@ begin
         ));
     end loop;
     v_filter := jsonb_populate_record(v_filter, v_patterns);
+    if v_filter.age_from is not null then
+        v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
+    end if;
+    if v_filter.age_to is not null then
+        v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
+    end if;
     v_filter.errors := array(select '%' || e.pattern || '%' from unnest(v_filter.errors) e (pattern));
     return v_filter;
 exception when data_exception or invalid_text_representation or numeric_value_out_of_range or datetime_field_overflow then
@@ -128,12 +134,13 @@ immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select case when right(p_text, 1) = '*' then e.escaped || '%' else e.escaped end
+    select case when n.is_prefix then e.escaped || '%' else e.escaped end
     from (
-        select replace(replace(replace(
-            case when right(p_text, 1) = '*' then left(p_text, -1) else p_text end, '\', '\\'), '%', '\%'), '_', '\_'
-        ) as escaped
-    ) e
+        select
+            right(p_text, 1) = '*' and right(p_text, 2) <> '\*' as is_prefix,
+            case when right(p_text, 2) = '\*' then left(p_text, -2) || '*' when right(p_text, 1) = '*' then left(p_text, -1) else p_text end as name
+    ) n
+    cross join lateral (select replace(replace(replace(n.name, '\', '\\'), '%', '\%'), '_', '\_') as escaped) e
 $$;
 
 comment on function pgqueue._like_pattern(text) is 'Private: a name, or the beginning of one and *, as a pattern of LIKE.';
