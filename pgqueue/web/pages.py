@@ -48,6 +48,8 @@ async def overview(context: Context) -> Response:
         queues=sorted(stats["queues"], key=_trouble, reverse=True),
         groups=groups[:8],
         findings=[each for each in findings if each["severity"] != "info"],
+        # One that is paused is late because somebody wants it so.
+        lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
         rates=_rates(minute),
         dead_today=sum(_outcomes(row).get("dead", 0) for row in day),
         workers=_alive(stats["workers"], now(context)),
@@ -301,7 +303,7 @@ async def _about(context: Context, found: Filter) -> int | None:
     chosen = [each for each in stats["queues"] if "queues" not in found or each["queue"] in found["queues"]]
     if any(each["counted_to"] for each in chosen):
         return None
-    return sum(each[state] for each in chosen for state in states)
+    return sum(int(each[state]) for each in chosen for state in states)
 
 
 def _id_of(context: Context) -> int:

@@ -321,8 +321,8 @@ set search_path = pg_catalog, pg_temp
 as $$
     select
         'warning', 'worker', w.worker,
-        format('it holds %s jobs, %s of them with a lapsed lease, and has been silent since %s', w.executing, w.lapsed,
-            coalesce(w.last_heartbeat_at::text, 'ever')),
+        format('jobs that it holds: %s, with a lapsed lease: %s; its last heartbeat: %s', w.executing, w.lapsed,
+            coalesce(w.last_heartbeat_at::text, 'none')),
         'look after its process; maintain() takes the jobs back'
     from pgqueue.worker_status w
     where w.is_alive is not true and w.lapsed > 0

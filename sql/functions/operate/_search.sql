@@ -46,7 +46,8 @@ begin
         ids := array(
             select j.id
             from unnest(v_candidates) c (id)
-            cross join lateral (select x.* from pgqueue.jobs x where x.id = c.id) j
+            -- A limit: joined, the ids would be looked for among all jobs.
+            cross join lateral (select x.* from pgqueue.jobs x where x.id = c.id limit 1) j
             where j.id < p_before
                 and j.id >= v_from
                 and pgqueue._fits(

@@ -81,7 +81,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_filter pgqueue.job_filter;
+    v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
     v_unknown text;
     v_field text;
     v_patterns jsonb := '{}';
@@ -161,6 +161,7 @@ $$;
 
 comment on function pgqueue._only_name(text[]) is 'Private: the name that a filter asks for; null: there are several, or any.';
 
+-- Inlined: no SET, no subquery, and stable, for the text of a state is.
 create or replace function pgqueue._fits(
     p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tags text[], p_worker text,
     p_errors jsonb, p_priority smallint, p_attempts integer, p_created_at timestamptz, p_run_at timestamptz,
@@ -168,14 +169,14 @@ create or replace function pgqueue._fits(
 )
 returns boolean
 language sql
-immutable
+stable
 parallel safe
 as $$
     select ((p_filter).states is null or p_state::text = any ((p_filter).states))
         and ((p_filter).queues is null or p_queue like any ((p_filter).queues))
         and ((p_filter).tasks is null or p_task like any ((p_filter).tasks))
         and ((p_filter).keys is null or p_key like any ((p_filter).keys))
-        and ((p_filter).tags is null or exists (select from unnest(p_tags) t (tag) where t.tag like any ((p_filter).tags)))
+        and ((p_filter).tags is null or pgqueue._any_like(p_tags, (p_filter).tags))
         and ((p_filter).workers is null or p_worker like any ((p_filter).workers))
         and ((p_filter).priority_from is null or p_priority >= (p_filter).priority_from)
         and ((p_filter).priority_to is null or p_priority < (p_filter).priority_to)
@@ -212,3 +213,15 @@ as $$
 $$;
 
 comment on function pgqueue._first_line(jsonb) is 'Private: the first line of the last error, 200 characters of it.';
+
+create or replace function pgqueue._any_like(p_texts text[], p_patterns text[])
+returns boolean
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from unnest(p_texts) t (text) where t.text like any (p_patterns))
+$$;
+
+comment on function pgqueue._any_like(text[], text[]) is 'Private: whether one of these texts fits one of these patterns.';
