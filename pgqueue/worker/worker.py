@@ -92,8 +92,15 @@ class Worker:
             self._state,
             self._registration.report_rest,
         )
-        woken = {"on_wake": self._state.wake.set, "on_cancel": self._leases.extend_now.set}
-        self._listener = make_listener(dsn, config, self._outage, self._links.keeping, **woken)
+        self._listener = make_listener(
+            dsn,
+            config,
+            self._outage,
+            self._links.keeping,
+            on_wake=self._state.wake.set,
+            on_due=self._claimer.sleeper.due_changed,
+            on_cancel=self._leases.extend_now.set,
+        )
         self._watchdog = Watchdog(self._runner.name_running)
 
     @property
