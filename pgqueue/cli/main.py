@@ -30,6 +30,7 @@ COMMANDS = {
     "migrate": ("migrate", "Create or upgrade the schema pgqueue."),
     "enqueue": ("enqueue", "Enqueue one job and print its id."),
     "web": ("web", "Serve the operator's pages."),
+    "top": ("top", "Watch the queue in the terminal."),
     "doctor": ("doctor", "Say what is wrong, and what mends it."),
     "metrics": ("metrics", "Print the metrics of the database for Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
