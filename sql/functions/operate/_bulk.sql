@@ -162,6 +162,7 @@ begin
             else pgqueue._delete_history(v_places.ids, v_places.granularities, v_places.kept_untils)
         end;
     end if;
+    perform pgqueue._audit(p_action, p_filter, changed);
     passed_over := cardinality(v_found.live_ids) + cardinality(v_found.ended_ids) - changed;
 
     next_after := v_found.next_after;

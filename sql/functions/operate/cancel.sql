@@ -31,9 +31,11 @@ begin
         if pgqueue._may_notify() then
             perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
         end if;
+        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
         return 'requested';
     end if;
     perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
+    perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
     return 'cancelled';
 end
 $$;

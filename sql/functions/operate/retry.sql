@@ -22,17 +22,24 @@ declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
     v_place record;
+    v_count bigint := 0::bigint;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
     if found then
-        return pgqueue._run_now(array[retry.job_id]) > 0;
+        v_count := pgqueue._run_now(array[retry.job_id]);
+        perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+        return v_count > 0;
     end if;
     select h.id, h.granularity, h.kept_until
     into v_place
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
-    return found and pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
+    if found then
+        v_count := pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    end if;
+    perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+    return v_count > 0;
 end
 $$;
 
