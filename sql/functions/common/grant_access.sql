@@ -178,6 +178,7 @@ as $$
             -- Not for producers: ids are easy to guess.
             ('outcome', '{worker,reader,operator}'),
             ('next_attempts', '{worker,reader,operator}'),
+            ('parents', '{worker,reader,operator}'),
             ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
@@ -195,6 +196,7 @@ as $$
             ('cron_next', '{worker,reader,operator}'),
             ('cancel', '{operator}'),
             ('retry', '{operator}'),
+            ('release_from_parents', '{operator}'),
             ('delete', '{operator}'),
             ('run_now_many', '{operator}'),
             ('kill_many', '{operator}'),

@@ -18,7 +18,8 @@ create or replace function pgqueue._finish(
     p_results jsonb[] default null,
     p_error jsonb default null,
     p_merged_into bigint[] default null,
-    p_errors jsonb[] default null
+    p_errors jsonb[] default null,
+    p_follow boolean default true
 )
 returns bigint[]
 language plpgsql
@@ -36,11 +37,10 @@ declare
     v_finished bigint[];
     v_deduped bigint[];
     v_members bigint[];
-    v_member_ids bigint[];
-    v_member_reservations bigint[];
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
-    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
+    v_limited boolean;
+    v_parents bigint[];
     v_queues text[];
     v_keys text[];
     v_keyed_ids bigint[];
@@ -48,6 +48,11 @@ declare
     v_limited_keys text[];
     v_limit_keys text[];
 begin
+    -- History keeps a job for which others wait; as a rule that is one probe.
+    select
+        exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')),
+        case when pgqueue._has_children(p_job_ids) then pgqueue._parents_among(p_job_ids) end
+    into v_limited, v_parents;
     loop
         begin
             with wanted as materialized (
@@ -66,27 +71,22 @@ begin
                 returning
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
-                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers
+                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
+                    j.depends_on, j.run_if, j.group_id
             ),
             dated as (
                 select
                     g.*,
-                    coalesce(
-                        g.retention,
-                        case p_state
-                            when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded)
-                            when 'dead' then coalesce(t.retention_dead, q.retention_dead)
-                            else coalesce(t.retention_cancelled, q.retention_cancelled)
-                        end,
-                        -- Read once, not for each job.
-                        (
-                            select case p_state
-                                when 'succeeded' then s.retention_succeeded
-                                when 'dead' then s.retention_dead
-                                else s.retention_cancelled
-                            end
-                            from pgqueue.settings s
-                            where s.one
+                    greatest(
+                        case when g.id = any (v_parents) then (select s.retention_parents from pgqueue.settings s where s.one) end,
+                        coalesce(
+                            g.retention,
+                            pgqueue._retention_of(p_state, t.retention_succeeded, t.retention_dead, t.retention_cancelled),
+                            pgqueue._retention_of(p_state, q.retention_succeeded, q.retention_dead, q.retention_cancelled),
+                            ( -- Read once, not for each job.
+                                select pgqueue._retention_of(p_state, s.retention_succeeded, s.retention_dead, s.retention_cancelled)
+                                from pgqueue.settings s where s.one
+                            )
                         )
                     ) as keep_for
                 from gone g
@@ -98,7 +98,7 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress
+                    merged_into, timeout, crashed_on, progress, depends_on, run_if, group_id
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -109,7 +109,8 @@ begin
                         when d.error is null then d.errors
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
+                    d.depends_on, d.run_if, d.group_id
                 from dated d
                 where d.keep_for > '0'
             )
@@ -141,10 +142,7 @@ begin
     end loop;
 
     if v_members is not null then
-        select array_agg(f.id), array_agg(f.reservation)
-        into v_member_ids, v_member_reservations
-        from pgqueue._lock_members(v_members) f;
-        perform pgqueue._finish(v_member_ids, v_member_reservations, true, p_state, null, p_error);
+        perform pgqueue._finish_members(v_members, p_state, p_error);
     end if;
     if v_deduped is not null then
         perform pgqueue._free_dedupe(v_deduped);
@@ -155,12 +153,32 @@ begin
     if v_keys is not null then
         perform pgqueue._release_next(v_queues, v_keys, v_keyed_ids);
     end if;
+    if p_follow then
+        perform pgqueue._end_parents(v_finished, p_state::text);
+    end if;
     return v_finished;
 end
 $$;
 
-comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[]) is
-    'Private: moves jobs to history under their reservations, and returns the ids that it moved.';
+comment on function pgqueue._finish(
+    bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
+) is
+    'Private: moves jobs to history under their reservations, and returns the ids that it moved; p_follow: and settles the jobs that depend on them.';
+
+-- Inlined: no SET.
+create or replace function pgqueue._retention_of(
+    p_state pgqueue.job_state, p_succeeded interval, p_dead interval, p_cancelled interval
+)
+returns interval
+language sql
+immutable
+parallel safe
+as $$
+    select case p_state when 'succeeded' then p_succeeded when 'dead' then p_dead else p_cancelled end
+$$;
+
+comment on function pgqueue._retention_of(pgqueue.job_state, interval, interval, interval) is
+    'Private: which of these retentions is that of a job in a final state.';
 
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
 create or replace function pgqueue._lock_members(p_job_ids bigint[])
@@ -183,6 +201,20 @@ $$;
 
 comment on function pgqueue._lock_members(bigint[]) is
     'Private: locks the members of a batch that are not its leader.';
+
+create or replace function pgqueue._finish_members(p_job_ids bigint[], p_state pgqueue.job_state, p_error jsonb)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    select pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
+    from pgqueue._lock_members(p_job_ids) m
+$$;
+
+comment on function pgqueue._finish_members(bigint[], pgqueue.job_state, jsonb) is
+    'Private: ends the members of a batch as its leader ended.';
 
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
 returns bigint[]

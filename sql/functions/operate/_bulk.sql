@@ -161,6 +161,9 @@ begin
             when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.granularities, v_places.kept_untils)
             else pgqueue._delete_history(v_places.ids, v_places.granularities, v_places.kept_untils)
         end;
+        if p_action = 'retry_many' and v_places.ids is not null then
+            perform pgqueue._reopen_children(v_places.ids);
+        end if;
     end if;
     passed_over := cardinality(v_found.live_ids) + cardinality(v_found.ended_ids) - changed;
 

@@ -121,7 +121,7 @@ begin
                     and (not v_not_due or v_row.ready_at > v_now)
                     -- Each job is found in one way.
                     and (v_way <> 'held' or v_row.state = 'blocked')
-                    and (v_way <> 'parked' or v_row.key is null)
+                    and (v_way <> 'parked' or v_row.key is null or v_row.blocked_on = '@parents')
                     and (v_row.state <> 'executing' or v_row.cancel_requested_at is null)
                 then
                     ids := ids || v_row.id;
@@ -226,6 +226,7 @@ as $$
     from pgqueue.jobs j
     where j.key is not null
         and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+        and j.blocked_on is distinct from '@parents'
         and j.queue = p_queue
         and (j.key, j.id) > (p_key, p_after)
     order by j.queue, j.key, j.id
@@ -340,10 +341,23 @@ as $$
             from pgqueue.jobs h
             where h.key is not null
                 and (h.state = 'blocked' or (h.state in ('waiting', 'failed') and h.reservation > 0))
+                and h.blocked_on is distinct from '@parents'
                 and h.queue = p_queue
                 and h.key = p_key
                 and h.id > p_after
             order by h.queue, h.key, h.id
+            limit p_limit
+        )
+        union all
+        (
+            select c.*
+            from pgqueue.jobs c
+            where c.key is not null
+                and c.blocked_on = '@parents'
+                and c.queue = p_queue
+                and c.key = p_key
+                and c.id > p_after
+            order by c.queue, c.key, c.id
             limit p_limit
         )
         union all
@@ -374,4 +388,4 @@ as $$
 $$;
 
 comment on function pgqueue._live_of_key(text, text, bigint, integer) is
-    'Private: jobs of a key, by the three indexes of keys; the executing ones with their batch.';
+    'Private: jobs of a key, by the indexes of keys; the executing ones with their batch.';

@@ -5,8 +5,10 @@
 -- was ever reserved takes its old place in its key again; one that never was has its place by its run_at, which must
 -- therefore not lie in the future. It takes its dedupe key again where that is free; where another job stands for it, it
 -- comes back without. Workers that died of it are forgotten.
+-- One that never started, and depends on jobs that have not ended, waits for them again. Jobs that were cancelled because
+-- this one failed come back as well, and wait for it: see _reopen.
 
-create or replace function pgqueue.retry(job_id bigint)
+create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
 returns boolean
 language plpgsql
 volatile
@@ -32,12 +34,19 @@ begin
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
-    return found and pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
+    if not found or pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) = 0 then
+        return false;
+    end if;
+    if retry.dependents then
+        perform pgqueue._reopen_children(array[v_place.id]);
+    end if;
+    return true;
 end
 $$;
 
-comment on function pgqueue.retry(bigint) is
-    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job.';
+comment on function pgqueue.retry(bigint, boolean) is
+    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job. '
+    'dependents: jobs that were cancelled because this one failed come back too, and wait for it.';
 
 -- The caller has locked the rows, in waiting or failed.
 create or replace function pgqueue._run_now(p_ids bigint[])
@@ -98,6 +107,7 @@ declare
     v_count bigint := 0::bigint;
     v_lane record;
     v_job record;
+    v_is_child boolean := false;
 begin
     for v_lane in
         with gone as (
@@ -110,18 +120,18 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout
+                dedupe, timeout, depends_on, run_if, group_id
             )
             overriding system value
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout
+                g.score, g.limit_key, g.dedupe, g.timeout, g.depends_on, g.run_if, g.group_id
             from gone g
-            returning queue, priority, key
+            returning queue, priority, key, depends_on
         )
-        select b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed from back b group by b.queue, b.priority order by b.queue, b.priority
+        select b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child from back b group by b.queue, b.priority order by b.queue, b.priority
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
@@ -129,7 +139,11 @@ begin
         if v_lane.is_keyed then
             perform pgqueue._mark_old_key();
         end if;
+        v_is_child := v_is_child or v_lane.is_child;
     end loop;
+    if v_is_child then
+        perform pgqueue._block_again(p_ids);
+    end if;
 
     for v_job in
         select l.id, l.task, l.dedupe
