@@ -37,6 +37,8 @@ OPTION_TYPES = {
     "retry_queue": "text",
     "limit_key": "text",
     "debounce_max": "interval",
+    "run_if": "text",
+    "group_id": "bigint",
 }
 
 
