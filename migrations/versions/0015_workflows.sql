@@ -4,11 +4,11 @@ alter table pgqueue.jobs
     add column depends_on bigint[],
     add column run_if text,
     add column group_id bigint,
-    add column has_steps boolean not null default false;
+    add column has_steps boolean;
 comment on column pgqueue.jobs.depends_on is 'The jobs that it was to wait for; null: none.';
 comment on column pgqueue.jobs.run_if is 'What must become of those: succeeded, finished or failed.';
 comment on column pgqueue.jobs.group_id is 'The group that it is a member of.';
-comment on column pgqueue.jobs.has_steps is 'Whether it has completed a step.';
+comment on column pgqueue.jobs.has_steps is 'True: it has completed a step. Null: it has not.';
 
 alter table pgqueue.history
     add column depends_on bigint[],

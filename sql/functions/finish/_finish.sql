@@ -34,25 +34,16 @@ set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_finished bigint[];
-    v_deduped bigint[];
-    v_members bigint[];
+    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
+    v_gone record;
+    v_parents bigint[];
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
-    v_limited boolean;
-    v_parents bigint[];
-    v_queues text[];
-    v_keys text[];
-    v_keyed_ids bigint[];
-    v_tasks text[];
-    v_limited_keys text[];
-    v_limit_keys text[];
 begin
-    -- History keeps a job for which others wait; as a rule that is one probe.
-    select
-        exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')),
-        case when pgqueue._has_children(p_job_ids) then pgqueue._parents_among(p_job_ids) end
-    into v_limited, v_parents;
+    if pgqueue._has_notes() then
+        -- History keeps jobs for which others wait.
+        v_parents := pgqueue._parents_among(p_job_ids);
+    end if;
     loop
         begin
             with wanted as materialized (
@@ -115,20 +106,19 @@ begin
                 where d.keep_for > '0'
             )
             select
-                coalesce(array_agg(g.id), '{}'),
-                array_agg(g.id) filter (where g.dedupe is not null),
+                coalesce(array_agg(g.id), '{}') as ids,
+                array_agg(g.id) filter (where g.dedupe is not null) as deduped,
                 (
                     select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id)
                     where x.followers is not null
-                ),
-                array_agg(g.queue) filter (where g.key is not null),
-                array_agg(g.key) filter (where g.key is not null),
-                array_agg(g.id) filter (where g.key is not null),
-                array_agg(g.task) filter (where v_limited),
-                array_agg(g.key) filter (where v_limited),
-                array_agg(g.limit_key) filter (where v_limited)
-            into v_finished, v_deduped, v_members, v_queues, v_keys, v_keyed_ids, v_tasks, v_limited_keys,
-                v_limit_keys
+                ) as members,
+                array_agg(g.queue) filter (where g.key is not null) as queues,
+                array_agg(g.key) filter (where g.key is not null) as keys,
+                array_agg(g.id) filter (where g.key is not null) as keyed_ids,
+                array_agg(g.task) filter (where v_limited) as tasks,
+                array_agg(g.key) filter (where v_limited) as limited_keys,
+                array_agg(g.limit_key) filter (where v_limited) as limit_keys
+            into v_gone
             from gone g;
             exit;
         exception when check_violation then
@@ -141,22 +131,22 @@ begin
         end;
     end loop;
 
-    if v_members is not null then
-        perform pgqueue._finish_members(v_members, p_state, p_error);
+    if v_gone.members is not null then
+        perform pgqueue._finish_members(v_gone.members, p_state, p_error);
     end if;
-    if v_deduped is not null then
-        perform pgqueue._free_dedupe(v_deduped);
+    if v_gone.deduped is not null then
+        perform pgqueue._free_dedupe(v_gone.deduped);
     end if;
-    if p_executing and v_tasks is not null then
-        perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);
+    if p_executing and v_gone.tasks is not null then
+        perform pgqueue._leave_limits(v_gone.tasks, v_gone.limited_keys, v_gone.limit_keys);
     end if;
-    if v_keys is not null then
-        perform pgqueue._release_next(v_queues, v_keys, v_keyed_ids);
+    if v_gone.keys is not null then
+        perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
     end if;
-    if p_follow then
-        perform pgqueue._end_parents(v_finished, p_state::text);
+    if p_follow and pgqueue._has_notes() then
+        perform pgqueue._end_parents(v_gone.ids, p_state::text);
     end if;
-    return v_finished;
+    return v_gone.ids;
 end
 $$;
 

@@ -71,7 +71,7 @@ begin
     if v_gone.children is not null then
         perform pgqueue._drop_dependencies(v_gone.children, false);
     end if;
-    if v_gone.ids <> '{}' then
+    if v_gone.ids <> '{}' and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, 'deleted');
     end if;
     return v_gone.ids;

@@ -9,14 +9,16 @@ create or replace function pgqueue._leave_notes(
     p_kind "char", p_ids bigint[], p_in interval default '0', p_name text default null
 )
 returns void
-language sql
+language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
+begin
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
     select p_kind, w.id, 0, p_name, pgqueue._clock() + p_in, pg_current_xact_id()
-    from unnest(p_ids) w (id)
+    from unnest(p_ids) w (id);
+end
 $$;
 
 comment on function pgqueue._leave_notes("char", bigint[], interval, text) is
