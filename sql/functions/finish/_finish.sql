@@ -115,6 +115,7 @@ begin
                 array_agg(g.queue) filter (where g.key is not null) as queues,
                 array_agg(g.key) filter (where g.key is not null) as keys,
                 array_agg(g.id) filter (where g.key is not null) as keyed_ids,
+                array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
                 array_agg(g.task) filter (where v_limited) as tasks,
                 array_agg(g.key) filter (where v_limited) as limited_keys,
                 array_agg(g.limit_key) filter (where v_limited) as limit_keys
@@ -142,6 +143,9 @@ begin
     end if;
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
+    end if;
+    if v_gone.group_ids is not null then
+        perform pgqueue._leave_groups(v_gone.group_ids, not p_executing);
     end if;
     if p_follow and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, p_state::text);

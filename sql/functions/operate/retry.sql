@@ -34,7 +34,13 @@ begin
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
-    if not found or pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) = 0 then
+    if found and exists (select from pgqueue.history h where h.id = retry.job_id and h.task = '@group') then
+        perform pgqueue._refuse(
+            format('%s is a group', retry.job_id), 'It ended as its members did.',
+            'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
+        );
+    end if;
+    if v_place.id is null or pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) = 0 then
         return false;
     end if;
     if retry.dependents then
@@ -108,6 +114,7 @@ declare
     v_lane record;
     v_job record;
     v_is_child boolean := false;
+    v_group_ids bigint[] := '{}'::bigint[];
 begin
     for v_lane in
         with gone as (
@@ -129,9 +136,14 @@ begin
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
                 g.score, g.limit_key, g.dedupe, g.timeout, g.depends_on, g.run_if, g.group_id
             from gone g
-            returning queue, priority, key, depends_on
+            returning queue, priority, key, depends_on, group_id
         )
-        select b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child from back b group by b.queue, b.priority order by b.queue, b.priority
+        select
+            b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child,
+            array_agg(b.group_id) filter (where b.group_id is not null) as group_ids
+        from back b
+        group by b.queue, b.priority
+        order by b.queue, b.priority
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
@@ -140,9 +152,13 @@ begin
             perform pgqueue._mark_old_key();
         end if;
         v_is_child := v_is_child or v_lane.is_child;
+        v_group_ids := v_group_ids || v_lane.group_ids;
     end loop;
     if v_is_child then
         perform pgqueue._block_again(p_ids);
+    end if;
+    if v_group_ids <> '{}' then
+        perform pgqueue._members_came_back(v_group_ids);
     end if;
 
     for v_job in

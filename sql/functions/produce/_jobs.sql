@@ -45,6 +45,9 @@ begin
         perform pgqueue._refuse_unknown_parents(p_options.depends_on);
         v_job := pgqueue._as_child(v_job, p_options.depends_on, p_options.run_if);
     end if;
+    if p_options.group_id is not null then
+        v_job.group_id := pgqueue._join_group(p_options.group_id);
+    end if;
     if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue) > 0 then
         v_job.retry := pgqueue._job_retry(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue);
     end if;
@@ -75,7 +78,7 @@ begin
             insert into pgqueue.jobs (
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
                 expires_at, max_attempts, retention, retry, key, score, limit_key, dedupe,
-                timeout, state, blocked_on, depends_on, run_if
+                timeout, state, blocked_on, depends_on, run_if, group_id
             )
             overriding system value
             select
@@ -83,7 +86,7 @@ begin
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
                 coalesce(n.expires_at, greatest(n.run_at, n.created_at) + t.expires_in),
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
-                n.timeout, coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if
+                n.timeout, coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w

@@ -73,11 +73,6 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if p_options.group_id is not null then
-        perform pgqueue._refuse(
-            'group_id is not supported yet', 'Nothing was enqueued.', 'Leave group_id out.', '0A000'
-        );
-    end if;
     if array_ndims(p_options.depends_on) > 1 or array_position(p_options.depends_on, null) is not null then
         perform pgqueue._refuse(
             'depends_on must be a plain array of job ids without nulls', format('It is %s.', left(p_options.depends_on::text, 200)),

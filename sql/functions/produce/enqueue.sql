@@ -181,4 +181,4 @@ comment on function pgqueue.enqueue(
     'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
     'depends_on: ids of jobs; it starts when they have ended, as run_if says: succeeded (all of them; should one not, it is '
     'cancelled; the default), finished (whatever became of them) or failed (as soon as one did not succeed; else it is cancelled). '
-    'group_id raises 0A000 in this release.';
+    'group_id: the group that it joins, see open_group().';

@@ -39,7 +39,7 @@ begin
     into v_parents, v_children
     from unnest(p_ids) w (id)
     cross join lateral (
-        select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on = '@parents' limit 1
+        select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on in ('@parents', '@jobs', '@open') limit 1
     ) j
     cross join lateral unnest(j.depends_on) p (id);
     if v_parents is null then
@@ -83,7 +83,7 @@ begin
         perform pgqueue._refuse(
             format('depends_on names job %s, which is unknown', v_unknown),
             'There is no such job, or its retention has ended. Nothing was enqueued.',
-            'Depend on jobs that enqueue() returned, and that history still keeps if they have ended.'
+            'Give depends_on as ids that enqueue() returned, of jobs that history still keeps if they have ended.'
         );
     end if;
 end
@@ -168,6 +168,8 @@ declare
     v_cancel bigint[];
     v_reservations bigint[];
     v_errors jsonb[];
+    v_groups bigint[];
+    v_cancel_groups bigint[];
 begin
     if p_children is null or p_children = '{}' then
         return '{}'::bigint[];
@@ -178,13 +180,13 @@ begin
     cross join lateral (
         select j.id
         from pgqueue.jobs j
-        where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs')
+        where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
         for update skip locked
     ) l;
     -- A later statement: what was committed when the row was locked counts.
     with children as materialized (
         select
-            j.id, j.reservation, f.parent, f.ended,
+            j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group,
             case
                 when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
                 else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
@@ -215,16 +217,24 @@ begin
         ) f on true
     )
     select
-        array_agg(c.id order by c.id) filter (where c.verdict = 'run'),
+        array_agg(c.id order by c.id) filter (where c.verdict = 'run' and not c.is_group),
         array_agg(c.id) filter (where c.verdict = 'wait'),
-        array_agg(c.id order by c.id) filter (where c.verdict = 'cancel'),
-        array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel'),
-        array_agg(pgqueue._parent_error(c.parent, c.ended) order by c.id) filter (where c.verdict = 'cancel')
-    into v_run, v_wait, v_cancel, v_reservations, v_errors
+        array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(pgqueue._parent_error(c.parent, c.ended) order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(c.id) filter (where c.verdict = 'run' and c.is_group),
+        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group)
+    into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups
     from children c;
 
     if v_run is not null then
         perform pgqueue._release_children(v_run);
+    end if;
+    if v_groups is not null then
+        perform pgqueue._leave_notes('g', v_groups);
+    end if;
+    if v_cancel_groups is not null then
+        perform pgqueue._cancel_groups(v_cancel_groups);
     end if;
     if p_note is not null and v_wait is not null then
         perform pgqueue._leave_notes(p_note, v_wait);
@@ -236,7 +246,7 @@ begin
         cross join lateral (
             select j.id
             from pgqueue.jobs j
-            where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs')
+            where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
             limit 1
         ) l
         where w.id <> all (coalesce(v_locked, '{}'));

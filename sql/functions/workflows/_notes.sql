@@ -42,6 +42,8 @@ declare
     v_children bigint[];
     v_waiting bigint[];
     v_retried bigint[];
+    v_groups bigint[];
+    v_cancelled bigint[];
     v_left integer := 1000;
 begin
     if not exists (select from pgqueue.notes) then
@@ -67,10 +69,12 @@ begin
             filter (where t.kind = 'p'),
         array_agg(distinct t.id) filter (where t.kind = 'c'),
         array_agg(distinct t.id) filter (where t.kind = 'w'),
-        array_agg(distinct t.id) filter (where t.kind = 'r')
-    into v_parents, v_children, v_waiting, v_retried
+        array_agg(distinct t.id) filter (where t.kind = 'r'),
+        array_agg(distinct t.id) filter (where t.kind = 'g'),
+        array_agg(distinct t.id) filter (where t.kind = 'm')
+    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried) = 0 then
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled) = 0 then
         return false;
     end if;
 
@@ -92,6 +96,10 @@ begin
     if v_waiting is not null then
         perform pgqueue._settle_and_follow(v_waiting, null);
         perform pgqueue._revive_children(v_waiting);
+    end if;
+    perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
+    if v_groups is not null then
+        perform pgqueue._look_at_groups(v_groups);
     end if;
     return true;
 end
