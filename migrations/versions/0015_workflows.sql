@@ -76,12 +76,16 @@ comment on column pgqueue.events.kept_until is 'Until when it is kept.';
 create table pgqueue.event_waits (
     name text collate "C" not null,
     job_id bigint not null,
-    primary key (name, job_id)
+    step text collate "C" not null,
+    until timestamptz,
+    primary key (name, job_id, step)
 );
 create index event_waits_by_job on pgqueue.event_waits (job_id);
 comment on table pgqueue.event_waits is 'Private: a job that waits for an event.';
 comment on column pgqueue.event_waits.name is 'The name of the event.';
 comment on column pgqueue.event_waits.job_id is 'The job.';
+comment on column pgqueue.event_waits.step is 'The step of the job that the event completes.';
+comment on column pgqueue.event_waits.until is 'When the job goes on without it; null: never.';
 
 create table pgqueue.notes (
     n bigint generated always as identity primary key,
@@ -94,7 +98,7 @@ create table pgqueue.notes (
 );
 comment on table pgqueue.notes is 'Private: something to check again in a later transaction.';
 comment on column pgqueue.notes.n is 'In order of insertion.';
-comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; g: a group; e: an event.';
+comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; g: a group; m: the members of a group that is cancelled; e: an event.';
 comment on column pgqueue.notes.id is 'The job or group.';
 comment on column pgqueue.notes.after is 'The children up to this one are done.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the event.';

@@ -63,7 +63,7 @@ begin
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
-                    j.depends_on, j.run_if, j.group_id
+                    j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
             dated as (
                 select
@@ -89,7 +89,8 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress, depends_on, run_if, group_id
+                    merged_into, timeout, crashed_on, progress, depends_on, run_if, group_id,
+                    steps
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -101,7 +102,8 @@ begin
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
                     d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
-                    d.depends_on, d.run_if, d.group_id
+                    d.depends_on, d.run_if, d.group_id,
+                    case when d.has_steps then pgqueue._steps_as_json(d.id, p_state <> 'succeeded') end
                 from dated d
                 where d.keep_for > '0'
             )
@@ -116,6 +118,7 @@ begin
                 array_agg(g.key) filter (where g.key is not null) as keys,
                 array_agg(g.id) filter (where g.key is not null) as keyed_ids,
                 array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
+                array_agg(g.id) filter (where g.has_steps) as stepped,
                 array_agg(g.task) filter (where v_limited) as tasks,
                 array_agg(g.key) filter (where v_limited) as limited_keys,
                 array_agg(g.limit_key) filter (where v_limited) as limit_keys
@@ -143,6 +146,9 @@ begin
     end if;
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
+    end if;
+    if v_gone.stepped is not null then
+        perform pgqueue._drop_steps(v_gone.stepped);
     end if;
     if v_gone.group_ids is not null then
         perform pgqueue._leave_groups(v_gone.group_ids, not p_executing);

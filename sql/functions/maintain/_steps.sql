@@ -371,6 +371,7 @@ begin
             select r.released, r.next_cursor into v_found from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             run.unparked := run.unparked + v_found.released;
             next_cursor := v_found.next_cursor;
+            perform pgqueue._tidy_events(v_now, p_slice);
         when 'tidy_maintenance' then
             v_count := pgqueue._tidy_maintenance(p_slice);
         when 'hidden' then

@@ -52,7 +52,7 @@ begin
         delete from pgqueue.jobs j
         using wanted w
         where j.id = w.id and j.state <> v_executing
-        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id
+        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
@@ -61,7 +61,8 @@ begin
         array_agg(g.id) filter (where g.key is not null) as keyed_ids,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children,
-        array_agg(g.group_id) filter (where g.group_id is not null) as group_ids
+        array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
+        array_agg(g.id) filter (where g.has_steps) as stepped
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
@@ -71,6 +72,9 @@ begin
     end if;
     if v_gone.children is not null then
         perform pgqueue._drop_dependencies(v_gone.children, false);
+    end if;
+    if v_gone.stepped is not null then
+        perform pgqueue._drop_steps(v_gone.stepped);
     end if;
     if v_gone.group_ids is not null then
         perform pgqueue._leave_groups(v_gone.group_ids, true);

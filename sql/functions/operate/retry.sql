@@ -127,16 +127,24 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout, depends_on, run_if, group_id
+                dedupe, timeout, depends_on, run_if, group_id, has_steps
             )
             overriding system value
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout, g.depends_on, g.run_if, g.group_id
+                g.score, g.limit_key, g.dedupe, g.timeout, g.depends_on, g.run_if, g.group_id,
+                case when g.steps is not null then true end
             from gone g
             returning queue, priority, key, depends_on, group_id
+        ),
+        restored as (
+            insert into pgqueue.steps (job_id, name, result, attempt, at)
+            select g.id, s.name, s.result, s.attempt, s.at
+            from gone g
+            cross join lateral jsonb_to_recordset(g.steps) s (name text, result jsonb, attempt integer, at timestamptz)
+            where g.steps is not null
         )
         select
             b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child,

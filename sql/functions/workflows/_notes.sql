@@ -44,6 +44,7 @@ declare
     v_retried bigint[];
     v_groups bigint[];
     v_cancelled bigint[];
+    v_events text[];
     v_left integer := 1000;
 begin
     if not exists (select from pgqueue.notes) then
@@ -71,10 +72,11 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'w'),
         array_agg(distinct t.id) filter (where t.kind = 'r'),
         array_agg(distinct t.id) filter (where t.kind = 'g'),
-        array_agg(distinct t.id) filter (where t.kind = 'm')
-    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled
+        array_agg(distinct t.id) filter (where t.kind = 'm'),
+        array_agg(distinct t.name) filter (where t.kind = 'e')
+    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled) = 0 then
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events) = 0 then
         return false;
     end if;
 
@@ -97,6 +99,7 @@ begin
         perform pgqueue._settle_and_follow(v_waiting, null);
         perform pgqueue._revive_children(v_waiting);
     end if;
+    perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
     perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
     if v_groups is not null then
         perform pgqueue._look_at_groups(v_groups);
