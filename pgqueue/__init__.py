@@ -24,6 +24,7 @@ from pgqueue.job import Job, current_job
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App
 from pgqueue.wait import wait
+from pgqueue.workflows import chain, emit_event
 
 __all__ = [
     "App",
@@ -33,7 +34,9 @@ __all__ = [
     "PgQueueError",
     "Retry",
     "Snooze",
+    "chain",
     "current_job",
+    "emit_event",
     "enqueue",
     "enqueue_batch",
     "enqueue_copy",

@@ -76,6 +76,18 @@ def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult
     )
 
 
+def open_group(name: str | None, options: Mapping[str, object]) -> Call[int]:
+    """Open a group; reads its id."""
+    names, values = _options(options)
+    text = "".join(f", {each} => %s::{OPTION_TYPES[each]}" for each in names)
+    return Call(f"select pgqueue.open_group(%s::text{text})".encode(), (name, *values), read_first)
+
+
+def close_group(group_id: int) -> Call[bool]:
+    """Close a group; reads False when it was closed."""
+    return Call(b"select pgqueue.close_group(%s::bigint)", (group_id,), read_first)
+
+
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
