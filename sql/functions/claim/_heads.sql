@@ -27,7 +27,7 @@
 -- - A reader, a producer or maintain that sees a row from the future knows of a larger step. Readers take the lane from its
 --   beginning. Producers write that down, in the transaction of their job, so the two are seen together (_register_lane).
 --   So does the next move of heads. Where the clock went forward again before such a mark was committed, newer heads may
---   stand above it: maintain drops them, and the mark with them, within a second.
+--   stand above it: maintain begins them anew within a second (_see_marks).
 -- - Of horizons only those count that no later one is before.
 -- - What is hidden all the same is found within a minute, and counted (_find_hidden).
 -- The second costs a walk over the dead entries of the last second at most, and only beside an old snapshot. Jobs that are
@@ -268,7 +268,7 @@ begin
         end if;
 
         if v_known and not p_claimed and v_part.queue <> '' then
-            v_known := not pgqueue._drop_marks(v_part, v_last.n);
+            v_known := not pgqueue._see_marks(v_part, v_last.n, v_now);
         end if;
 
         select '-infinity'::timestamptz as at, 0::bigint as id into v_base;
@@ -475,27 +475,47 @@ $$;
 comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
     'Private: the first job of a sub-lane, or under a head of the queue '''', from a head on and below a pair of time and id.';
 
--- Only maintain calls it, which runs alone: it waits for no claim.
-create or replace function pgqueue._drop_marks(p_sub_lane pgqueue.sub_lane, p_before bigint)
+-- Only maintain calls it, which runs alone: it waits for no claim. Claims move heads meanwhile, and may go on from a head that
+-- they read before. So a mark counts for ten seconds from when it is first seen (idle_since): by then every statement has
+-- ended that began before, and the last heads are built on what was read anew.
+create or replace function pgqueue._see_marks(p_sub_lane pgqueue.sub_lane, p_newest bigint, p_now timestamptz)
 returns boolean
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_marks record;
 begin
-    delete from pgqueue.heads h
+    select count(*) > 0 as some, bool_or(h.idle_since is null) as unseen, min(h.idle_since) as seen_at
+    into v_marks
+    from pgqueue.heads h
     where h.queue = p_sub_lane.queue
         and h.priority = p_sub_lane.priority
         and h.resumed = p_sub_lane.resumed
-        and h.n < p_before
+        and h.n < p_newest
         and h.head = '-infinity';
-    return found;
+    if v_marks.unseen or v_marks.seen_at not between p_now - interval '10 s' and p_now then
+        delete from pgqueue.heads h
+        where h.queue = p_sub_lane.queue
+            and h.priority = p_sub_lane.priority
+            and h.resumed = p_sub_lane.resumed
+            and h.n < p_newest
+            and h.head = '-infinity';
+    end if;
+    if v_marks.unseen then
+        insert into pgqueue.heads (queue, priority, resumed, head, at, xid, idle_since)
+        values (
+            p_sub_lane.queue, p_sub_lane.priority, p_sub_lane.resumed, '-infinity', p_now, pg_current_xact_id(), p_now
+        );
+    end if;
+    return v_marks.some;
 end
 $$;
 
-comment on function pgqueue._drop_marks(pgqueue.sub_lane, bigint) is
-    'Private: drops the marks of a sub-lane that stand below its newest head; true: there were some, and that head may be wrong.';
+comment on function pgqueue._see_marks(pgqueue.sub_lane, bigint, timestamptz) is
+    'Private: whether marks stand below the newest head of a sub-lane, so that it is to begin anew; drops those that are over.';
 
 create or replace function pgqueue._move_all_heads()
 returns void
