@@ -95,7 +95,7 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
 def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
     connection.execute("drop schema if exists pgqueue_demo cascade")
     connection.execute((examples / "shop" / "schema.sql").read_bytes())
-    for job in perform(connection, operate.list_jobs(None, None, None, 1000)):
+    for job in perform(connection, operate.list_jobs({}, 1000)):
         if job["task"].startswith("shop."):
             # Of an earlier demo; what is left of it belongs to orders that are gone.
             perform(connection, operate.delete(job["id"]))

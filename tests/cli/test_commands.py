@@ -132,7 +132,7 @@ def test_status_shows_queues_workers_and_maintenance(run: Run, conn: psycopg.Con
     maintain(conn)
     done = run("status")
     assert (done.code, done.err) == (0, "")
-    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 20", "0 jobs rescued"):
+    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 0 s ago", "0 jobs rescued"):
         assert part in done.out
     numbers = run("status", "--json").json()
     assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
@@ -312,7 +312,7 @@ def test_a_bulk_command_asks_first(run: Run, conn: psycopg.Connection, monkeypat
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         done = run("jobs", "cancel", "--queue", "default", "--state", "waiting")
         assert done.code == code
-        assert "Cancel jobs by: queue default, state waiting?" in done.err
+        assert "Cancel 2 jobs by: queue default, state waiting?" in done.err
         assert {state(conn, job_id) for job_id in job_ids} == {expected}
 
 
