@@ -263,7 +263,7 @@ def test_help_explains_a_function(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "command"), commands(), ids=lambda each: "-".join(each) if isinstance(each, tuple) else ""
+    ("path", "command"), [*commands()], ids=lambda each: "-".join(each) if isinstance(each, tuple) else ""
 )
 def test_the_help_of_a_command_has_an_example_that_it_takes(
     path: tuple[str, ...], command: Any, run: Run, monkeypatch: pytest.MonkeyPatch
