@@ -59,12 +59,15 @@ def demo(
 
     It is examples/shop, with a retry, a dead job, a killed worker and orders that are rolled back.
     """
+    # What the commands that it prints need to reach the same database.
+    is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
+    option = f" --dsn {shlex.quote(str(dsn))}" if is_said else ""
     with database(dsn) as found:
-        if not run_demo(found, orders, directory, as_json=as_json):
+        if not run_demo(found, orders, directory, as_json=as_json, option=option):
             raise typer.Exit(1)
 
 
-def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
+def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: str = "") -> bool:
     """Run the shop on the database at `dsn`. True when every order got exactly one receipt, and nothing else did.
 
     Expects the schema of the queue to be there. Makes the schema pgqueue_demo anew, writes receipts into
@@ -99,7 +102,7 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
     if as_json:
         output.print_json(verdict)
     else:
-        _report(verdict)
+        _report(verdict, option)
     return finished and bool(verdict["ok"])
 
 
@@ -254,7 +257,7 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
     }
 
 
-def _report(verdict: dict[str, Any]) -> None:
+def _report(verdict: dict[str, Any], option: str) -> None:
     numbers = ("jobs", "attempts", "median", "longest")
     headings = ("queue", "task", "worker", "state", *numbers)
     table = Table(headings, "What ran where, and how long it waited", right=frozenset(numbers))
@@ -277,10 +280,9 @@ def _report(verdict: dict[str, Any]) -> None:
         + ("every order has exactly one." if verdict["ok"] else "they do not match!"),
         "green" if verdict["ok"] else "red",
     )
-    program = _program()
-    output.line(
-        f"Look at it: {program} jobs list --state dead; {program} jobs show {killed['job_id']}; {program} status"
-    )
+    output.line("Look at it:")
+    for command in ("jobs list --state dead", f"jobs show {killed['job_id']}", "status"):
+        output.line(f"  {_program()} {command}{option}")
     if not verdict["ok"]:
         output.line(f"missing: {verdict['missing']}, unexpected: {verdict['unexpected']}", "red")
 

@@ -44,7 +44,7 @@ ByState = Annotated[
 Reset = Annotated[
     list[str] | None, typer.Option(help="Take this option back: the declared one, or the default, holds. Repeatable.")
 ]
-CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued then or later: '2026-12-24 18:00+01'.")]
+CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued since: '2 hours', '2026-12-24 18:00'.")]
 CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]
 FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
 FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]

@@ -80,7 +80,11 @@ class Chunk:
 def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: object = None) -> Call[Chunk]:
     """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to go on."""
     given = {name: value for name, value in filters.items() if value is not None}
-    named = "".join(f"{name} => %s::{_FILTER_TYPES[name]}, " for name in given)
+    named = "".join(
+        f"{name} => {_instant(value) if kind == 'timestamptz' else f'%s::{kind}'}, "
+        for name, value in given.items()
+        for kind in (_FILTER_TYPES[name],)
+    )
     return Call(
         f"select changed, passed_over, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
         f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
@@ -299,8 +303,12 @@ def list_jobs(only: Mapping[str, object], limit: int) -> Call[list[Document]]:
 
 
 def _instant(value: object) -> str:
-    is_interval = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", str(value), re.IGNORECASE)
-    return "pgqueue._clock() - %s::interval" if is_interval else "%s::timestamptz"
+    """Write a placeholder for an instant, or for how long ago it was: "2 hours", "2 hours ago"."""
+    if not re.match(r"\s*\d+(\.\d+)?\s*[a-z]", str(value), re.IGNORECASE):
+        return "%s::timestamptz"
+    # "ago" makes an interval negative.
+    sign = "+" if str(value).rstrip().lower().endswith("ago") else "-"
+    return f"pgqueue._clock() {sign} %s::interval"
 
 
 _JOB = b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"

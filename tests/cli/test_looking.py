@@ -244,6 +244,17 @@ def test_a_bulk_command_says_how_many_jobs_match_before_it_asks(
     assert value(conn, "select count(*) from pgqueue.jobs where run_at > now() + interval '30 min'") == 1
 
 
+def test_a_bulk_command_takes_how_long_ago(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    old = enqueue(conn)
+    clock.advance("3 hours")
+    new = enqueue(conn)
+    assert run("jobs", "cancel", "--created-after", "2 hours ago", "--yes").out.startswith("1 job ")
+    assert (state(conn, old), state(conn, new)) == ("waiting", "cancelled")
+    assert run("jobs", "cancel", "--created-before", "2 hours", "--yes").out.startswith("1 job ")
+    assert state(conn, old) == "cancelled"
+
+
 def test_a_bulk_command_that_matches_nothing_does_not_ask(run: Run) -> None:
     done = run("jobs", "cancel", "--queue", "nowhere")
     assert (done.code, done.out, done.err) == (0, "No job to cancel.\n", "")
