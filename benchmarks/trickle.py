@@ -163,11 +163,12 @@ def _worker(dsn: str) -> Iterator[None]:
 
 @contextmanager
 def _bare_worker(dsn: str) -> Iterator[None]:
-    over = threading.Event()
+    listens, over = threading.Event(), threading.Event()
 
     def work() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("listen bare")
+            listens.set()
             while not over.is_set():
                 # One claim for each notification, so that no claim finds nothing.
                 for _ in list(connection.notifies(timeout=0.5, stop_after=1)):
@@ -176,6 +177,7 @@ def _bare_worker(dsn: str) -> Iterator[None]:
 
     thread = threading.Thread(target=work)
     thread.start()
+    listens.wait()
     try:
         yield
     finally:

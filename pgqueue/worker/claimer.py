@@ -54,7 +54,7 @@ class Claimer:
         self._state = state
         self._report_and_claim = report_and_claim
         self._is_behind = is_behind
-        self.sleeper = Sleeper(config, link, runner, state, capacity=self.capacity, claim=self.claim, hello=hello)
+        self.sleeper = Sleeper(config, link, runner, state, capacity=self.capacity, hello=hello)
 
     async def claim_forever(self) -> None:
         """Claim jobs until the worker stops; sleep while there are none."""
@@ -81,6 +81,9 @@ class Claimer:
                     await self.sleeper.sleep()
             elif claimed == capacity or self._runner.is_busy:
                 await self.sleeper.wake_up()
+            elif self.sleeper.is_registered:
+                # Nothing else was due, and producers announce what comes.
+                await self.sleeper.sleep()
 
     async def claim(self, capacity: int, *, patient: bool = True) -> int:
         """Claim up to `capacity` single jobs or batches; returns how many came."""

@@ -55,6 +55,7 @@ def make_listener(
     link: Link,
     *,
     on_wake: Callable[[], None],
+    on_due: Callable[[], None],
     on_cancel: Callable[[], None],
 ) -> Listener:
     """Return the listener of a worker, which tests itself over `link`."""
@@ -67,6 +68,7 @@ def make_listener(
         outage,
         queues=config.queues,
         on_wake=on_wake,
+        on_due=on_due,
         on_cancel=on_cancel,
         announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
         pulse=min(config.lease / 3, 60.0),

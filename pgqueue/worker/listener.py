@@ -30,7 +30,9 @@ Announce = Callable[[str, str], Awaitable[None]]
 
 
 class Listener:
-    """Calls `on_wake` and `on_cancel` as notifications come, and `on_wake` after each (re)connect.
+    """Calls `on_wake`, `on_due` and `on_cancel` as notifications come, and the first two after each (re)connect.
+
+    `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle.
 
     After each connect it has itself notified over the connection that the worker works on: what does not arrive
     was sent in another database, on another server (a primary that is none any more), or behind a pooler that
@@ -45,6 +47,7 @@ class Listener:
         *,
         queues: Sequence[str] | None,
         on_wake: Callable[[], None],
+        on_due: Callable[[], None],
         on_cancel: Callable[[], None],
         announce: Announce,
         pulse: float,
@@ -53,6 +56,7 @@ class Listener:
         self._outage = outage
         self._queues = queues
         self._on_wake = on_wake
+        self._on_due = on_due
         self._on_cancel = on_cancel
         self._announce = announce
         self._pulse = pulse
@@ -66,6 +70,7 @@ class Listener:
                     async with self._listening(channel) as connection:
                         # For what was announced while this worker did not listen.
                         self._on_wake()
+                        self._on_due()
                         await self._hear_echo(connection, channel)
                         trouble.over()
                         pause = FIRST_PAUSE
@@ -133,7 +138,11 @@ class Listener:
                 heard = True
             elif each.channel == COMMON_CHANNEL:
                 if self._queues is None or each.payload in self._queues:
+                    # Ready, or soon: its producer cannot see who is idle until when.
                     self._on_wake()
+                    self._on_due()
+            elif each.payload == "due":
+                self._on_due()
             elif each.payload == "cancel":
                 self._on_cancel()
             elif not each.payload.startswith("echo "):

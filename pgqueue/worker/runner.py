@@ -95,7 +95,7 @@ class Runner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether more than ten jobs were run in the last 100 ms."""
+        """Whether more than thirty jobs were run in the last 100 ms."""
         return self._pace.is_busy()
 
     def capacity(self, coming: int = 0) -> int:

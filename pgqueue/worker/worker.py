@@ -82,8 +82,15 @@ class Worker:
         self._shutdown = Shutdown(
             app, config, self._links.finishing, self._exchange, self._runner, self._leases, self._reporter, self._state
         )
-        woken = {"on_wake": self._state.wake.set, "on_cancel": self._leases.extend_now.set}
-        self._listener = make_listener(dsn, config, self._outage, self._links.keeping, **woken)
+        self._listener = make_listener(
+            dsn,
+            config,
+            self._outage,
+            self._links.keeping,
+            on_wake=self._state.wake.set,
+            on_due=self._claimer.sleeper.due_changed,
+            on_cancel=self._leases.extend_now.set,
+        )
         self._watchdog = Watchdog(self._runner.name_running)
 
     @property

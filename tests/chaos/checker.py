@@ -189,7 +189,7 @@ class Evidence:
     unrun: frozenset[str] = frozenset()
     cancellable: frozenset[str] = frozenset()
     losses: Sequence[tuple[float, float]] = ()
-    lease: float = 0.0
+    lease: float = 3.0
     extensions: Iterable[Extension] = ()
     steps: Sequence[Step] = ()
     unparked: int = 0
@@ -381,7 +381,7 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
         if entry.leader not in (None, story.job) or _is_lost(entry.at, evidence) or _stepped(entry, evidence.steps):
             continue
         by_row = entry.lease_until is not None and entry.lease_until > entry.clock
-        reported = _reported_until(story, entry)
+        reported = _reported_until(story, entry, evidence.lease)
         run = runs.get(entry.reservation)
         if entry.counted_lost and not by_row and reported is not None:
             what = f"{entry.reservation} lapsed {reported - entry.clock:.3f} s before the time that extend had reported"
@@ -399,7 +399,7 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
         counts["handlers of one job side by side"] += 1
         if not _stepped(entry, evidence.steps) and not _is_lost(entry.at, evidence):
             second_at = second.started_at + entry.clock - entry.at
-            until = max(entry.lease_until or 0.0, _reported_until(story, entry) or 0.0)
+            until = max(entry.lease_until or 0.0, _reported_until(story, entry, evidence.lease) or 0.0)
             if until > second_at:
                 what = (
                     f"{second.reservation} started {until - second_at:.3f} s before {first.reservation}'s lease ended"
@@ -407,17 +407,18 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
                 yield story.breaks("two handlers", what)
 
 
-def _reported_until(story: _Story, entry: Entry) -> float | None:
+def _reported_until(story: _Story, entry: Entry, lease: float) -> float | None:
     """Until when the lease that ended here was reported as held, if that was not over yet.
 
-    Neither by the queue's clock, nor by the seconds that have passed: that clock may have been set back since.
+    Neither by the queue's clock, nor by the seconds that have passed: that clock may have been set back since, also
+    in the middle of the report, and no report is worth more seconds than a lease has.
     """
     return max(
         (
             each.until
             for each in story.extensions
             if each.reservation == entry.reservation
-            and each.at < entry.at < each.at + each.until - each.clock
+            and each.at < entry.at < each.at + min(each.until - each.clock, lease)
             and each.until > entry.clock
         ),
         default=None,

@@ -249,6 +249,9 @@ def test_a_lease_that_lapses_before_the_time_that_extend_reported_is_found() -> 
 def test_a_lease_ends_by_the_clock_also_after_a_step() -> None:
     # Set back by an hour: what was reported before is over when its seconds have passed.
     assert taken_back(2.9, Extension(JOB, R1, 3602.9, 3602.5, 2.5), steps=[Step(2.6, 2.7, -3600)]) == []
+    # Set forth by an hour in the middle of the report, and back: the report is worth a lease.
+    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 2.5, -0.2), steps=[Step(-0.3, -0.1, 3600)]) == []
+    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 2.5, 2.5)) == ["given back", "lease", "two handlers"]
     # Moved while it was taken back, the clock is not known.
     assert taken_back(9.0, steps=[Step(2.9, 3.1, 10.0)]) == []
     assert taken_back(9.0, steps=[Step(1.0, 1.1, 10.0)]) == ["given back", "two handlers"]
@@ -404,7 +407,7 @@ class Stage:
 
     def work_off(self) -> None:
         """Run all that is there, as a worker would."""
-        while taken := reserve(self.conn, 10):
+        while taken := reserve(self.conn, 50):
             for job in taken:
                 self.witness.ran(job.id, job.reservation)
                 assert call(self.conn, "complete", job.id, job.reservation)
@@ -638,7 +641,8 @@ def step_back_slightly(stage: Stage) -> None:
     producer.execute("begin isolation level repeatable read")
     producer.execute("select from pgqueue.jobs")
     for _ in range(6):
-        for _ in range(20):
+        # So many that their claim moves the head for sure.
+        for _ in range(50):
             stage.enqueue("plain")
         clock.advance("1 ms")
         stage.work_off()

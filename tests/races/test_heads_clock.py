@@ -89,6 +89,32 @@ def test_heads_that_moved_before_anyone_claimed_do_not_pass_what_came_after_a_st
     assert ids(reserve(conn, 10)) == job_ids
 
 
+@pytest.mark.parametrize("step", ["1500 ms", "10 s", "1 hour"])
+def test_a_transaction_that_was_open_over_a_step_back_and_one_forward_hides_its_job_for_a_second_at_most(
+    database: Database, conn: psycopg.Connection, clock: Clock, step: str
+) -> None:
+    producer = database.connect(autocommit=False)
+    clock.advance(f"-{step}")
+    job_id = enqueue(producer)
+    clock.advance(step)
+    # Heads move, and know of the open transaction; its mark is not committed yet.
+    flow(conn, clock)
+    producer.commit()
+    assert hidden(conn) == [job_id]
+    clock.advance("1 s")
+    maintain(conn)
+    assert hidden(conn) == []
+    assert ids(reserve(conn, 10)) == [job_id]
+    # Once only.
+    flow(conn, clock)
+    head = value(conn, "select h.head from pgqueue._head('default', 0::smallint, false) h")
+    flow(conn, clock)
+    assert value(conn, "select h.head from pgqueue._head('default', 0::smallint, false) h") > head
+    clock.advance("61 s")
+    maintain(conn)
+    assert stats(conn).housekeeping["hidden"] == 0
+
+
 @pytest.mark.parametrize("step", ["1 ms", "300 ms", "800 ms", "999 ms"])
 def test_a_producer_that_cannot_see_the_heads_steps_back_by_less_than_their_lag(
     database: Database, conn: psycopg.Connection, clock: Clock, step: str

@@ -35,30 +35,12 @@ begin
     return query
     select l.queue, l.priority, s.resumed, s.head, s.head_id, s.head_at, null::integer[]
     from (
-        select
-            a.queue, a.priority, f.ready_at, min(f.ready_at) over (partition by a.queue) as oldest_of_queue,
-            h.head, h.head_id, h.at, r.head as resumed_head, r.head_id as resumed_head_id, r.at as resumed_at
-        from (
-            select x.queue, x.priority
-            from pgqueue.lanes x
-            where p_queues is null
-            union
-            select x.queue, x.priority
-            from unnest(p_queues) q (name)
-            join pgqueue.lanes x on x.queue = q.name
-        ) a
-        cross join lateral pgqueue._head(a.queue, a.priority, false) h
-        cross join lateral pgqueue._head(a.queue, a.priority, true) r
-        cross join lateral (
-            (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, false, h.head, h.head_id, p_now) x)
-            union all
-            (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, true, r.head, r.head_id, p_now) x)
-            limit 1
-        ) f
+        select a.*, min(a.ready_at) over (partition by a.queue) as oldest_of_queue
+        from pgqueue._due_lanes(p_queues, p_now) a
         where a.queue <> all (v_without)
     ) l
     cross join lateral (
-        values (true, l.resumed_head, l.resumed_head_id, l.resumed_at), (false, l.head, l.head_id, l.at)
+        values (true, l.resumed_head, l.resumed_head_id, l.resumed_at), (false, l.head, l.head_id, l.head_at)
     ) s (resumed, head, head_id, head_at)
     order by
         case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,

@@ -26,10 +26,10 @@
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
 -- - A reader, a producer or maintain that sees a row from the future knows of a larger step. Readers take the lane from its
 --   beginning. Producers write that down, in the transaction of their job, so the two are seen together (_register_lane).
---   So does the next move of heads.
+--   So does the next move of heads. Where the clock went forward again before such a mark was committed, newer heads may
+--   stand above it: maintain drops them, and the mark with them, within a second.
 -- - Of horizons only those count that no later one is before.
--- - What is hidden all the same is found within a minute, and counted (_find_hidden). That takes a step of more than a second
---   and one forward again, both within one open transaction that makes a job ready in between.
+-- - What is hidden all the same is found within a minute, and counted (_find_hidden).
 -- The second costs a walk over the dead entries of the last second at most, and only beside an old snapshot. Jobs that are
 -- older are passed one by one.
 --
@@ -267,6 +267,10 @@ begin
             end if;
         end if;
 
+        if v_known and not p_claimed and v_part.queue <> '' then
+            v_known := not pgqueue._drop_marks(v_part, v_last.n);
+        end if;
+
         select '-infinity'::timestamptz as at, 0::bigint as id into v_base;
         v_open_xids := null;
         v_fallback_heads := null;
@@ -471,6 +475,28 @@ $$;
 comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
     'Private: the first job of a sub-lane, or under a head of the queue '''', from a head on and below a pair of time and id.';
 
+-- Only maintain calls it, which runs alone: it waits for no claim.
+create or replace function pgqueue._drop_marks(p_sub_lane pgqueue.sub_lane, p_before bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    delete from pgqueue.heads h
+    where h.queue = p_sub_lane.queue
+        and h.priority = p_sub_lane.priority
+        and h.resumed = p_sub_lane.resumed
+        and h.n < p_before
+        and h.head = '-infinity';
+    return found;
+end
+$$;
+
+comment on function pgqueue._drop_marks(pgqueue.sub_lane, bigint) is
+    'Private: drops the marks of a sub-lane that stand below its newest head; true: there were some, and that head may be wrong.';
+
 create or replace function pgqueue._move_all_heads()
 returns void
 language plpgsql
@@ -575,13 +601,15 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    -- The newest of each lane stays, whatever its age; of lanes that were dropped, none.
+    -- The newest of each lane stays, whatever its age, and so do marks that no move has seen; of lanes that were dropped,
+    -- none.
     delete from pgqueue.heads h
     where exists (
             select
             from pgqueue.heads x
             where x.queue = h.queue and x.priority = h.priority and x.resumed = h.resumed and x.n > h.n
         )
+        and (h.head > '-infinity' or h.queue = '')
         or (
             h.queue <> ''
             and not exists (select from pgqueue.lanes a where a.queue = h.queue and a.priority = h.priority)

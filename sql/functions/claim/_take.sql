@@ -17,7 +17,7 @@ comment on function pgqueue._next_reservation(bigint) is
     'Private: the reservation that follows: a count of claims, and 20 random bits.';
 
 -- p_keyed: the unique index may say that another claim of some key was first, or is about to be. Then nothing was claimed:
--- they are marked one by one. p_marked: some rows are executing already.
+-- they are marked one by one. p_marked: some rows are executing already. p_slots: null where the rows stand in order.
 create or replace function pgqueue._take(
     p_rows tid[], p_slots integer[], p_keyed boolean, p_marked boolean, p_now timestamptz, p_worker text, p_lease interval
 )
@@ -52,6 +52,11 @@ begin
             from pgqueue._mark(pgqueue._as_verdicts(p_rows, p_slots), p_now, p_worker, p_lease) m;
         end;
     end if;
+    if p_marked then
+        return query
+        select t.* from pgqueue._take_rest(p_rows, p_slots, p_now, v_leased_at, p_worker, p_lease) t;
+        return;
+    end if;
     return query
     with claimed as (
         update pgqueue.jobs j
@@ -69,34 +74,72 @@ begin
         where j.ctid = w.row_ctid and j.state <> v_executing
         returning
             w.slot, w.n, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
-            j.reservation, j.run_at, j.created_at, j.lease_expires_at, null::bigint as leader, j.score, j.timeout,
-            j.losses, j.crashed_on
-    ),
-    held as (
-        select c.* from claimed c
-        union all
-        select
-            w.slot, w.n, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
-            j.reservation, j.run_at, j.created_at, coalesce(j.lease_expires_at, v_leased_at + p_lease),
-            case when j.leader is not null then first_value(j.id) over (partition by w.slot order by w.n) end,
-            j.score, j.timeout, j.losses, j.crashed_on
-        from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
-        join pgqueue.jobs j on j.ctid = w.row_ctid and j.state = v_executing
-        where p_marked
+            j.reservation, j.run_at, j.created_at, j.lease_expires_at, j.score, j.timeout, j.losses, j.crashed_on
     )
     select
-        h.id, h.task, h.args, h.headers, h.queue, h.key, h.priority::integer, h.attempts,
-        pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate),
-        h.reservation, h.run_at, h.created_at, h.lease_expires_at, h.leader, h.score, coalesce(h.timeout, t.timeout),
-        h.losses, coalesce(cardinality(h.crashed_on), 0), coalesce(t.store_result, false)
-    from held h
-    left join pgqueue.effective_tasks t on t.name = h.task
-    order by h.slot, h.n;
+        c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
+        pgqueue._max_attempts(c.max_attempts, t.max_attempts, t.accumulate),
+        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, c.score, coalesce(c.timeout, t.timeout),
+        c.losses, coalesce(cardinality(c.crashed_on), 0), coalesce(t.store_result, false)
+    from claimed c
+    left join pgqueue.effective_tasks t on t.name = c.task
+    order by c.slot, c.n;
 end
 $$;
 
 comment on function pgqueue._take(tid[], integer[], boolean, boolean, timestamptz, text, interval) is
     'Private: claims these rows and returns the jobs in the order of their slots.';
+
+-- Rows that share a slot are payloads of one batch, which all are executing already.
+create or replace function pgqueue._take_rest(
+    p_rows tid[], p_slots integer[], p_now timestamptz, p_leased_at timestamptz, p_worker text, p_lease interval
+)
+returns table (
+    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
+    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
+    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
+)
+language plpgsql
+volatile
+parallel unsafe
+rows 100
+set search_path = pg_catalog, pg_temp
+set enable_indexscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_rest record;
+    v_held record;
+begin
+    select
+        array_agg(w.row_ctid order by w.n) filter (where j.state = v_executing) as held_rows,
+        array_agg(w.slot order by w.n) filter (where j.state = v_executing) as held_slots,
+        array_agg(w.row_ctid) filter (where j.state <> v_executing) as rows,
+        array_agg(w.slot) filter (where j.state <> v_executing) as slots
+    into v_rest
+    from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
+    join pgqueue.jobs j on j.ctid = w.row_ctid;
+    select m.rows, m.slots into v_held
+    from pgqueue._mark_rows(v_rest.rows, v_rest.slots, p_now, p_leased_at, p_worker, p_lease) m;
+    return query
+    select
+        j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority::integer, j.attempts,
+        pgqueue._max_attempts(j.max_attempts, t.max_attempts, t.accumulate),
+        j.reservation, j.run_at, j.created_at, j.lease_expires_at,
+        case when j.leader is not null then first_value(j.id) over (partition by w.slot order by w.n) end,
+        j.score, coalesce(j.timeout, t.timeout),
+        j.losses, coalesce(cardinality(j.crashed_on), 0), coalesce(t.store_result, false)
+    from unnest(v_rest.held_rows || v_held.rows, v_rest.held_slots || v_held.slots)
+        with ordinality w (row_ctid, slot, n)
+    join pgqueue.jobs j on j.ctid = w.row_ctid
+    left join pgqueue.effective_tasks t on t.name = j.task
+    order by w.slot, w.n;
+end
+$$;
+
+comment on function pgqueue._take_rest(tid[], integer[], timestamptz, timestamptz, text, interval) is
+    'Private: claims those of these rows that are not executing yet, and returns all in the order of their slots.';
 
 create or replace function pgqueue._as_verdicts(p_rows tid[], p_slots integer[])
 returns pgqueue.verdict[]

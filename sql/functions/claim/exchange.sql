@@ -69,7 +69,9 @@ declare
     v_began timestamptz;
     v_newest_id bigint;
 begin
-    perform pgqueue._require_read_committed('exchange');
+    if pgqueue._old_snapshot() then
+        perform pgqueue._require_read_committed('exchange');
+    end if;
     perform pgqueue._check_exchange(
         exchange.worker, exchange.max_jobs, exchange.lease, exchange.completed, exchange.completed_reservations,
         exchange.results, exchange.failed, exchange.failed_reservations, exchange.extended,
@@ -81,18 +83,24 @@ begin
             exchange.cancel
         );
     end if;
-    if exchange.max_jobs <> 0 then
+    if exchange.max_jobs <> 0
+        and (num_nonnulls(exchange.queues, exchange.weights) > 0 or exchange.strategy is distinct from 'weighted')
+    then
         -- Here, for misuse is refused before anything is changed.
         perform pgqueue._check_reserve(
             exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
         );
     end if;
 
-    if pg_current_xact_id_if_assigned() is null then
-        v_began := pgqueue._clock();
-        v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
-    end if;
     if exchange.completed <> '{}' or exchange.failed <> '{}' then
+        -- A head is worth moving for some fifty jobs: see reserve.
+        if exchange.max_jobs > 0
+            and random() * 50 < cardinality(exchange.completed) + cardinality(exchange.failed)
+            and pg_current_xact_id_if_assigned() is null
+        then
+            v_began := pgqueue._clock();
+            v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
+        end if;
         return query
         select t.*
         from pgqueue._end_jobs(
@@ -124,7 +132,6 @@ begin
         return;
     end if;
     if exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
-        perform pgqueue._propose(v_began, v_newest_id);
         return query
         select 'reserved', r.*, null::text
         from pgqueue.reserve(

@@ -103,13 +103,18 @@ begin
             left join pgqueue.queues q on q.name = w.queue
             returning queue, priority, ready_at, created_at
         )
-        select a.queue, a.priority, min(a.ready_at) as ready_at, min(a.created_at) as created_at
+        select
+            a.queue, a.priority, min(a.ready_at) as ready_at, min(a.created_at) as created_at,
+            min(a.ready_at) filter (where a.ready_at > a.created_at) as due_at
         from added a
         group by a.queue, a.priority
         order by a.queue, a.priority
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.created_at);
         perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+        if v_lane.due_at > v_lane.ready_at then
+            perform pgqueue._wake(v_lane.queue, v_lane.due_at, 2, null);
+        end if;
     end loop;
 end
 $$;

@@ -1,8 +1,9 @@
 -- Wake-up: notifies idle workers that a job is ready.
 --
 -- _wake asks one range question (who serves this queue and is idle beyond the ready time) and notifies at most p_count
--- of them, at random, once for each transaction and queue. Under an old snapshot (above READ COMMITTED) it cannot see
--- who is idle, so it notifies all workers on the common channel. Never waits and locks nothing.
+-- of them, at random. The payload is wake when the job is ready: claim. It is due when the job becomes ready while the
+-- worker is idle: ask idle() when. Each is sent once for each transaction and queue. Under an old snapshot (above READ
+-- COMMITTED) it cannot see who is idle, so it notifies all workers on the common channel. Never waits and locks nothing.
 
 create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
 returns void
@@ -14,7 +15,8 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_mark text := E'\x1f' || p_queue || E'\x1f';
+    v_payload text := case when p_ready_at > pgqueue._clock() then 'due' else 'wake' end;
+    v_mark text := E'\x1f' || v_payload || ' ' || p_queue || E'\x1f';
     v_woken text := coalesce(current_setting('pgqueue.woken', true), '');
 begin
     if strpos(v_woken, v_mark) > 0 or not pgqueue._may_notify() then
@@ -22,7 +24,7 @@ begin
     end if;
 
     if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
-        perform pg_notify(w.channel, 'wake')
+        perform pg_notify(w.channel, v_payload)
         from (
             select s.channel
             from (
