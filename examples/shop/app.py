@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,6 +57,12 @@ def write_receipt(order_id: int) -> None:
     unfinished = receipt.with_suffix(f".{os.getpid()}.part")
     unfinished.write_text(f"Receipt for order {order_id}\n{row[0]}\n{row[1] / 100:.2f} EUR\n")
     unfinished.rename(receipt)
+
+
+@app.task(name="shop.pack_parcel", queue="default")
+def pack_parcel(seconds: float) -> None:
+    """Take some time. The demo kills the worker that runs it."""
+    time.sleep(seconds)
 
 
 @app.task(

@@ -20,6 +20,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     run_sql(
         """
+        drop index pgqueue.history_key;
         alter table pgqueue.history drop column enqueued_by;
         alter table pgqueue.jobs drop column enqueued_by;
         alter type pgqueue.job_options drop attribute declared;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import psycopg
 import typer
 
 from pgqueue.cli import output
@@ -56,10 +59,10 @@ def run(
         given["everything"] = True
     elif not given:
         raise ConfigError(f"{action} what?", hint="give ids, filters such as --state failed, or --everything")
-    if not job_ids and not yes:
-        which = f"jobs by: {described}" if described else "all jobs"
-        typer.confirm(f"{action.capitalize()} {which}?", abort=True, err=True)
-    changed, skipped = _run_chunks(action, given, chunk, dsn)
+    with connected(dsn) as connection:
+        if not job_ids and not yes:
+            _ask(connection, action, given, described)
+        changed, skipped = _run_chunks(connection, action, given, chunk)
     if as_json:
         output.print_json({"action": action, "changed": changed, "passed_over": skipped})
     else:
@@ -70,9 +73,24 @@ def run(
         raise typer.Exit(1)
 
 
-def _run_chunks(action: str, given: dict[str, object], chunk: int, dsn: str | None) -> tuple[int, int]:
+def _ask(connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str) -> None:
+    """Say how many jobs match, and ask."""
+    with connection.transaction(force_rollback=True):
+        found = perform(connection, operate.count(action, given))
+    number = found.changed + found.passed_over + found.left_over
+    if number == 0 and found.next_after is None:
+        output.line(f"No job to {action}.")
+        raise typer.Exit
+    matches = f"{number:,}" if found.is_exact else f"at least {number:,}"
+    which = f"job{'' if number == 1 else 's'}{f' by: {described}' if described else ', all there are'}"
+    typer.confirm(f"{action.capitalize()} {matches} {which}?", abort=True, err=True)
+
+
+def _run_chunks(
+    connection: psycopg.Connection[Any], action: str, given: dict[str, object], chunk: int
+) -> tuple[int, int]:
     changed = skipped = 0
-    with connected(dsn) as connection, progress(action) as line:
+    with progress(action) as line:
         after: object = None
         while True:
             done = perform(connection, operate.bulk(action, given, chunk, after))

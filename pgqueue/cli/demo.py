@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +37,9 @@ _ROLLED_BACK = 5
 
 _WORKERS = 2
 
+# Seconds. Short, so that the job of the killed worker comes back while one watches.
+_LEASE = 3
+
 # Seconds after which the demo gives up waiting.
 _PATIENCE = 120.0
 
@@ -52,14 +57,17 @@ def demo(
 ) -> None:
     """Run a small shop: orders, payments, receipts.
 
-    It is examples/shop, with a retry, a dead job and orders that are rolled back.
+    It is examples/shop, with a retry, a dead job, a killed worker and orders that are rolled back.
     """
+    # What the commands that it prints need to reach the same database.
+    is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
+    option = f" --dsn {shlex.quote(str(dsn))}" if is_said else ""
     with database(dsn) as found:
-        if not run_demo(found, orders, directory, as_json=as_json):
+        if not run_demo(found, orders, directory, as_json=as_json, option=option):
             raise typer.Exit(1)
 
 
-def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
+def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: str = "") -> bool:
     """Run the shop on the database at `dsn`. True when every order got exactly one receipt, and nothing else did.
 
     Expects the schema of the queue to be there. Makes the schema pgqueue_demo anew, writes receipts into
@@ -81,21 +89,27 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
     with psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row) as connection:
         first_id = _prepare(connection, examples)
         say(f"Two workers, queues critical and default; {orders} orders, every fifth changes its mind.")
-        with _workers(dsn, examples, directory):
+        with _workers(dsn, examples, directory) as workers:
+            # Else the first figures would be of the start of two Pythons.
+            _await_workers(connection, workers)
+            packing, killed = _kill_a_worker(connection, workers)
+            say(f"{killed} was killed while it ran job {packing}; its lease of {_LEASE} s has to lapse.")
             placed = _place_orders(connection, shop, orders)
             finished = _watch(connection, first_id, placed, directory)
         verdict = _check(connection, first_id, placed, directory)
+        verdict["killed"] = _came_back(connection, packing, killed)
+        verdict["ok"] = verdict["ok"] and verdict["killed"]["state"] == "succeeded"
     if as_json:
         output.print_json(verdict)
     else:
-        _report(verdict)
+        _report(verdict, option)
     return finished and bool(verdict["ok"])
 
 
 def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
     connection.execute("drop schema if exists pgqueue_demo cascade")
     connection.execute((examples / "shop" / "schema.sql").read_bytes())
-    for job in perform(connection, operate.list_jobs(None, None, None, 1000)):
+    for job in perform(connection, operate.list_jobs({}, 1000)):
         if job["task"].startswith("shop."):
             # Of an earlier demo; what is left of it belongs to orders that are gone.
             perform(connection, operate.delete(job["id"]))
@@ -105,7 +119,7 @@ def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
 
 
 @contextmanager
-def _workers(dsn: str, examples: Path, directory: Path) -> Iterator[None]:
+def _workers(dsn: str, examples: Path, directory: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(examples), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -113,24 +127,65 @@ def _workers(dsn: str, examples: Path, directory: Path) -> Iterator[None]:
         "SHOP_DSN": dsn,
         "SHOP_RECEIPTS": str(directory.resolve()),
     }
-    processes = [
-        subprocess.Popen(
+    names = [f"worker {number}" for number in range(1, _WORKERS + 1)]
+    processes = {
+        name: subprocess.Popen(
             [
-                *(sys.executable, "-m", "pgqueue", "worker", "-r", "shop.app:app"),
-                *("-q", "critical", "-q", "default", "--name", f"worker {number}", "--log-level", "error"),
+                *(sys.executable, "-m", "pgqueue", "worker", "-r", "shop.app:app", "--lease", str(_LEASE)),
+                *("-q", "critical", "-q", "default", "--name", name, "--log-level", "error"),
             ],
             env=environment,
             stderr=subprocess.DEVNULL,
         )
-        for number in range(1, _WORKERS + 1)
-    ]
+        for name in names
+    }
     try:
-        yield
+        yield processes
     finally:
-        for process in processes:
+        for process in processes.values():
             process.send_signal(signal.SIGTERM)
-        for process in processes:
+        for process in processes.values():
             process.wait(timeout=60)
+
+
+def _await_workers(connection: psycopg.Connection[Any], workers: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Wait until both workers are idle: registered, and asleep."""
+    _await(
+        connection,
+        "select count(distinct i.worker) >= %s from pgqueue.idle_workers i where i.worker = any (%s)"
+        " and i.until > clock_timestamp()",
+        (len(workers), list(workers)),
+    )
+
+
+def _kill_a_worker(connection: psycopg.Connection[Any], workers: dict[str, subprocess.Popen[bytes]]) -> tuple[int, str]:
+    """Enqueue a job that takes a second, kill the worker that runs it, and return both. The other one goes on."""
+    job_id = perform(connection, produce.enqueue("shop.pack_parcel", {"seconds": 1}, {}))
+    _await(connection, "select exists (select from pgqueue.jobs where id = %s and state = 'executing')", (job_id,))
+    row = connection.execute("select reserved_by from pgqueue.jobs where id = %s", (job_id,)).fetchone()
+    if row is None or row[0] not in workers:
+        raise PgQueueError("another worker serves the queues of the demo", hint="stop it, and run the demo again")
+    workers[row[0]].kill()
+    return job_id, row[0]
+
+
+def _came_back(connection: psycopg.Connection[Any], job_id: int, killed: str) -> dict[str, Any]:
+    """Say what became of the job of the killed worker."""
+    row = connection.execute(
+        "select state::text, reserved_by, round(extract(epoch from reserved_at - run_at)::numeric, 1)::float8"
+        " from pgqueue.all_jobs where id = %s",
+        (job_id,),
+    ).fetchone()
+    state, worker, seconds = row or ("lost", None, None)
+    return {"job_id": job_id, "killed": killed, "state": state, "worker": worker, "seconds": seconds}
+
+
+def _await(connection: psycopg.Connection[Any], question: str, params: tuple[object, ...]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while (row := connection.execute(question.encode(), params).fetchone()) is None or not row[0]:
+        if time.monotonic() > deadline:
+            raise PgQueueError("the demo's workers do not start", hint="run pgqueue worker -r ... and read its log")
+        time.sleep(0.02)
 
 
 def _place_orders(connection: psycopg.Connection[Any], shop: Any, orders: int) -> set[int]:
@@ -171,8 +226,8 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
     ran = connection.execute(
         "select queue, task, reserved_by, state::text, count(*), sum(attempts)::int,"
         " round(1000 * percentile_cont(0.5) within group (order by extract(epoch from reserved_at - run_at))"
-        " filter (where attempts = 1))::int,"
-        " round(1000 * max(extract(epoch from reserved_at - run_at)) filter (where attempts = 1))::int"
+        " filter (where attempts = 1 and losses = 0))::int,"
+        " round(1000 * max(extract(epoch from reserved_at - run_at)) filter (where attempts = 1 and losses = 0))::int"
         " from pgqueue.all_jobs where id > %s and task like 'shop.%%'"
         " group by 1, 2, 3, 4 order by 1, 2, 3, 4",
         (first_id,),
@@ -202,7 +257,7 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
     }
 
 
-def _report(verdict: dict[str, Any]) -> None:
+def _report(verdict: dict[str, Any], option: str) -> None:
     numbers = ("jobs", "attempts", "median", "longest")
     headings = ("queue", "task", "worker", "state", *numbers)
     table = Table(headings, "What ran where, and how long it waited", right=frozenset(numbers))
@@ -211,14 +266,33 @@ def _report(verdict: dict[str, Any]) -> None:
         task = row["task"].removeprefix("shop.")
         table.add(row["queue"], task, row["worker"], row["state"], row["jobs"], row["attempts"], *waits)
     table.show()
+    killed = verdict["killed"]
+    output.line(
+        f"{killed['killed']} was killed while it ran job {killed['job_id']}: {killed['worker']} started it again "
+        f"{killed['seconds']} s after its enqueue, and it {killed['state']}."
+    )
     output.line(
         f"{verdict['retried_and_succeeded']} job failed twice and succeeded at its third attempt; "
-        f"{verdict['dead']} is dead: pgqueue jobs list --state dead"
+        f"{verdict['dead']} is dead."
     )
     output.line(
         f"{verdict['orders']} orders, {verdict['receipts']} receipts in {verdict['directory']}/: "
         + ("every order has exactly one." if verdict["ok"] else "they do not match!"),
         "green" if verdict["ok"] else "red",
     )
+    output.line("Look at it:")
+    for command in ("jobs list --state dead", f"jobs show {killed['job_id']}", "status"):
+        output.line(f"  {_program()} {command}{option}")
     if not verdict["ok"]:
         output.line(f"missing: {verdict['missing']}, unexpected: {verdict['unexpected']}", "red")
+
+
+def _program() -> str:
+    """Write how this program is called, such that it works as typed: a virtual environment need not be active."""
+    if shutil.which("pgqueue") is not None:
+        return "pgqueue"
+    beside = Path(sys.executable).with_name("pgqueue")
+    if not beside.exists():
+        return f"{shlex.quote(sys.executable)} -m pgqueue"
+    here = os.path.relpath(beside)
+    return shlex.quote(str(beside) if here.startswith("..") else here)

@@ -8,6 +8,7 @@ import orjson
 import typer
 
 from pgqueue.cli import output
+from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import produce
@@ -15,9 +16,11 @@ from pgqueue.errors import ConfigError
 
 app = commands()
 
-Task = Annotated[str, typer.Argument(help="The task's name.")]
+Task = Annotated[str, typer.Argument(help="The task's name.", autocompletion=tasks)]
 Args = Annotated[str, typer.Argument(help="Its arguments, a JSON object.", show_envvar=False)]
-Queue = Annotated[str | None, typer.Option("--queue", "-q", help="Queue; default: the task's, else default.")]
+Queue = Annotated[
+    str | None, typer.Option("--queue", "-q", help="Queue; default: the task's, else default.", autocompletion=queues)
+]
 Priority = Annotated[int | None, typer.Option(help="-100 to 100; higher runs first.")]
 Delay = Annotated[str | None, typer.Option(help="Not before this interval from now: '2 hours'.")]
 RunAt = Annotated[str | None, typer.Option(help="Not before this instant: '2026-12-24 18:00+01'.")]

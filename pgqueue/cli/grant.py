@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pgqueue.cli import output
+from pgqueue.cli.completion import kinds_of_roles
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import operate
@@ -16,7 +17,7 @@ app = commands()
 
 @app.command()
 def grant(
-    kind: Annotated[str, typer.Argument(help="producer, worker, operator or reader.")],
+    kind: Annotated[str, typer.Argument(help="producer, worker, operator or reader.", autocompletion=kinds_of_roles)],
     role: Annotated[str, typer.Argument(help="The role.")],
     revoke: Annotated[bool, typer.Option("--revoke", help="Take it back.")] = False,
     as_json: AsJson = False,

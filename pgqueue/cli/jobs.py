@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import bulk, output, page
-from pgqueue.cli.database import ask
+from pgqueue.cli import bulk, job_table, output
+from pgqueue.cli.completion import STATES
+from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import (
     AsJson,
     ByKey,
@@ -26,52 +27,46 @@ from pgqueue.cli.options import (
     Yes,
     commands,
 )
-from pgqueue.cli.output import when
-from pgqueue.cli.tables import Table
+from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import operate
+from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 
 app = commands("Look at jobs, and act on one or on many.")
 
-STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
-
-_COLUMNS = ("id", "task", "queue", "state", "attempts", "due", "created", "finished", "last error")
-
 
 @app.command(name="list")
 def list_jobs(
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")] = None,
-    task: Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.")] = None,
-    state: Annotated[
-        str | None,
-        typer.Option("--state", "-s", help="waiting, executing, failed, blocked, succeeded, dead or cancelled."),
-    ] = None,
+    queue: ByQueue = None,
+    task: ByTask = None,
+    state: ByState = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Only of this key.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
+    ids: Annotated[list[int] | None, typer.Option("--id", help="Only this job. Repeatable.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only what this worker holds, or held last.")] = None,
+    error: Annotated[str | None, typer.Option(help="Only with this in an error: 'Timeout'.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only enqueued since: '2 hours', '2026-12-24 18:00'.")] = None,
+    until: Annotated[str | None, typer.Option(help="Only enqueued before: '10 min', '2026-12-25'.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most N jobs.", min=1)] = 20,
+    again: Watch = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
     """List jobs, newest first."""
     if state is not None and state not in STATES:
         raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(STATES)}")
-    found = ask(dsn, operate.list_jobs(queue, task, state, limit))
-    if as_json:
-        output.print_json(found)
-        return
-    table = Table(_COLUMNS, right=frozenset({"id", "attempts"}), cut=frozenset({"task", "queue", "last error"}))
-    for each in found:
-        error = (each["errors"] or [{}])[-1]
-        table.add(
-            each["id"],
-            each["task"],
-            each["queue"],
-            each["state"],
-            each["attempts"],
-            when(each["due_at"]),
-            when(each["created_at"]),
-            when(each["finished_at"]),
-            f"{error.get('class', '')}: {error.get('message', '')}"[:60] if error else "",
-        )
-    table.show()
+    only = {"queue": queue, "task": task, "state": state, "key": key, "tag": tag, "ids": ids or None}
+    call = operate.list_jobs({**only, "worker": worker, "error": error, "since": since, "until": until}, limit)
+    with connected(dsn) as connection:
+
+        def show() -> None:
+            found = perform(connection, call)
+            if as_json:
+                output.print_json(found)
+            else:
+                job_table.show_table(found)
+
+        watch(show, again)
 
 
 @app.command(name="show")
@@ -83,7 +78,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     if as_json:
         output.print_json(job)
         return
-    page.show(job, job)
+    job_table.show_page(job)
 
 
 @app.command(name="explain")

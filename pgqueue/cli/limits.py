@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pgqueue.cli import output
+from pgqueue.cli.completion import kinds_of_limits
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
@@ -14,7 +15,12 @@ from pgqueue.db import operate
 
 app = commands("Limit what executes or starts at a time.")
 
-LimitKind = Annotated[str, typer.Argument(metavar="KIND", help="queue, task, key or limit_key.", show_envvar=False)]
+LimitKind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="queue, task, key or limit_key.", show_envvar=False, autocompletion=kinds_of_limits
+    ),
+]
 LimitTarget = Annotated[
     str,
     typer.Argument(
@@ -59,11 +65,17 @@ def set_limit(
 
 
 @app.command(name="drop")
-def drop_limit(kind: LimitKind, target: LimitTarget, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Take a limit away; jobs blocked by it are due again."""
-    if not ask(dsn, operate.drop_limit(kind, target)):
-        output.not_found(f"There is no limit {kind} {target}")
+def drop_limit(
+    kind: LimitKind,
+    target: LimitTarget,
+    part: Annotated[str | None, typer.Option(help="Only this part of it: max_executing or rate.")] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Take a limit away, or a part of it; jobs blocked by it are due again."""
+    if not ask(dsn, operate.drop_limit(kind, target, part)):
+        output.not_found(f"There is no limit {kind} {target}{f' with the part {part}' if part else ''}")
     if as_json:
-        output.print_json({"kind": kind, "target": target, "changed": True})
+        output.print_json({"kind": kind, "target": target, "part": part, "changed": True})
     else:
-        output.line(f"Limit {kind} {target}: dropped")
+        output.line(f"Limit {kind} {target}: {f'{part} ' if part else ''}dropped")

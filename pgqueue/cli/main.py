@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from pgqueue import __version__
 from pgqueue.cli import output
+from pgqueue.cli.examples import EXAMPLES
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
 
@@ -35,11 +36,13 @@ COMMANDS = {
     "metrics": ("metrics", "Print the metrics of the database for Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "Look at jobs, and act on one or on many."),
-    "queues": ("queues", "Act on a queue."),
-    "tasks": ("tasks_schema", "Look at tasks."),
+    "queues": ("queues", "Look at queues, and act on one."),
+    "tasks": ("tasks", "Look at tasks, and override what their code declares."),
+    "workers": ("workers", "Look at workers."),
     "limits": ("limits", "Limit what executes or starts at a time."),
     "schedules": ("schedules", "Look at schedules, and act on one."),
     "grant": ("grant", "Let a role use the queue."),
+    "help": ("help", "Explain an SQL function of the queue."),
     "psql": ("psql", "Open psql on the queue's database."),
     "dsn": ("dsn", "Print the DSN that all commands use."),
     "server": ("server", "Run the embedded PostgreSQL until Ctrl-C, and print its DSN."),
@@ -59,6 +62,7 @@ class _Modules(MutableMapping[str, Any]):
             module = importlib.import_module(f"pgqueue.cli.{COMMANDS[name][0]}")
             command = typer.main.get_command(module.app)
             command.name = name
+            _explain(command, name)
             self._loaded[name] = command
         return self._loaded[name]
 
@@ -73,6 +77,22 @@ class _Modules(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+def _explain(command: Any, path: str) -> None:
+    """Give each command an example, and one line on its variables instead of one for each option."""
+    for name, each in getattr(command, "commands", {}).items():
+        _explain(each, f"{path} {name}")
+    for each in command.params:
+        each.show_envvar = False
+    if path in EXAMPLES:
+        prefix = f"PGQUEUE_{path}".upper().replace(" ", "_")
+        options = [each for each in command.params if each.param_type_name == "option" and each.name != "dsn"]
+        # \b: click is to wrap none of it.
+        command.epilog = f"\b\nExample: {EXAMPLES[path]}"
+        if options:
+            named = f"{prefix}_{options[0].name}".upper()
+            command.epilog += f"\nEach option is also a variable: {named}, ..."
 
 
 class _Lazy(TyperGroup):

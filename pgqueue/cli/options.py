@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pgqueue.cli.completion import queues, states, tasks
+
 
 def commands(help: str | None = None) -> typer.Typer:
     """Return a Typer for one command, or with `help` for a group. Its help is plain text: rich is slow to import."""
@@ -27,11 +29,22 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 JobId = Annotated[int, typer.Argument(help="The job's id.", show_envvar=False)]
 JobIds = Annotated[list[int] | None, typer.Argument(help="The jobs' ids; or filters instead.", show_envvar=False)]
 
-ByQueue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.")]
-ByTask = Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.")]
+ByQueue = Annotated[str | None, typer.Option("--queue", "-q", help="Only of this queue.", autocompletion=queues)]
+ByTask = Annotated[str | None, typer.Option("--task", "-t", help="Only of this task.", autocompletion=tasks)]
 ByKey = Annotated[str | None, typer.Option("--key", "-k", help="Only of this key; with --queue.")]
-ByState = Annotated[str | None, typer.Option("--state", "-s", help="Only in this state.")]
-CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued then or later: '2026-12-24 18:00+01'.")]
+ByState = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        "-s",
+        help="Only in this state: waiting, executing, failed, blocked, succeeded, dead or cancelled.",
+        autocompletion=states,
+    ),
+]
+Reset = Annotated[
+    list[str] | None, typer.Option(help="Take this option back: the declared one, or the default, holds. Repeatable.")
+]
+CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued since: '2 hours', '2026-12-24 18:00'.")]
 CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]
 FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
 FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import UTC, datetime
 from typing import NoReturn, TextIO
 
 import typer
@@ -15,6 +16,12 @@ from pgqueue.logs import printable
 def line(text: object, style: str | None = None) -> None:
     """Print one line; in a colour where stdout is a terminal."""
     _write(sys.stdout, text, style)
+
+
+def lines(text: str) -> None:
+    """Print a text of several lines."""
+    for each in text.splitlines():
+        line(each)
 
 
 def message(text: object, style: str | None = None) -> None:
@@ -45,15 +52,55 @@ def no_job(job_id: int) -> NoReturn:
 
 
 def when(instant: str | None) -> str:
-    """Write an instant of the database's as date and time."""
-    return "" if instant is None else instant[:19].replace("T", " ")
+    """Write an instant of the database's as date and time, in the reader's zone."""
+    found = _read(instant)
+    if found is None:
+        return instant or ""
+    try:
+        return f"{found.astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError):
+        return instant or ""
+
+
+def with_age(instant: str) -> str:
+    """Write an instant in the reader's zone, and how long ago it was."""
+    age = "" if _read(instant) is None else f" ({ago(instant)})"
+    return f"{when(instant)}{age}"
+
+
+def ago(instant: str | None) -> str:
+    """Write how long ago an instant was, or in how long it is: "3 min ago", "in 2 h"."""
+    found = _read(instant)
+    if found is None:
+        return instant or ""
+    seconds = (datetime.now(UTC) - found).total_seconds()
+    return f"{lasting(seconds)} ago" if seconds >= 0 else f"in {lasting(-seconds)}"
+
+
+def lasting(seconds: float) -> str:
+    """Write a length of time in its largest unit: "12 s", "3 min", "5 h", "2 days"."""
+    for unit, size, least in (("days", 86_400, 2), ("h", 3_600, 2), ("min", 60, 2)):
+        if seconds >= least * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def _read(instant: str | None) -> datetime | None:
+    # PostgreSQL has instants that Python has not: infinity, before our era, after the year 9999.
+    try:
+        found = datetime.fromisoformat(instant or "")
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
 
 
 def _write(stream: TextIO, text: object, style: str | None) -> None:
     # Names and messages come from users: what a terminal would obey is written as an escape.
     shown = printable(str(text))
     if style is not None and stream.isatty():
-        shown = typer.style(shown, dim=True) if style == "dim" else typer.style(shown, fg=style)
+        shown = typer.style(
+            shown, fg=None if style in ("dim", "bold") else style, dim=style == "dim", bold=style == "bold"
+        )
     stream.write(shown + "\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 from pgqueue.cli import output
@@ -21,8 +22,10 @@ def show(document: Document, names: Iterable[str]) -> None:
 
 
 def text_of(document: Document, name: str) -> str:
-    """Return a column as text: JSON indented."""
+    """Return a column as text: JSON indented, a time in the reader's zone with its age."""
     value = document[name]
+    if isinstance(value, str) and re.search(r"(_at|_until)$", name):
+        return output.with_age(value)
     if not isinstance(value, dict | list):
         return str(value)
     try:

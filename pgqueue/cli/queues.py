@@ -1,4 +1,4 @@
-"""`pgqueue queues`: act on a queue."""
+"""`pgqueue queues`: look at queues, and act on one."""
 
 from __future__ import annotations
 
@@ -6,24 +6,89 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import bulk
-from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Yes, commands
+from pgqueue.cli import bulk, output, queue_table
+from pgqueue.cli.completion import queues
+from pgqueue.cli.database import ask, connected
+from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reset, Yes, commands
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate
+from pgqueue.db.call import perform
 
-app = commands("Act on a queue.")
+app = commands("Look at queues, and act on one.")
+
+QueueName = Annotated[str, typer.Argument(metavar="NAME", help="The queue.", show_envvar=False, autocompletion=queues)]
+Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]
 
 
-@app.callback()
-def _queues() -> None:
-    """Act on a queue."""
+@app.command(name="list")
+def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List queues with their options and numbers."""
+    with connected(dsn) as connection:
+        stats = perform(connection, operate.stats())
+        options = {each["name"]: each for each in perform(connection, operate.list_queues())}
+    rows = [{**options.get(each["queue"], {}), **each} for each in stats["queues"]]
+    if as_json:
+        output.print_json(rows)
+        return
+    right = frozenset({"prio", "weight", "ready", "later", "blocked", "executing", "dead"})
+    headings = ("queue", "prio", "weight", "ready", "later", "blocked", "executing", "dead", "paused")
+    table = Table(headings, right=right, cut=frozenset({"queue"}))
+    for each in rows:
+        ready, later, blocked, executing, _, _, dead, _ = queue_table.numbers(each)
+        paused = output.ago(each["paused_at"]) if each["paused_at"] else None
+        counts = (ready, later, blocked, executing, dead)
+        table.add(each["queue"], each.get("priority"), each.get("weight"), *counts, paused)
+    table.show()
+
+
+@app.command(name="pause")
+def pause_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Hand out no more jobs of a queue; what executes goes on, and enqueues are taken."""
+    _answer(queue, ask(dsn, operate.pause_queue(queue)), "paused", as_json)
+
+
+@app.command(name="resume")
+def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Hand out jobs of a paused queue again."""
+    _answer(queue, ask(dsn, operate.resume_queue(queue)), "resumed", as_json)
+
+
+@app.command(name="set")
+def set_queue(
+    queue: QueueName,
+    priority: Annotated[int | None, typer.Option(help="Of jobs without one: -100 to 100.")] = None,
+    weight: Annotated[int | None, typer.Option(help="Its share of a worker without weights of its own.")] = None,
+    retry_budget: Annotated[int | None, typer.Option(help="Retries that may start in a second.")] = None,
+    retention_succeeded: Retention = None,
+    retention_cancelled: Retention = None,
+    retention_dead: Retention = None,
+    reset: Reset = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Set options of a queue, from now on. What is left out stays."""
+    options: dict[str, object] = {
+        "priority": priority,
+        "weight": weight,
+        "retry_budget": retry_budget,
+        "retention_succeeded": retention_succeeded,
+        "retention_cancelled": retention_cancelled,
+        "retention_dead": retention_dead,
+    }
+    names = [name.replace("-", "_") for name in reset or ()]
+    _answer(queue, ask(dsn, operate.configure_queue(queue, options, names)), "set", as_json)
 
 
 @app.command(name="purge")
 def purge_queue(
-    queue: Annotated[str, typer.Argument(metavar="NAME", help="The queue.", show_envvar=False)],
-    chunk: ChunkSize = 1000,
-    yes: Yes = False,
-    as_json: AsJson = False,
-    dsn: Dsn = None,
+    queue: QueueName, chunk: ChunkSize = 1000, yes: Yes = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
     """Delete all that waits in a queue; what executes goes on, history stays."""
     bulk.run("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)
+
+
+def _answer(queue: str, changed: bool, verb: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"queue": queue, "changed": changed})
+    else:
+        output.line(f"Queue {queue}: {verb if changed else 'unchanged'}")

@@ -15,7 +15,7 @@ from pgqueue.logs import printable
 _GAP = "  "
 
 # A column that may be cut keeps this many characters.
-_LEAST = 8
+_LEAST = 6
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ import typer
 
 from pgqueue.cli import output
 from pgqueue.cli.modules import load
-from pgqueue.cli.options import commands
 from pgqueue.errors import ConfigError
 
 
@@ -45,12 +44,3 @@ def schema(
         if each.typed is not None and (not task or name in task)
     }
     output.line(json.dumps(schemas, indent=2, ensure_ascii=False))
-
-
-app = commands("Look at tasks.")
-register(app)
-
-
-@app.callback()
-def _tasks() -> None:
-    """Look at tasks."""

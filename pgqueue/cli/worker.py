@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pgqueue.cli.completion import queues, strategies
 from pgqueue.cli.database import database
 from pgqueue.cli.modules import load
 from pgqueue.cli.options import Dsn, commands
@@ -29,9 +30,14 @@ Require = Annotated[
 ]
 Queues = Annotated[
     list[str] | None,
-    typer.Option("--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all queues."),
+    typer.Option(
+        "--queue", "-q", help="Queue to serve, with a weight: critical,8. Repeatable. None: all.", autocompletion=queues
+    ),
 ]
-Strategy = Annotated[str, typer.Option(help="weighted, strict (in the order given), lag or round_robin.")]
+Strategy = Annotated[
+    str,
+    typer.Option(help="weighted, strict (in the order given), lag or round_robin.", autocompletion=strategies),
+]
 Concurrency = Annotated[
     str,
     typer.Option("--concurrency", "-c", help="Jobs that run at the same time; 4:64: between these, by the load."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -79,12 +80,104 @@ class Chunk:
 def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: object = None) -> Call[Chunk]:
     """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to go on."""
     given = {name: value for name, value in filters.items() if value is not None}
-    named = "".join(f"{name} => %s::{_FILTER_TYPES[name]}, " for name in given)
+    named = "".join(
+        f"{name} => {_instant(value) if kind == 'timestamptz' else f'%s::{kind}'}, "
+        for name, value in given.items()
+        for kind in (_FILTER_TYPES[name],)
+    )
     return Call(
         f"select changed, passed_over, left_over, is_exact, next_after from pgqueue.{_BULK[action]}"
         f"({named}max_jobs => %s::integer, after => %s::jsonb)".encode(),
         (*given.values(), max_jobs, None if after is None else to_json(after, "after")),
         lambda rows: Chunk(*rows[0]),
+    )
+
+
+def count(action: str, filters: Mapping[str, object]) -> Call[Chunk]:
+    """See what `bulk` finds: for a transaction that is rolled back. One job is changed, the others are left over."""
+    return bulk(action, filters, 1)
+
+
+# The options of tasks and queues that an operator may set, and their types.
+TASK_OPTIONS = {
+    "queue": "text",
+    "priority": "integer",
+    "max_attempts": "integer",
+    "retry_policy": "text",
+    "retry_delay": "interval",
+    "retry_jitter": "float8",
+    "retry_cap": "interval",
+    "retry_delays": "interval[]",
+    "retry_queue": "text",
+    "expires_in": "interval",
+    "timeout": "interval",
+    "max_crashes": "integer",
+    "batch_size": "integer",
+    "accumulate": "boolean",
+    "store_result": "boolean",
+    "retention_succeeded": "interval",
+    "retention_cancelled": "interval",
+    "retention_dead": "interval",
+}
+QUEUE_OPTIONS = {
+    "priority": "integer",
+    "weight": "integer",
+    "retry_budget": "integer",
+    "retention_succeeded": "interval",
+    "retention_cancelled": "interval",
+    "retention_dead": "interval",
+}
+
+
+def configure_task(task: str, options: Mapping[str, object], reset: Sequence[str]) -> Call[bool]:
+    """Set an operator's options of a task, or take them back; reads whether that changed anything."""
+    return _configure("configure_task", TASK_OPTIONS, task, options, reset)
+
+
+def configure_queue(queue: str, options: Mapping[str, object], reset: Sequence[str]) -> Call[bool]:
+    """Set options of a queue, or take them back; reads whether that changed anything."""
+    return _configure("configure_queue", QUEUE_OPTIONS, queue, options, reset)
+
+
+def _configure(
+    function: str, types: Mapping[str, str], name: str, options: Mapping[str, object], reset: Sequence[str]
+) -> Call[bool]:
+    given = {option: value for option, value in options.items() if value is not None}
+    named = "".join(f", {option} => %s::{types[option]}" for option in given)
+    return Call(
+        f"select pgqueue.{function}(%s::text{named}, reset => %s::text[])".encode(),
+        (name, *given.values(), list(reset)),
+        read_first,
+    )
+
+
+def list_tasks() -> Call[list[dict[str, Any]]]:
+    """Read the options that hold for each task, and in `set` the names of those that an operator has set."""
+    return Call(
+        b"select to_jsonb(e) || jsonb_build_object('set', (select coalesce(jsonb_agg(o.key order by o.key), '[]')"
+        b" from jsonb_each(to_jsonb(t)) o where o.key !~ '^declared_' and o.key <> 'name' and o.value <> 'null'))"
+        b" from pgqueue.effective_tasks e join pgqueue.tasks t on t.name = e.name order by e.name",
+        (),
+        read_column,
+    )
+
+
+def list_queues() -> Call[list[dict[str, Any]]]:
+    """Read the rows of pgqueue.queues: the options of queues."""
+    return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)
+
+
+def list_workers() -> Call[list[dict[str, Any]]]:
+    """Read all workers with their jobs, also those that are gone and left some."""
+    return Call(b"select to_jsonb(w) from pgqueue.worker_status w order by w.worker", (), read_column)
+
+
+def read_manual(name: str | None) -> Call[list[dict[str, Any]]]:
+    """Read what the functions of the queue do: of one, or of all."""
+    return Call(
+        b"select to_jsonb(m) from pgqueue.manual m where %s::text is null or m.name = %s::text order by m.name",
+        (name, name),
+        read_column,
     )
 
 
@@ -109,9 +202,9 @@ def set_limit(
     )
 
 
-def drop_limit(kind: str, target: str) -> Call[bool]:
-    """Take a limit away; reads whether there was one."""
-    return Call(b"select pgqueue.drop_limit(%s::text, %s::text)", (kind, target), read_first)
+def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:
+    """Take a limit away, or one `part` of it (max_executing or rate); reads whether there was one."""
+    return Call(b"select pgqueue.drop_limit(%s::text, %s::text, %s::text)", (kind, target, part), read_first)
 
 
 def pause_queue(queue: str) -> Call[bool]:
@@ -194,20 +287,42 @@ def find_job(job_id: int) -> Call[Document | None]:
     return Call(_JOB + b" where j.id = %s::bigint", (job_id,), _maybe_document)
 
 
-def list_jobs(queue: str | None, task: str | None, state: str | None, limit: int) -> Call[list[Document]]:
-    """Read jobs, newest first."""
-    clauses = []
-    params: list[object] = []
-    for column, value in (("queue", queue), ("task", task), ("state::text", state)):
-        if value is not None:
-            clauses.append(f"j.{column} = %s::text")
-            params.append(value)
+# How a listing is narrowed, by the name of the filter.
+_ONLY = {
+    "queue": "j.queue = %s::text",
+    "task": "j.task = %s::text",
+    "state": "j.state::text = %s::text",
+    "key": "j.key = %s::text",
+    "tag": "j.tags @> array[%s::text]",
+    "ids": "j.id = any (%s::bigint[])",
+    "worker": "j.reserved_by = %s::text",
+    "error": "exists (select from jsonb_array_elements(j.errors) e"
+    " where strpos(lower(concat_ws(': ', e ->> 'class', e ->> 'message')), lower(%s::text)) > 0)",
+    "since": "j.created_at >= ",
+    "until": "j.created_at < ",
+}
+
+
+def list_jobs(only: Mapping[str, object], limit: int) -> Call[list[Document]]:
+    """Read jobs, newest first. `only`: queue, task, state, key, tag, ids, worker, error (a part of the text of one),
+    since and until (an instant, or how long ago: "2 hours")."""
+    given = {name: value for name, value in only.items() if value is not None}
+    clauses = [_ONLY[name] + (_instant(value) if name in ("since", "until") else "") for name, value in given.items()]
     where = f" where {' and '.join(clauses)}" if clauses else ""
     return Call(
         _JOB + f"{where} order by j.id desc limit %s::integer".encode(),
-        (*params, limit),
+        (*given.values(), limit),
         lambda rows: [Document(row[0]) for row in rows],
     )
+
+
+def _instant(value: object) -> str:
+    """Write a placeholder for an instant, or for how long ago it was: "2 hours", "2 hours ago"."""
+    if not re.match(r"\s*\d+(\.\d+)?\s*[a-z]", str(value), re.IGNORECASE):
+        return "%s::timestamptz"
+    # "ago" makes an interval negative.
+    sign = "+" if str(value).rstrip().lower().endswith("ago") else "-"
+    return f"pgqueue._clock() {sign} %s::interval"
 
 
 _JOB = b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from psycopg.types.json import Jsonb
 
 from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, state, value
 from tests.cli.conftest import Run
-from tests.databases import Database
+from tests.databases import Database, uri
+from tests.workers import environment_without_dsn
 
 
 @pytest.fixture
@@ -132,7 +135,7 @@ def test_status_shows_queues_workers_and_maintenance(run: Run, conn: psycopg.Con
     maintain(conn)
     done = run("status")
     assert (done.code, done.err) == (0, "")
-    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 20", "0 jobs rescued"):
+    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 0 s ago", "0 jobs rescued"):
         assert part in done.out
     numbers = run("status", "--json").json()
     assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
@@ -312,7 +315,7 @@ def test_a_bulk_command_asks_first(run: Run, conn: psycopg.Connection, monkeypat
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         done = run("jobs", "cancel", "--queue", "default", "--state", "waiting")
         assert done.code == code
-        assert "Cancel jobs by: queue default, state waiting?" in done.err
+        assert "Cancel 2 jobs by: queue default, state waiting?" in done.err
         assert {state(conn, job_id) for job_id in job_ids} == {expected}
 
 
@@ -421,6 +424,27 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
     assert (verdict["retried_and_succeeded"], verdict["dead"]) == (1, 1)
     assert len(list((tmp_path / "receipts").glob("order-*.txt"))) == 10
     assert {row["worker"] for row in verdict["ran"]} <= {"worker 1", "worker 2"}
+    # One worker was killed, and the other one ran its job when the lease had lapsed.
+    killed = verdict["killed"]
+    assert {killed["killed"], killed["worker"]} == {"worker 1", "worker 2"}
+    assert killed["state"] == "succeeded"
+    assert killed["seconds"] >= 3
+    # What the queue itself takes, and not the start of a worker.
+    assert all(row["median_wait_ms"] is None or row["median_wait_ms"] < 2000 for row in verdict["ran"])
+
+
+def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Path, database: Database) -> None:
+    done = run(
+        "demo", "--orders", 7, "--directory", tmp_path / "receipts", "--dsn", uri(database.dsn, application_name="demo")
+    )
+    assert done.code == 0, done.err
+    printed = re.findall(r"^  (.*pgqueue.*)$", done.out, re.MULTILINE)
+    assert len(printed) == 3
+    for command in printed:
+        ran = subprocess.run(
+            ["sh", "-c", command], env=environment_without_dsn(), capture_output=True, text=True, check=False
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), command
 
 
 def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> None:

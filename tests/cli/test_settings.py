@@ -45,9 +45,10 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
 def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
-        *("worker", "migrate", "enqueue", "status", "grant", "bench", "demo", "psql", "dsn", "server"),
+        *("worker", "migrate", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
-        "queues purge",
+        *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
+        *("tasks list", "tasks set", "workers list"),
         *(f"limits {each}" for each in ("list", "set", "drop")),
         *(f"schedules {each}" for each in ("list", "show", "pause", "resume", "run", "remove")),
     }

@@ -1,0 +1,58 @@
+"""`pgqueue help`: the manual of the SQL functions."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.completion import functions
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.tables import Table
+from pgqueue.db import operate
+
+app = commands()
+
+
+@app.command(name="help")
+def help_on(
+    function: Annotated[
+        str | None, typer.Argument(help="A function of the queue; without, all.", autocompletion=functions)
+    ] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Explain an SQL function of the queue.
+
+    It shows the view pgqueue.manual. For the commands of this program: pgqueue COMMAND --help.
+    """
+    name = None if function is None else function.removeprefix("pgqueue.").removesuffix("()")
+    found = ask(dsn, operate.read_manual(name))
+    if not found and name is not None:
+        output.not_found(f"There is no function {name}: pgqueue help lists them; commands have --help")
+    if as_json:
+        output.print_json(found)
+    elif name is None:
+        table = Table(("function", "what it does"), cut=frozenset({"what it does"}))
+        for each in found:
+            table.add(each["name"], each["what_it_does"])
+        table.show()
+    else:
+        for each in found:
+            _show(each)
+
+
+def _show(function: dict[str, Any]) -> None:
+    output.line(f"pgqueue.{function['name']}", "bold")
+    for each in function["arguments"].split(", ") if function["arguments"] else ():
+        output.line(f"    {each}")
+    output.line(f"returns {function['returns']}")
+    output.line("")
+    output.lines(textwrap.fill(function["what_it_does"], 79))
+    if function["example"]:
+        output.line("")
+        output.line(f"Example: {function['example']}")
+    output.line(f"Who may: {', '.join([*function['who_may'], 'the owner'])}")

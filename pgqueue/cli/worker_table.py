@@ -1,0 +1,51 @@
+"""Workers as a table, with what is wrong with one below it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pgqueue.cli import output
+from pgqueue.cli.output import ago
+from pgqueue.cli.tables import Table
+
+
+def show(workers: Sequence[dict[str, Any]]) -> None:
+    """Print workers, a line each; then those that died, and their leases."""
+    if not workers:
+        output.line("No worker is registered.")
+        return
+    headings = ("worker", "queues", "state", "jobs", "lapsed", "heartbeat", "started", "version")
+    table = Table(headings, "Workers", frozenset({"jobs", "lapsed"}), frozenset({"worker", "queues", "version"}))
+    for each in workers:
+        served = ", ".join(each["queues"]) if each["queues"] else "all" if each["started_at"] else ""
+        # A client in another language may register with any JSON.
+        info = each["info"] if isinstance(each["info"], dict) else {}
+        times = (ago(each["last_heartbeat_at"]), ago(each["started_at"]))
+        table.add(each["worker"], served, _state(each), each["executing"], each["lapsed"], *times, info.get("version"))
+    table.show()
+    for each in workers:
+        if each["lapsed"] or not each["is_alive"]:
+            output.line(_trouble(each), "red")
+
+
+def _state(worker: dict[str, Any]) -> str:
+    if worker["is_alive"]:
+        return "alive"
+    return "silent" if worker["started_at"] else "gone"
+
+
+def _trouble(worker: dict[str, Any]) -> str:
+    name, held, lapsed = worker["worker"], worker["executing"], worker["lapsed"]
+    if worker["is_alive"]:
+        said = f"Worker {name} is alive"
+    elif worker["started_at"]:
+        said = f"Worker {name} is silent: last heartbeat {ago(worker['last_heartbeat_at']) or 'never'}"
+    else:
+        said = f"Worker {name} is gone, or not registered"
+    if not held:
+        return f"{said}; it holds no job."
+    jobs = f"{held} job{'s' if held > 1 else ''}"
+    if lapsed:
+        return f"{said}; it holds {jobs}, {lapsed} with a lapsed lease, which maintenance gives back."
+    return f"{said}; it holds {jobs}, to run again when the lease lapses."

@@ -1,0 +1,372 @@
+"""What an operator sees: jobs, queues, tasks and workers as tables and pages, in 80 columns."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.cli.examples import EXAMPLES
+from pgqueue.testing import Clock
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, state, value
+from tests.cli.commands import commands
+from tests.cli.conftest import Run
+from tests.databases import Database
+from tests.facts import wait_until
+from tests.workers import environment_without_dsn
+
+TRACEBACK = (
+    'Traceback (most recent call last):\n  File "shop.py", line 3, in f\n    boom()\nValueError: no such address'
+)
+
+
+@pytest.fixture
+def jobs(conn: psycopg.Connection) -> dict[str, int]:
+    """A job of each kind, by what it is."""
+    found = {
+        "mail": enqueue(conn, "send_email", {"to": "a@b.c"}, queue="mail", key="k", tags=["welcome"]),
+        "dead": enqueue(conn, "resize"),
+        "failed": enqueue(conn, "resize"),
+        "later": enqueue(conn, "report", delay="2 hours"),
+    }
+    error = {"class": "ValueError", "message": "no such address", "traceback": TRACEBACK}
+    for retry in (False, True):
+        held = reserve_one(conn, "w1", queues=["default"])
+        call(conn, "fail", held.id, held.reservation, Jsonb(error), retry=retry)
+    held = reserve_one(conn, "host-17.example.com:3345:abcdef01", queues=["mail"])
+    call(conn, "progress", held.id, held.reservation, 3, 10, "half")
+    return found
+
+
+def ids(run: Run, *options: object) -> list[int]:
+    done = run("jobs", "list", "--json", *options)
+    assert done.code == 0, done.err
+    return [each["id"] for each in done.json()]
+
+
+def test_jobs_are_found_by_all_that_is_known_of_them(run: Run, jobs: dict[str, int], conn: psycopg.Connection) -> None:
+    assert ids(run, "--key", "k") == ids(run, "--tag", "welcome") == [jobs["mail"]]
+    assert ids(run, "--worker", "w1") == [jobs["failed"], jobs["dead"]]
+    assert ids(run, "--worker", "w1", "--state", "dead") == [jobs["dead"]]
+    assert ids(run, "--error", "valueerror: NO SUCH") == [jobs["failed"], jobs["dead"]]
+    assert ids(run, "--error", "%") == []
+    assert ids(run, "--id", jobs["mail"], "--id", jobs["later"]) == [jobs["later"], jobs["mail"]]
+    assert ids(run, "--since", "1 hour") == sorted(jobs.values(), reverse=True)
+    assert ids(run, "--since", "2000-01-01", "--until", "1 hour") == []
+    before = value(conn, "select created_at::text from pgqueue.jobs where id = %s", jobs["failed"])
+    assert ids(run, "--until", before) == [jobs["dead"], jobs["mail"]]
+    refused = run("jobs", "list", "--since", "soon")
+    assert refused.code == 2
+    assert "soon" in refused.err
+
+
+def test_executing_jobs_show_worker_and_progress_and_others_have_no_such_columns(
+    run: Run, jobs: dict[str, int]
+) -> None:
+    heading, line = run("jobs", "list", "--state", "executing").out.splitlines()
+    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "worker", "progress"]
+    assert re.search(r"for \d+ s +host-17\.example\.com:3345:abcdef01 +3/10 half$", line)
+    heading, line = run("jobs", "list", "--state", "dead").out.splitlines()
+    assert heading.split() == ["id", "task", "queue", "state", "tries", "when", "error"]
+    assert re.search(r"\d+ s ago +ValueError: no such address$", line)
+    assert re.search(r"in 119 min$", run("jobs", "list", "--task", "report").out.splitlines()[1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["jobs list", "status", "queues list", "tasks list", "workers list", "limits list", "schedules list", "help"],
+)
+def test_tables_fit_80_columns(
+    command: str, run: Run, jobs: dict[str, int], conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "a_name_that_is_quite_long_for_a_name.of_something"
+    enqueue(conn, long, queue=long)
+    call(conn, "hello", f"host.example.com:{long}", [long, "mail"], Jsonb({"version": "0.1.0.dev20261224+abcdef"}))
+    call(conn, "configure_task", long, max_attempts=3, timeout="5 min", retry_policy="exponential", retry_delay="1 h")
+    call(conn, "set_limit", "task", long, max_executing=3, rate=5, per="1 min")
+    call(conn, "schedule", long, "*/5 3-4 1,2,3 * *", long, timezone="America/Argentina/Buenos_Aires")
+    call(conn, "pause_schedule", long)
+    maintain(conn)
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run(*command.split())
+    assert done.code == 0
+    tables = [line for line in done.out.splitlines() if not re.match(r"Worker |Maintenance ", line)]
+    assert [line for line in tables if len(line) > 80] == []
+
+
+def test_a_page_has_traceback_arguments_and_times_to_read(
+    run: Run, jobs: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        done = run("jobs", "show", jobs["dead"])
+        mail = run("jobs", "show", jobs["mail"]).out
+        created = run("jobs", "show", jobs["mail"], "--json").json()["created_at"]
+        here = f"{datetime.fromisoformat(created).astimezone():%Y-%m-%d %H:%M:%S}"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert done.out.endswith(f"worker w1\n{TRACEBACK}\n")
+    assert re.search(r"^Error, attempt 1, 20\S+ \S+ \(\d+ s ago\), worker w1$", done.out, re.MULTILINE)
+    assert re.search(r'^args +\{\n +"to": "a@b.c"\n +\}$', mail, re.MULTILINE)
+    assert re.search(rf"^created_at +{here} \(\d+ s ago\)$", mail, re.MULTILINE)
+    assert re.search(r"^enqueued_by +\w+", mail, re.MULTILINE)
+
+
+def test_the_numbers_of_status_add_up(run: Run, jobs: dict[str, int], conn: psycopg.Connection) -> None:
+    call(conn, "cancel", enqueue(conn, "other"))
+    enqueue_many(conn, 3)
+    out = run("status").out
+    rows = {
+        line.split()[0]: line.split() for line in out.splitlines() if re.match(r"(queue|default|mail|total) ", line)
+    }
+    named = dict(zip(rows["queue"], rows["total"], strict=False))
+    numbers = {name: int(named[name]) for name in rows["queue"][1:8]}
+    assert numbers == {"ready": 3, "later": 2, "blocked": 0, "executing": 1, "live": 6, "failed": 1, "dead": 1}
+    assert numbers["live"] == value(conn, "select count(*) from pgqueue.jobs")
+    for column in range(1, 8):
+        assert int(rows["default"][column]) + int(rows["mail"][column]) == int(rows["total"][column])
+    assert "live = ready + later + blocked + executing." in out
+
+
+def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    for name in ("well", "silent"):
+        call(conn, "hello", name)
+        call(conn, "beat", name)
+    enqueue_many(conn, 3)
+    reserve_one(conn, "silent")
+    reserve_one(conn, "silent", lease="10 min")
+    reserve_one(conn, "never-registered", lease="10 min")
+    clock.advance("1 minute")
+    call(conn, "beat", "well")
+    for command in ("status", "workers list"):
+        out = run(*command.split()).out
+        states = dict(re.findall(r"^(well|silent|never-registered) .*?(alive|silent|gone) ", out, re.MULTILINE))
+        assert states == {"well": "alive", "silent": "silent", "never-registered": "gone"}
+        assert "Worker silent is silent: last heartbeat " in out
+        assert "it holds 2 jobs, 1 with a lapsed lease, which maintenance gives back." in out
+        assert "Worker never-registered is gone, or not registered; it holds 1 job, to run again when" in out
+        assert "Worker well " not in out
+    found = {each["worker"]: each for each in run("workers", "list", "--json").json()}
+    assert (found["silent"]["executing"], found["silent"]["lapsed"], found["silent"]["is_alive"]) == (2, 1, False)
+
+
+def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connection) -> None:
+    enqueue(conn, queue="mail")
+    assert run("queues", "set", "mail", "--weight", 3, "--retention-dead", "30 days").out == "Queue mail: set\n"
+    assert run("queues", "set", "mail", "--weight", 3).out == "Queue mail: unchanged\n"
+    assert run("queues", "pause", "mail").out == "Queue mail: paused\n"
+    assert run("queues", "pause", "mail").out == "Queue mail: unchanged\n"
+    [listed] = run("queues", "list", "--json").json()
+    assert (listed["queue"], listed["weight"], listed["waiting"]) == ("mail", 3, 1)
+    assert re.search(r"^mail +3 +1 +0 +0 +0 +0 +\d+ s ago$", run("queues", "list").out, re.MULTILINE)
+    assert run("queues", "resume", "mail").out == "Queue mail: resumed\n"
+    assert run("queues", "set", "mail", "--reset", "retention-dead", "--json").json() == {
+        "queue": "mail",
+        "changed": True,
+    }
+    assert value(conn, "select retention_dead is null and weight = 3 from pgqueue.queues") is True
+    refused = run("queues", "set", "mail", "--weight", 0)
+    assert refused.code == 2
+    assert "weight" in refused.err
+    assert "reset names an unknown option" in run("queues", "set", "mail", "--reset", "colour").err
+
+
+def test_tasks_are_set_before_any_worker_knows_them_and_listed(run: Run, conn: psycopg.Connection) -> None:
+    set_ = ("tasks", "set", "send_email")
+    assert run(*set_, "--max-attempts", 3, "--retry-delay", "5 min", "-q", "mail").out == "Task send_email: set\n"
+    call(conn, "declare_task", "send_email", max_attempts=9, timeout="1 min")
+    [listed] = run("tasks", "list", "--json").json()
+    assert (listed["max_attempts"], listed["timeout"], listed["set"]) == (
+        3,
+        "00:01:00",
+        ["max_attempts", "queue", "retry_delay"],
+    )
+    assert "max_attempts, queue, retry_delay" in run("tasks", "list").out
+    assert run(*set_, "--reset", "max_attempts", "--no-store-result").out == "Task send_email: set\n"
+    [listed] = run("tasks", "list", "--json").json()
+    assert (listed["max_attempts"], listed["store_result"]) == (9, False)
+    refused = run(*set_, "--max-attempts", 0)
+    assert refused.code == 2
+    assert "send_email" in refused.err
+
+
+def test_a_part_of_a_limit_is_dropped(run: Run, conn: psycopg.Connection) -> None:
+    run("limits", "set", "task", "t", "-n", 3, "--rate", 5, "--per", "1 min")
+    assert run("limits", "drop", "task", "t", "--part", "rate").out == "Limit task t: rate dropped\n"
+    assert run("limits", "list", "--json").json()[0]["max_executing"] == 3
+    gone = run("limits", "drop", "task", "t", "--part", "rate")
+    assert (gone.code, gone.err) == (1, "There is no limit task t with the part rate\n")
+    assert run("limits", "drop", "task", "t", "--part", "colour").code == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "options", "question"),
+    [
+        ("cancel", ["--queue", "default"], "Cancel 12 jobs by: queue default? [y/N]:"),
+        ("cancel", ["--task", "t", "--state", "waiting"], "Cancel 12 jobs by: task t, state waiting? [y/N]:"),
+        ("run", ["--everything"], "Run 1 job, all there are? [y/N]:"),
+        ("kill", ["--queue", "default"], "Kill 12 jobs by: queue default? [y/N]:"),
+        ("delete", ["--state", "dead"], "Delete 1 job by: state dead? [y/N]:"),
+        ("retry", ["--task", "t"], "Retry 1 job by: task t? [y/N]:"),
+        ("purge", ["default"], "Purge 12 jobs by: queue default? [y/N]:"),
+    ],
+)
+def test_a_bulk_command_says_how_many_jobs_match_before_it_asks(
+    action: str, options: list[str], question: str, run: Run, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = enqueue(conn)
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    job_ids = [*enqueue_many(conn, 11), enqueue(conn, delay="1 hour")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    done = run("queues" if action == "purge" else "jobs", action, *options)
+    assert done.code == 130
+    assert done.err.startswith(question)
+    # Counting has changed nothing.
+    assert [state(conn, job_id) for job_id in [dead, *job_ids]] == ["dead", *["waiting"] * 12]
+    assert value(conn, "select count(*) from pgqueue.jobs where run_at > now() + interval '30 min'") == 1
+
+
+def test_a_bulk_command_takes_how_long_ago(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    old = enqueue(conn)
+    clock.advance("3 hours")
+    new = enqueue(conn)
+    assert run("jobs", "cancel", "--created-after", "2 hours ago", "--yes").out.startswith("1 job ")
+    assert (state(conn, old), state(conn, new)) == ("waiting", "cancelled")
+    assert run("jobs", "cancel", "--created-before", "2 hours", "--yes").out.startswith("1 job ")
+    assert state(conn, old) == "cancelled"
+
+
+def test_a_bulk_command_that_matches_nothing_does_not_ask(run: Run) -> None:
+    done = run("jobs", "cancel", "--queue", "nowhere")
+    assert (done.code, done.out, done.err) == (0, "No job to cancel.\n", "")
+
+
+def test_help_explains_a_function(run: Run) -> None:
+    listed = run("help").out
+    assert re.search(r"^enqueue_many +Enqueue one job for each element of args", listed, re.MULTILINE)
+    shown = run("help", "pgqueue.depth()").out
+    assert shown.startswith("pgqueue.depth\n    queue text")
+    assert "Example: select pgqueue.depth('mail');" in shown
+    assert "Who may: producer, worker, reader, operator, the owner" in shown
+    gone = run("help", "jobs")
+    assert (gone.code, gone.out) == (1, "")
+    assert "commands have --help" in gone.err
+    assert run("help", "depth", "--json").json()[0]["returns"] == "integer"
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [*commands()], ids=lambda each: "-".join(each) if isinstance(each, tuple) else ""
+)
+def test_the_help_of_a_command_has_an_example_that_it_takes(
+    path: tuple[str, ...], command: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = run(*path, "--help").out
+    example = EXAMPLES[" ".join(path)]
+    assert f"Example: {example}" in out
+    assert "env var" not in out
+    assert max(map(len, out.splitlines())) <= 100
+    words = shlex.split(re.sub(r"^.*\$\(|\)$|.* \|\| ", "", example))
+    assert tuple(words[1 : 1 + len(path)]) == path
+    command.make_context(" ".join(path), words[1 + len(path) :]).close()
+
+
+def test_no_example_is_left_over() -> None:
+    assert {*EXAMPLES} == {" ".join(path) for path, _ in commands()}
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("jobs list --state d", ["dead"]),
+        ("jobs cancel --state w", ["waiting"]),
+        ("worker --strategy l", ["lag"]),
+        ("jobs list --queue ma", ["mail"]),
+        ("worker -q ma", ["mail"]),
+        ("queues pause ma", ["mail"]),
+        ("enqueue send_", ["send_email"]),
+        ("tasks set send_", ["send_email"]),
+        ("help unsch", ["unschedule"]),
+        ("limits set limit", ["limit_key"]),
+        ("grant pro", ["producer"]),
+    ],
+)
+def test_a_shell_completes_values(
+    words: str, completed: list[str], database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(conn, queue="mail")
+    call(conn, "declare_task", "send_email")
+    assert complete(words, PGQUEUE_DSN=database.dsn) == completed
+
+
+def test_a_shell_completes_nothing_where_no_database_answers() -> None:
+    assert complete("queues pause ma", PGQUEUE_DSN="postgresql://127.0.0.1:1/x") == []
+
+
+def complete(words: str, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pgqueue")],
+        env={
+            **environment_without_dsn(),
+            **environment,
+            "_PGQUEUE_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"pgqueue {words}",
+            "COMP_CWORD": str(len(words.split())),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_watch_shows_anew_what_has_changed_until_ctrl_c(database: Database, conn: psycopg.Connection) -> None:
+    ours, theirs = pty.openpty()
+    watching = subprocess.Popen(
+        [sys.executable, "-m", "pgqueue", "jobs", "list", "--watch"],
+        env={**environment_without_dsn(), "PGQUEUE_DSN": database.dsn, "COLUMNS": "80"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    shown = b""
+
+    def shows(text: bytes) -> bool:
+        nonlocal shown
+        with suppress(BlockingIOError):
+            shown += os.read(ours, 100_000)
+        return text in shown
+
+    try:
+        wait_until(lambda: shows(b"\x1b[H\x1b[J"), timeout=30)
+        enqueue(conn, "seen_later")
+        wait_until(lambda: shows(b"seen_later"), timeout=30)
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=30) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+    assert b"Traceback" not in shown
