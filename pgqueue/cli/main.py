@@ -35,6 +35,7 @@ COMMANDS = {
     "tasks": ("tasks_schema", "Look at tasks."),
     "limits": ("limits", "Limit what executes or starts at a time."),
     "schedules": ("schedules", "Look at schedules, and act on one."),
+    "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),
     "psql": ("psql", "Open psql on the queue's database."),
     "dsn": ("dsn", "Print the DSN that all commands use."),
