@@ -407,7 +407,7 @@ class Stage:
 
     def work_off(self) -> None:
         """Run all that is there, as a worker would."""
-        while taken := reserve(self.conn, 10):
+        while taken := reserve(self.conn, 50):
             for job in taken:
                 self.witness.ran(job.id, job.reservation)
                 assert call(self.conn, "complete", job.id, job.reservation)
@@ -641,7 +641,8 @@ def step_back_slightly(stage: Stage) -> None:
     producer.execute("begin isolation level repeatable read")
     producer.execute("select from pgqueue.jobs")
     for _ in range(6):
-        for _ in range(20):
+        # So many that their claim moves the head for sure.
+        for _ in range(50):
             stage.enqueue("plain")
         clock.advance("1 ms")
         stage.work_off()

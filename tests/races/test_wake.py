@@ -36,6 +36,8 @@ class Sleeper:
 
 
 WOKEN = [("own", "wake")]
+# A job becomes ready while the worker is idle: it asks when.
+DUE_SOON = [("own", "due")]
 
 
 def test_an_enqueue_wakes_a_sleeper_that_serves_its_queue_and_no_other(database: Database) -> None:
@@ -86,9 +88,24 @@ def test_a_delayed_job_wakes_only_who_would_sleep_past_its_time(database: Databa
     enqueue_many(producer, 2, delay="10 min")
     assert sleeper.heard() == []
     enqueue(producer, delay="3 s")
-    assert sleeper.heard() == WOKEN
+    assert sleeper.heard() == DUE_SOON
     enqueue_many(producer, 2, delay="3 s")
-    assert sleeper.heard() == WOKEN
+    assert sleeper.heard() == DUE_SOON
+    # Both in one transaction, in either order.
+    for first, second in ((None, "3 s"), ("3 s", None)):
+        with producer.transaction():
+            enqueue(producer, delay=first)
+            enqueue(producer, delay=second)
+        assert sorted(sleeper.heard()) == DUE_SOON + WOKEN
+    with producer.transaction():
+        producer.execute(
+            """
+            select pgqueue.enqueue_batch(
+                array['{"task": "t"}', '{"task": "t", "delay": "3 s"}', '{"task": "t", "delay": "1 hour"}']::jsonb[]
+            )
+            """
+        )
+    assert sorted(sleeper.heard()) == DUE_SOON + WOKEN
 
 
 def test_at_most_two_sleepers_are_woken_once_for_a_transaction_and_a_queue(database: Database) -> None:
@@ -204,7 +221,7 @@ def test_what_makes_a_job_ready_wakes_a_sleeper(database: Database, way: str) ->
         call(conn, "retry", job_id)
     else:
         call(conn, "resume_queue", "default")
-    assert sleeper.heard() == WOKEN
+    assert sleeper.heard() == (DUE_SOON if way in ("fail", "snooze") else WOKEN)
 
 
 @pytest.mark.covers("A6")

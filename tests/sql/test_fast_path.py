@@ -50,11 +50,26 @@ def test_small_claims_of_plain_jobs_take_the_fast_path(conn: psycopg.Connection)
         lambda conn: call(conn, "configure_queue", "other", weight=2),
         lambda conn: conn.execute("set pgqueue.fast_path = off"),
         lambda conn: conn.execute("delete from pgqueue.maintenance_runs"),
+        lambda conn: reserve_one(conn, lease="1 us"),
+        lambda conn: conn.execute(
+            "insert into pgqueue.key_notes (queue, key, job_id, next_at) values ('q', 'k', 1, now())"
+        ),
         lambda conn: enqueue(conn, key="k"),
         lambda conn: enqueue(conn, limit_key="k"),
         lambda conn: enqueue(conn, expires_in="1 hour"),
     ],
-    ids=["limit", "paused", "weight", "setting", "no maintenance", "key", "limit_key", "expires_in"],
+    ids=[
+        "limit",
+        "paused",
+        "weight",
+        "setting",
+        "no maintenance",
+        "lapsed lease",
+        "note",
+        "key",
+        "limit_key",
+        "expires_in",
+    ],
 )
 def test_what_it_does_not_know_goes_the_long_way(
     conn: psycopg.Connection, reason: Callable[[psycopg.Connection], object]

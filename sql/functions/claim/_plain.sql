@@ -1,8 +1,8 @@
 -- The fast path of a claim: two statements, one that finds and locks the jobs and one that takes them (_take).
 --
 -- It serves claims of up to 50 jobs, while there are no limits, no paused queues and no weights, maintenance ran within the
--- last two seconds, and the jobs that it finds have no key, limit_key or expires_at. Anything else goes the long way, lane by
--- lane: see _claim_lanes. Both claim the same jobs in the same order (tests/sql/test_fast_path.py compares them), and
+-- last two seconds and left nothing (no lapsed lease, no note of a key), and the jobs that it finds have no key, limit_key or
+-- expires_at. Anything else goes the long way, lane by lane: see _claim_lanes. Both claim the same jobs in the same order (tests/sql/test_fast_path.py compares them), and
 -- set pgqueue.fast_path = off forces the long way.
 -- A claim of one job that comes first in its transaction costs half as much: plpgsql prepares each statement and each
 -- expression anew in each transaction, and the long way has some forty of them.
@@ -32,7 +32,20 @@ begin
                 from pgqueue.maintenance_runs h
                 order by h.n desc
                 limit 1
-            ) is true as yes
+            ) is true
+            and not exists (select from pgqueue.key_notes)
+            and not exists (
+                select
+                from pgqueue._head('', 0::smallint, false) h
+                cross join lateral (
+                    select
+                    from pgqueue.jobs j
+                    where j.state = 'executing'
+                        and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
+                        and j.lease_expires_at <= p_now
+                    limit 1
+                ) lapsed
+            ) as yes
         offset 0
     ) a
     left join lateral (
