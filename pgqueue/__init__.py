@@ -27,6 +27,7 @@ from pgqueue.job import Job, current_job
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App
 from pgqueue.wait import wait
+from pgqueue.workflows import chain, emit_event
 
 if TYPE_CHECKING:
     from pgqueue.lifespan import worker_lifespan
@@ -39,7 +40,9 @@ __all__ = [
     "PgQueueError",
     "Retry",
     "Snooze",
+    "chain",
     "current_job",
+    "emit_event",
     "enqueue",
     "enqueue_batch",
     "enqueue_copy",

@@ -1,1 +1,1 @@
-"""Integrations with frameworks."""
+"""What fits pgqueue to other frameworks. Nothing else of pgqueue imports a framework."""

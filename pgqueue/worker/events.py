@@ -10,6 +10,7 @@ from typing import Any
 from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job
 from pgqueue.tasks import App
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.held import Held
 
 # Seconds that the hooks for the worker's end have.
@@ -19,10 +20,11 @@ _STOP_HOOKS = 5.0
 class Events:
     """Calls the hooks of `app` for the worker `name`. Nothing is reported before `start`."""
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, app: App, name: str, counts: Counts) -> None:
         self.is_on = False
         self._app = app
         self._name = name
+        self._counts = counts
         self._is_started = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -47,6 +49,8 @@ class Events:
 
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         """Report what happened to a job."""
+        if kind == "lost":
+            self._counts.ended(held, kind)
         if self.is_on:
             row = held.row
             self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, held.seconds))
