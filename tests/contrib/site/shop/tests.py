@@ -318,6 +318,9 @@ class AdminTest(TestCase):
         self.assertContains(self.client.post("/admin/pgqueue/job/", given, follow=True), "1 will be retried")
         self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
         self.assertEqual({entry.user for entry in LogEntry.objects.all()}, {self.user})
+        with connection.cursor() as cursor:
+            cursor.execute("select distinct actor from pgqueue.audit")
+            self.assertEqual(cursor.fetchall(), [("ada",)])
 
 
 class ThreadsTest(TransactionTestCase):
