@@ -21,6 +21,10 @@ log = logging.getLogger("pgqueue.worker")
 _RESTARTS = 3
 _WITHIN = 60.0
 
+# Seconds that the host waits for the worker's start. A database that cannot be reached must not keep a web application
+# from starting, or from being stopped: the worker goes on trying.
+_START_WITHIN = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -38,7 +42,8 @@ def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
     It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more, lets
     running jobs end for `shutdown_timeout`, and releases the rest. A worker that cannot start raises here; one that
     crashes is started again three times a minute at most, and then its error comes out of the block. Trouble with the
-    database is no crash. `settings` are those of `WorkerConfig`, such as concurrency=10.
+    database is no crash: one that cannot be reached is waited for, and the block begins after 5 s
+    without it. `settings` are those of `WorkerConfig`, such as concurrency=10.
 
     Each process of the web server has a worker of its own: four processes with concurrency=10 run forty jobs. For
     production, a process for itself is better: `pgqueue worker`.
@@ -73,8 +78,15 @@ class WorkerLifespan:
         host = asyncio.current_task()
         starting = asyncio.create_task(self._worker.started.wait())
         self._serving = asyncio.create_task(self._serve(host), name="pgqueue-worker")
-        await asyncio.wait([self._serving, starting], return_when=asyncio.FIRST_COMPLETED)
-        starting.cancel()
+        try:
+            await asyncio.wait([self._serving, starting], timeout=_START_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self._serving.cancel()
+            raise
+        finally:
+            starting.cancel()
+        if not starting.done() and not self._serving.done():
+            log.warning("the worker has not started within %g s and goes on trying", _START_WITHIN)
         if self._serving.done():
             await self._serving
         return self

@@ -41,6 +41,7 @@ COMMANDS = {
     "workers": ("workers", "Look at workers."),
     "limits": ("limits", "Limit what executes or starts at a time."),
     "schedules": ("schedules", "Look at schedules, and act on one."),
+    "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),
     "help": ("help", "Explain an SQL function of the queue."),
     "psql": ("psql", "Open psql on the queue's database."),

@@ -113,7 +113,7 @@ async def queue(context: Context) -> Response:
         case "configure":
             values = {key: _maybe_number(form, key) for key in ("priority", "weight")}
             reset = [key for key, value in values.items() if value is None]
-            await _do(context, operate.configure_queue(name, values["priority"], values["weight"], reset))
+            await _do(context, operate.configure_queue(name, values, reset))
         case "purge":
             if _one(form, "typed") != name:
                 return context.page("purge.html", name=name, wrong="typed" in form)

@@ -81,6 +81,15 @@ async def test_a_worker_that_cannot_start_raises(empty_database: Database) -> No
             pass
 
 
+async def test_a_database_that_cannot_be_reached_keeps_the_host_neither_from_starting_nor_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pgqueue.lifespan, "_START_WITHIN", 0.2)
+    async with asyncio.timeout(20), worker_lifespan(app, "postgresql://localhost:1/nowhere") as worker:
+        health = worker.health()
+        assert (health.live, health.ready) == (True, False)
+
+
 async def test_a_crash_is_survived(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     conn = database.connect()
     async with worker_lifespan(app, database.dsn) as worker:

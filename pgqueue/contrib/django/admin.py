@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Paginator
-from django.db import connections
+from django.db import connections, transaction
 from django.http import HttpRequest
 
 from pgqueue.contrib.django.models import Job, Limit, Queue, Schedule, Worker
@@ -129,7 +129,12 @@ class JobAdmin(ReadOnly):
     def act(self, request: HttpRequest, name: str, done: str, ids: list[int]) -> None:
         """Act on jobs, write that into the admin's log, and say how many were changed."""
         call = operate.bulk(name.replace("_now", ""), {"job_ids": ids}, len(ids))
-        chunk: Any = drivers.run(connections[_database()], call)
+        connection = connections[_database()]
+        with transaction.atomic(using=_database()):
+            with connection.cursor() as cursor:
+                # Until the end of this transaction: what pgqueue.audit says of who did it.
+                cursor.execute("select set_config('pgqueue.actor', %s, true)", [request.user.get_username()])
+            chunk: Any = drivers.run(connection, call)
         for job in self.get_queryset(request).filter(pk__in=ids):
             self.log_change(request, job, name.replace("_", " "))
         level = messages.SUCCESS if chunk.changed == len(ids) else messages.WARNING

@@ -8,7 +8,8 @@ from io import StringIO
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core import checks
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
+from django.core.management.base import SystemCheckError
 from django.db import connection, connections, transaction
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
@@ -233,6 +234,12 @@ class TransactionsTest(TransactionTestCase):
         self.assertEqual(result.return_value, 0)
 
 
+class CommandTest(TransactionTestCase):
+    def test_what_keeps_it_from_starting_is_one_line(self):
+        with self.assertRaisesMessage(CommandError, "-q mail,x: 'x' is no weight"):
+            call_command("pgqueue_worker", "--", "-q", "mail,x")
+
+
 class ChecksTest(TestCase):
     def test_all_is_well(self):
         self.assertEqual(check_schema(databases=["default"]), [])
@@ -256,12 +263,15 @@ class ChecksTest(TestCase):
 
 
 class MigrateTest(TransactionTestCase):
-    def test_an_old_schema_is_an_error_and_migrate_heals_it(self):
+    def test_an_old_schema_is_warned_of_and_migrate_heals_it(self):
         with connection.cursor() as cursor:
             cursor.execute("drop function pgqueue.version()")
-        [error] = check_schema(databases=["default"])
-        self.assertEqual((error.id, error.hint), ("pgqueue.E001", "Run: manage.py migrate"))
-        call_command("migrate", "pgqueue", verbosity=0)
+        [warning] = check_schema(databases=["default"])
+        self.assertEqual((warning.id, warning.hint), ("pgqueue.W002", "Run: manage.py migrate"))
+        with self.assertRaises(SystemCheckError):
+            call_command("check", "--database", "default", "--fail-level", "WARNING", stderr=StringIO())
+        # With its checks, as from the command line: they must not keep it from its work.
+        call_command("migrate", "pgqueue", verbosity=0, skip_checks=False, stderr=StringIO())
         self.assertEqual(check_schema(databases=["default"]), [])
 
 
@@ -308,6 +318,9 @@ class AdminTest(TestCase):
         self.assertContains(self.client.post("/admin/pgqueue/job/", given, follow=True), "1 will be retried")
         self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
         self.assertEqual({entry.user for entry in LogEntry.objects.all()}, {self.user})
+        with connection.cursor() as cursor:
+            cursor.execute("select distinct actor from pgqueue.audit")
+            self.assertEqual(cursor.fetchall(), [("ada",)])
 
 
 class ThreadsTest(TransactionTestCase):

@@ -7,12 +7,16 @@ import os
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 
 from pgqueue import cli
 from pgqueue.contrib.django.connections import dsn_of
+from pgqueue.errors import PgQueueError
 
 _APP = "pgqueue.contrib.django.worker"
+
+# Instead of the path of manage.py.
+_CALLED = "call_command"
 
 
 class Command(BaseCommand):
@@ -33,7 +37,14 @@ class Command(BaseCommand):
             os.environ["PGQUEUE_DSN"] = dsn_of(known.database)
         sys.argv = [*argv[:2], *options]
         # Others, such as tasks declared elsewhere, may be added with -r.
-        sys.exit(cli.cli(["worker", "-r", _APP, *options], standalone_mode=False) or 0)
+        try:
+            code = cli.cli(["worker", "-r", _APP, *options], standalone_mode=False) or 0
+        except PgQueueError as error:
+            if argv[0] == _CALLED:
+                raise CommandError(str(error)) from error
+            self.stderr.write(self.style.ERROR(f"pgqueue_worker: {error}"))
+            code = 2
+        sys.exit(code)
 
     def add_arguments(self, parser: Any) -> None:
         """Take options from call_command()."""
@@ -41,4 +52,4 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the worker for call_command("pgqueue_worker", "--until-empty")."""
-        self.run_from_argv(["manage.py", "pgqueue_worker", *options["options"]])
+        self.run_from_argv([_CALLED, "pgqueue_worker", *options["options"]])

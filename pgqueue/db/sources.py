@@ -1,0 +1,169 @@
+"""Waiting jobs of other queues in PostgreSQL: read and locked, then deleted once they are enqueued here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Another queue.
+
+    schema   where its tables are by default
+    table    the table of its jobs, which must be there; of pgmq, one for each queue
+    waiting  what selects its waiting jobs, in order of their ids from after %(after)s on, at most %(most)s, locked:
+             id, task, payload, and options of enqueue
+    others   what counts jobs that are not moved, because they run or are locked
+    """
+
+    name: str
+    schema: str
+    table: str
+    waiting: str
+    others: str
+
+
+PROCRASTINATE = Source(
+    "procrastinate",
+    "public",
+    "procrastinate_jobs",
+    # Of one `lock` jobs run one at a time, in order. A higher priority runs first, as here.
+    """
+    select j.id, j.task_name as task, j.args as payload, j.queue_name as queue,
+        nullif(least(greatest(j.priority, -100), 100), 0) as priority, j.scheduled_at as run_at, j.lock as key,
+        j.queueing_lock as dedupe, null::integer as max_attempts, null::jsonb as headers
+    from {table} j
+    where j.status = 'todo' and j.id > %(after)s
+    order by j.id limit %(most)s for update of j skip locked
+    """,
+    "select count(*) from {table} j where j.status = 'doing'",
+)
+
+PGQUEUER = Source(
+    "pgqueuer",
+    "public",
+    "pgqueuer",
+    """
+    select j.id, j.entrypoint as task, j.payload, null::text as queue,
+        nullif(least(greatest(j.priority, -100), 100), 0) as priority,
+        case when j.execute_after > now() then j.execute_after end as run_at, null::text as key,
+        j.dedupe_key as dedupe, null::integer as max_attempts, j.headers
+    from {table} j
+    where j.status = 'queued' and j.id > %(after)s
+    order by j.id limit %(most)s for update of j skip locked
+    """,
+    "select count(*) from {table} j where j.status = 'picked'",
+)
+
+GRAPHILE_WORKER = Source(
+    "graphile-worker",
+    "graphile_worker",
+    "_private_jobs",
+    # A named queue runs one job at a time: here a key. A lower priority runs first there, a higher one here.
+    """
+    select j.id, t.identifier as task, j.payload, null::text as queue,
+        nullif(least(greatest(-j.priority, -100), 100), 0) as priority,
+        case when j.run_at > now() then j.run_at end as run_at, q.queue_name as key, j.key as dedupe,
+        j.max_attempts - j.attempts as max_attempts, null::jsonb as headers
+    from {table} j
+    join {schema}._private_tasks t on t.id = j.task_id
+    left join {schema}._private_job_queues q on q.id = j.job_queue_id
+    where j.locked_at is null and j.attempts < j.max_attempts and j.id > %(after)s
+    order by j.id limit %(most)s for update of j skip locked
+    """,
+    "select count(*) from {table} j where j.locked_at is not null",
+)
+
+PGMQ = Source(
+    "pgmq",
+    "pgmq",
+    "",
+    # One that was read is invisible because somebody works on it; one that never was, because it was sent with a delay.
+    """
+    select j.msg_id as id, %(queue)s::text as task, j.message as payload, null::text as queue,
+        null::integer as priority, case when j.vt > now() then j.vt end as run_at, null::text as key,
+        null::text as dedupe,
+        null::integer as max_attempts, j.headers
+    from {table} j
+    where (j.vt <= now() or j.read_ct = 0) and j.msg_id > %(after)s
+    order by j.msg_id limit %(most)s for update of j skip locked
+    """,
+    "select count(*) from {table} j where j.vt > now() and j.read_ct > 0",
+)
+
+
+class Reader:
+    """Reads the waiting jobs of one table of a source, in the connection's transaction."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], source: Source, schema: str | None = None, queue: str | None = None
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._queue = queue
+        self._schema = schema or source.schema
+        self.table = source.table or f"q_{queue}"
+        self._id = "msg_id" if source is PGMQ else "id"
+        self._after = 0
+
+    def exists(self) -> bool:
+        """Tell whether the table is there."""
+        row = self._connection.execute(
+            "select to_regclass(format('%%I.%%I', %s::text, %s::text)) is not null", [self._schema, self.table]
+        ).fetchone()
+        return bool(row and row[0])
+
+    def others(self) -> int:
+        """Count the jobs that run now, and are not moved."""
+        row = self._connection.execute(self._written(self._source.others)).fetchone()
+        return int(row[0]) if row else 0
+
+    def next(self, most: int = 1000) -> list[tuple[int, dict[str, Any]]]:
+        """Lock and return the next waiting jobs: the id of each there, and the job for `enqueue_batch`."""
+        with self._connection.cursor(row_factory=dict_row) as cursor:
+            given = {"after": self._after, "most": most, "queue": self._queue}
+            rows = cursor.execute(self._written(self._source.waiting), given).fetchall()
+        if rows:
+            self._after = rows[-1]["id"]
+        return [(row.pop("id"), _job(row)) for row in rows]
+
+    def delete(self, ids: list[int]) -> None:
+        """Delete jobs that were moved."""
+        text = sql.SQL("delete from {} where {} = any(%s)").format(self._table(), sql.Identifier(self._id))
+        self._connection.execute(text, [ids])
+
+    def _table(self) -> sql.Composable:
+        return sql.Identifier(self._schema, self.table)
+
+    def _written(self, text: str) -> sql.Composed:
+        schema = sql.Identifier(self._schema)
+        return sql.SQL(text).format(table=self._table(), schema=schema)
+
+
+def _job(row: Mapping[str, Any]) -> dict[str, Any]:
+    options = {name: value for name, value in row.items() if name != "payload" and value is not None}
+    return {**options, "args": _args(row["payload"])}
+
+
+def _args(payload: object) -> dict[str, Any]:
+    """Return a payload as arguments: an object as it is, anything else as the argument `payload`."""
+    if isinstance(payload, bytes | memoryview):
+        raw = bytes(payload)
+        try:
+            payload = json.loads(raw)
+        except ValueError:
+            try:
+                payload = raw.decode()
+            except UnicodeDecodeError:
+                return {"payload_base64": base64.b64encode(raw).decode()}
+    if payload is None:
+        return {}
+    return payload if isinstance(payload, dict) else {"payload": payload}
