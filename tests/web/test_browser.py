@@ -184,7 +184,7 @@ def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> N
     page.get_by_role("button", name="Drop the limit of report").click()
     wait_until(lambda: value(filled, "select count(*) from pgqueue.limits where target = 'report'") == 0)
     page.goto("/schedules")
-    page.get_by_role("button", name="Run nightly now").click()
+    page.get_by_role("button", name="Run now: nightly").click()
     page.get_by_text("was enqueued").wait_for()
     page.get_by_role("button", name="Pause nightly").click()
     page.get_by_role("button", name="Resume nightly").wait_for()
