@@ -6,6 +6,7 @@ PgQueueError
 │   └── DuplicateTask   two functions under one task name
 ├── SchemaError         the database does not hold the schema that this version needs
 │   └── MigrationError  a migration could not be carried out; nothing was changed
+├── AccessDenied        SQLSTATE 42501: the role has no right to do this with the queue
 ├── InvalidArgument     SQLSTATE 22023: a value that the queue refuses, with a hint
 │   └── InvalidPayload  the arguments of a job do not fit its task: its annotations or its codec refuse them
 ├── UnsupportedOption   SQLSTATE 0A000: an option that is not supported yet
@@ -13,6 +14,8 @@ PgQueueError
 ├── LockTimeout         SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
 ├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
 ├── LeaseLost           the lease was lost before job.transaction() could complete the job; it was rolled back
+├── DuplicateStep       two steps of one attempt have the same name
+├── EventTimeout        job.wait_event: the event did not come in time
 ├── JobNotFound         there is no such job, or its history has expired
 └── WaitTimeout         wait: the job has not ended in time; also a TimeoutError
 """
@@ -56,6 +59,10 @@ class MigrationError(SchemaError):
     """A migration could not be carried out. Nothing was changed."""
 
 
+class AccessDenied(PgQueueError):
+    """The role has no right to do this with the queue (SQLSTATE 42501). The owner grants it: `pgqueue grant`."""
+
+
 class InvalidArgument(PgQueueError):
     """The queue refused a value (SQLSTATE 22023)."""
 
@@ -82,6 +89,14 @@ class DuplicateJob(PgQueueError):
 
 class LeaseLost(PgQueueError):
     """The lease of the job was lost before its own transaction could complete it. The transaction was rolled back."""
+
+
+class DuplicateStep(PgQueueError):
+    """Two steps of one attempt have the same name: which of them a stored result belongs to would be a guess."""
+
+
+class EventTimeout(PgQueueError):
+    """The event that a job waited for did not come within the timeout."""
 
 
 class JobNotFound(PgQueueError):

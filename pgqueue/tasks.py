@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 from pgqueue.cron import check_cron
 from pgqueue.db import produce
+from pgqueue.db.call import Call, T
 from pgqueue.db.declare import check_schedule_options
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
@@ -20,6 +21,7 @@ from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
 from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 from pgqueue.typed import TypedArguments
+from pgqueue.workflows import Group
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +43,8 @@ class Task(Target, Generic[P, R]):
         self.hooks = hooks or Hooks()
         self.function = function
         self.options = options
+        declared = options.at_enqueue()
+        self._declared: Mapping[str, object] = {"declared": declared} if declared else {}
         written = definition(function)
         if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
@@ -94,6 +98,10 @@ class Task(Target, Generic[P, R]):
         """Enqueue one call for each mapping of keyword arguments, in one statement; see `pgqueue.enqueue_many`."""
         return self.using().enqueue_many(connection, args)
 
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return a call with these arguments as a job for `pgqueue.enqueue_batch` and `pgqueue.chain`."""
+        return self.using().job(*args, **kwargs)
+
     def using(self, **options: Unpack[JobOptions]) -> TaskCall[P]:
         """Return this task with options for its next jobs: queue, delay, key, dedupe, ... as `pgqueue.enqueue`.
 
@@ -109,9 +117,23 @@ class Task(Target, Generic[P, R]):
         """Return its App's codec."""
         return self.hooks.codec
 
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        if self.hooks.deliver is None:
+            return super().deliver(connection, call)
+        delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
+        return delivered
+
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
         return dict(args) if self.typed is None else self.typed.dump(args)
+
+    def declared(self) -> Mapping[str, object]:
+        """Return what its code declares and enqueue needs, as the option `declared`.
+
+        Before the first worker has written that to the database, nothing else could say into which queue its jobs go.
+        """
+        return self._declared
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
         """Read what a job holds with the App's codec. Raises InvalidPayload."""
@@ -215,7 +237,8 @@ class TaskCall(Generic[P]):
         """
         codec = self.task.codec()
         bound = self.task.bind(*args, **kwargs)
-        return {"task": self.task.name, "args": bound if codec is None else codec.encode(bound), **self.options}
+        encoded = bound if codec is None else codec.encode(bound)
+        return {"task": self.task.name, "args": encoded, **self.options, **self.task.declared()}
 
     @overload
     def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
@@ -351,6 +374,18 @@ class App(Hooks):
             return task
 
         return declare
+
+    def group(self, connection: Any, name: str | None = None, **options: Any) -> Group:
+        """Open a group of jobs that are awaited together; it is closed at the end of the `with` block.
+
+        Options: group_id (the group that it joins), depends_on, run_if, retention, headers, tags.
+
+            with app.group(connection, "import") as group:
+                for number in range(10):
+                    group.enqueue(load, number)
+            group.then(report)
+        """
+        return Group(connection, name, options)
 
     def include(self, other: App) -> None:
         """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.

@@ -13,7 +13,7 @@ import psycopg
 
 from pgqueue import embedded
 from pgqueue.cli import output
-from pgqueue.config import find_dsn
+from pgqueue.config import find_dsn, own_dsn
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import ConfigError
 from pgqueue.schema.status import status
@@ -51,7 +51,7 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database to use."""
     with (
         database(explicit) as dsn,
-        psycopg.connect(dsn, autocommit=True, fallback_application_name=_program()) as connection,
+        psycopg.connect(own_dsn(dsn), autocommit=True, fallback_application_name=_program()) as connection,
     ):
         yield connection
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "Look at jobs, and act on one or on many."),
     "queues": ("queues", "Act on a queue."),
+    "tasks": ("tasks_schema", "Look at tasks."),
     "limits": ("limits", "Limit what executes or starts at a time."),
     "schedules": ("schedules", "Look at schedules, and act on one."),
     "grant": ("grant", "Let a role use the queue."),

@@ -37,6 +37,9 @@ OPTION_TYPES = {
     "retry_queue": "text",
     "limit_key": "text",
     "debounce_max": "interval",
+    "declared": "jsonb",
+    "run_if": "text",
+    "group_id": "bigint",
 }
 
 
@@ -74,6 +77,18 @@ def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult
     )
 
 
+def open_group(name: str | None, options: Mapping[str, object]) -> Call[int]:
+    """Open a group; reads its id."""
+    names, values = _options(options)
+    text = "".join(f", {each} => %s::{OPTION_TYPES[each]}" for each in names)
+    return Call(f"select pgqueue.open_group(%s::text{text})".encode(), (name, *values), read_first)
+
+
+def close_group(group_id: int) -> Call[bool]:
+    """Close a group; reads False when it was closed."""
+    return Call(b"select pgqueue.close_group(%s::bigint)", (group_id,), read_first)
+
+
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
@@ -104,7 +119,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             raise InvalidArgument(
                 f"{name} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
             )
-        if name == "headers":
+        if name in ("headers", "declared"):
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
             value = list(value)

@@ -3,7 +3,7 @@
 /live     200 as long as the process answers
 /ready    200 when it reserves jobs, else 503 and the reason
 /status   the whole status, as JSON
-/metrics  the same for Prometheus, when prometheus-client is installed (the extra `metrics`)
+/metrics  the same for Prometheus; 501 and what to install, where prometheus-client (the extra `metrics`) is not
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ Status = dict[str, Any]
 # Seconds that a client has to ask, and requests that are answered at a time.
 _PATIENCE = 5.0
 _MOST = 50
+
+_NO_METRICS = b"prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'\n"
 
 
 class Health:
@@ -103,10 +105,12 @@ class Health:
             return code, "text/plain", f"{status['reason'] or 'ready'}\n".encode()
         if path == "/status":
             return HTTPStatus.OK, "application/json", orjson.dumps(status, default=str, option=orjson.OPT_INDENT_2)
-        if path == "/metrics" and find_spec("prometheus_client") is not None:
+        if path == "/metrics":
+            if find_spec("prometheus_client") is None:
+                return HTTPStatus.NOT_IMPLEMENTED, "text/plain", _NO_METRICS
             return (
                 HTTPStatus.OK,
                 "text/plain; version=0.0.4",
                 metrics.as_text(metrics.of_workers(status, self._ended())),
             )
-        return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready and /status\n"
+        return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready, /status and /metrics\n"

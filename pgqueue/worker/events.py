@@ -68,7 +68,7 @@ class Events:
     def dead(self, held: Held, job_of: Callable[[Held], Job]) -> None:
         """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""
         if self._app.has("dead"):
-            self._call_later(self._app.call("dead", _dead(job_of(held), held)))
+            self._call_later(self._app.call("dead", dead_of(job_of(held), held)))
 
     def _call_later(self, hooks: Coroutine[Any, Any, None]) -> None:
         call = asyncio.create_task(hooks, name="pgqueue-hooks")
@@ -76,7 +76,8 @@ class Events:
         call.add_done_callback(self._calls.discard)
 
 
-def _dead(job: Job, held: Held) -> Dead:
+def dead_of(job: Job, held: Held) -> Dead:
+    """Return what the hooks for dead jobs get."""
     payloads = [held.args]
     if held.payloads is not None or held.leader is not None:
         # Of a batch the first payload of the key dies and the others go on; discarded, all of them die.

@@ -15,7 +15,7 @@ from pgqueue.db.json import read_time, to_result
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
-from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
 from pgqueue.tasks import App, Task
 from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, describe, verdict
@@ -42,6 +42,8 @@ class Handlers:
         # Set by the worker: the table that outlives this process, the middleware, and who wants events.
         self.running_jobs: RunningJobs | None = None
         self.around: Around | None = None
+        # What is called instead of a task's own function, by the task's name.
+        self.functions: dict[str, Callable[..., Any]] = {}
         self.on_event: Callable[[str, Held], None] | None = None
         self._app = app
         self._most = threads
@@ -160,14 +162,25 @@ class Handlers:
             read_time(row.created_at),
             read_time(row.lease_expires_at),
             row.timeout,
-            State(self._surroundings, Flag(), ends_at, stores_result=row.store_result),
+            self._make_state(held, ends_at),
         )
+
+    def _make_state(self, held: Held, ends_at: float | None) -> State:
+        state = State(self._surroundings, Flag(), ends_at, stores_result=held.row.store_result)
+        task = self._app.tasks.get(held.row.task)
+        if task is not None and task.hooks.codec is not None:
+            state.encode = task.hooks.codec.encode
+            state.decode = task.hooks.codec.decode
+        return state
 
     def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
         subject.set(held)
         set_current(partial(self.job_of, held))
         job_log.started(held)
-        return task.function(**self._arguments(held, task))
+        return self._function(task)(**self._arguments(held, task))
+
+    def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
+        return self.functions.get(task.name, task.function)
 
     def _arguments(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
         given = arguments(held, task)
@@ -188,7 +201,7 @@ class Handlers:
                 if task.is_async and self.around is None:
                     held.runner = me
                     try:
-                        result = await task.function(**given)
+                        result = await self._function(task)(**given)
                     finally:
                         held.runner = None
                 else:
@@ -207,6 +220,8 @@ class Handlers:
                 await self._failed(held, task, error)
             else:
                 await self._interrupted(held, task)
+        except Suspended:
+            self._on_end(held, End.SUSPENDED)
         except Signal as signal:
             self._signalled(held, signal)
         except BaseException as error:
@@ -220,13 +235,13 @@ class Handlers:
         if self.around is not None:
             return await self.around.run(
                 self.job_of(held),
-                partial(task.function, **given),
+                partial(self._function(task), **given),
                 task.is_async,
                 self._in_thread,
                 partial(_set_runner, held),
             )
         context = contextvars.copy_context()
-        result = await self._in_thread(partial(context.run, task.function, **given))
+        result = await self._in_thread(partial(context.run, self._function(task), **given))
         if inspect.isawaitable(result):
             # A plain function around an async one: left alone, it would succeed without having run.
             return await self._on_loop(held, result)

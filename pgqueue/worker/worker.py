@@ -33,6 +33,7 @@ from pgqueue.worker.running_jobs import RunningJobs
 from pgqueue.worker.shutdown import Shutdown
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.state import State
+from pgqueue.worker.step_link import StepLink
 from pgqueue.worker.watches import Progress, share_forever, watch_timeouts_forever
 
 log = logging.getLogger("pgqueue.worker")
@@ -71,8 +72,14 @@ class Worker:
         self._events = Events(app, config.name, self.counts)
         self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
         self._progress = Progress(self._links.keeping)
+        self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
         self._surroundings = Surroundings(
-            dsn, not config.pooled, on_progress=self._progress.report, on_extend=self._leases.extend_soon
+            dsn,
+            not config.pooled,
+            on_progress=self._progress.report,
+            on_extend=self._leases.extend_soon,
+            ask=self._steps.ask,
+            ask_from_thread=self._steps.ask_from_thread,
         )
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
@@ -193,6 +200,7 @@ class Worker:
     async def _run(self) -> bool:
         loops: list[asyncio.Task[None]] = []
         self._watchdog.start()
+        self._steps.start()
         try:
             if not await self._has_started():
                 return True
@@ -210,6 +218,7 @@ class Worker:
                 await asyncio.wait(loops, timeout=5.0)
             self._runner.close()
             await self._links.close()
+            await self._steps.close()
             self._identity.leave()
 
     def _start_loops(self) -> list[asyncio.Task[None]]:

@@ -101,12 +101,13 @@ as $$
             count(*) filter (where j.state in ('waiting', 'failed') and j.ready_at > p_now) as scheduled,
             min(j.ready_at) filter (where j.state in ('waiting', 'failed') and j.ready_at <= p_now) as oldest
         from pgqueue.jobs j
+        where j.queue <> '@groups'
         group by j.queue
     ),
     ended as (
         select h.queue, count(*) filter (where h.state = 'dead') as dead
         from pgqueue.history h
-        where h.state <> 'succeeded' and h.kept_until > p_now
+        where h.state <> 'succeeded' and h.kept_until > p_now and h.queue <> '@groups'
         group by h.queue
     ),
     named as (

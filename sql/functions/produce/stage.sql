@@ -48,14 +48,18 @@ begin
         retry_queue text,
         limit_key text,
         debounce_max interval,
+        declared jsonb,
+        run_if text,
+        group_id bigint,
         id bigint
     ) on commit delete rows;
-    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 1.';
+    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.';
     -- To whoever uses this session, by whatever role; no other session reaches it. Not id, which is ours.
     grant insert (
         task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
         on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
-        debounce_max
+        debounce_max, declared,
+        run_if, group_id
     ) on pg_temp.pgqueue_staged to public;
 end
 $$;
@@ -73,7 +77,7 @@ immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 1.'
+    select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.'
 $$;
 
 comment on function pgqueue._staged_shape() is 'Private: the comment of a table pgqueue_staged that has the columns of this release.';
