@@ -13,7 +13,7 @@ bin := $(VENV)/bin
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-versions check check-sql bench chaos digest clean
+.PHONY: help demo test test-all test-versions check check-sql vendor bench chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ check-sql: $(installed) ## what plpgsql_check says of the SQL; needs Debian's Po
 	else \
 		echo "check-sql: not run; apt-get install postgresql-15 postgresql-15-plpgsql-check"; \
 	fi
+
+vendor: $(installed) ## fetch what the pages carry of others anew from npm, and write its sums; needs npm
+	$(bin)/python -m pgqueue.web.vendor
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)

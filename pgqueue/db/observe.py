@@ -34,11 +34,12 @@ def doctor() -> Call[list[dict[str, str]]]:
     return Call(b"select to_jsonb(d) from pgqueue.doctor() d", (), read_column)
 
 
-def search(filter: Mapping[str, object], before: int | None, max_jobs: int) -> Call[Found]:
-    """Find jobs, newest first."""
+def search(filter: Mapping[str, object], before: int | None, max_jobs: int, max_rows: int = 20_000) -> Call[Found]:
+    """Find jobs, newest first, among so many rows of live jobs and of history."""
     return Call(
-        b"select job_ids, next_before, is_cut from pgqueue.search(%s::text::jsonb, %s::bigint, %s::integer)",
-        (to_json(filter, "filter"), before, max_jobs),
+        b"select job_ids, next_before, is_cut"
+        b" from pgqueue.search(%s::text::jsonb, %s::bigint, %s::integer, %s::integer)",
+        (to_json(filter, "filter"), before, max_jobs, max_rows),
         lambda rows: Found(*rows[0]),
     )
 

@@ -17,7 +17,10 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.web import EVERYTHING, User, dashboard
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.cli.conftest import run
 from tests.databases import Database
+
+__all__ = ["run"]
 
 Serve = Callable[..., str]
 

@@ -1,0 +1,263 @@
+"""The pages in Chromium: every page and action, by keyboard, without JavaScript, narrow, and no word on the console.
+
+Skipped where there is no Chromium. axe-core, which looks for what a screen reader cannot read, comes from npm; without
+npm, or a registry, its test is skipped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.calls import call, enqueue_many, maintain, value
+from tests.facts import wait_until
+from tests.web.chromium import ARGUMENTS, PATH
+from tests.web.conftest import Serve
+
+pytestmark = [
+    pytest.mark.skipif(PATH is None, reason="no Chromium: apt-get install chromium"),
+    pytest.mark.timeout(300),
+]
+
+PAGES = ["/", "/queues", "/queue?name=mail", "/jobs", "/dead", "/tasks", "/task?name=send_email", "/workers"]
+PAGES += ["/worker?name=w1", "/schedules", "/limits", "/audit", "/health"]
+
+AXE = "axe-core@4.14.1"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What the console said, and what failed to load, on all pages of the test."""
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, serve: Serve, said: list[str]) -> Iterator[Page]:
+    context = browser.new_context(base_url=serve(), viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+    yield page
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if shutil.which("npm") is None:
+        pytest.skip("no npm, and so no axe-core")
+    directory = tmp_path_factory.mktemp("axe")
+    done = subprocess.run(["npm", "pack", "--silent", AXE], cwd=directory, capture_output=True, text=True, check=False)
+    archives = list(directory.glob("*.tgz"))
+    if done.returncode or not archives:
+        pytest.skip(f"axe-core cannot be fetched: {done.stderr[-200:]}")
+    with tarfile.open(archives[0]) as archive:
+        file = archive.extractfile("package/axe.min.js")
+        assert file is not None
+        return file.read().decode()
+
+
+def job_of(conn: psycopg.Connection, state: str) -> int:
+    found: int = value(conn, "select max(id) from pgqueue.all_jobs where state::text = %s", state)
+    return found
+
+
+def test_every_page_loads_without_a_word_on_the_console(
+    filled: psycopg.Connection, page: Page, said: list[str]
+) -> None:
+    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}", f"/jobs/{job_of(filled, 'executing')}"]:
+        answer = page.goto(path)
+        assert answer is not None
+        assert answer.status == 200, path
+        assert page.locator("h1").count() == 1
+        page.wait_for_timeout(100)
+    # A policy that was broken is reported there too.
+    assert said == []
+
+
+def test_plots_are_drawn(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+    page.goto("/")
+    page.locator(".plot canvas").first.wait_for()
+    page.get_by_label("1 h", exact=True).check()
+    page.wait_for_timeout(300)
+    assert page.locator(".plot canvas").count() == 2
+    assert said == []
+
+
+def test_the_page_follows_what_happens(filled: psycopg.Connection, page: Page) -> None:
+    page.goto("/queues")
+    page.locator("#interval").select_option("1")
+    call(filled, "pause_queue", "reports")
+    page.get_by_role("button", name="Resume queue reports").wait_for()
+    assert page.locator("#interval").input_value() == "1"
+
+
+def test_the_page_stands_still_while_rows_are_selected(filled: psycopg.Connection, page: Page) -> None:
+    page.goto("/jobs?q=queue:mail")
+    page.locator("#interval").select_option("1")
+    page.locator("input[name=id]").first.check()
+    enqueue_many(filled, 5, "new_one", queue="mail")
+    page.wait_for_timeout(2500)
+    assert page.get_by_text("new_one").count() == 0
+    assert page.locator("input[name=id]").first.is_checked()
+    page.locator("input[name=id]").first.uncheck()
+    page.get_by_text("new_one").first.wait_for()
+
+
+def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+    page.goto("/jobs?q=state:dead")
+    page.locator("#all").check()
+    assert page.locator("[data-selected]").inner_text() == "9 selected"
+    page.get_by_role("button", name="Retry…").click()
+    page.get_by_role("heading", name="Retry: 9 jobs?").wait_for()
+    page.get_by_role("button", name="Retry", exact=True).click()
+    page.get_by_text("9 of 9 jobs retried").wait_for()
+    assert value(filled, "select count(*) from pgqueue.history where state = 'dead'") == 0
+    assert said == []
+
+
+def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Connection, page: Page) -> None:
+    page.goto("/dead")
+    page.get_by_role("button", name="Retry all like").click()
+    page.get_by_role("button", name="Retry", exact=True).click()
+    page.get_by_text("9 of 9 jobs retried").wait_for()
+
+
+def test_thousands_that_match_want_their_number_typed_and_go_on_by_themselves(
+    conn: psycopg.Connection, page: Page
+) -> None:
+    enqueue_many(conn, 1600, queue="mail")
+    page.goto("/jobs?q=queue:mail")
+    page.get_by_label("all that match").check()
+    page.get_by_role("button", name="Cancel…").click()
+    page.get_by_label("to go on").fill("1600")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_text("1600 of 1600 jobs cancelled").wait_for()
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
+def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Page) -> None:
+    job = job_of(filled, "dead")
+    page.goto(f"/jobs/{job}")
+    page.get_by_role("button", name="Delete…").click()
+    page.get_by_role("heading", name="Delete: 1 job?").wait_for()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.get_by_text("1 of 1 jobs deleted").wait_for()
+    assert value(filled, "select count(*) from pgqueue.history where id = %s", job) == 0
+
+
+def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+    page.goto("/queue?name=mail")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    page.get_by_label("Weight").fill("7")
+    page.get_by_role("button", name="Set").click()
+    wait_until(lambda: value(filled, "select weight from pgqueue.queues where name = 'mail'") == 7)
+    page.get_by_role("button", name="Purge…").click()
+    page.get_by_label("Type the name").fill("mail")
+    page.get_by_role("button", name="Purge", exact=True).click()
+    page.get_by_text("jobs deleted").wait_for()
+    assert said == []
+
+
+def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> None:
+    page.goto("/limits")
+    page.get_by_label("Kind").select_option("task")
+    page.get_by_label("Of", exact=True).fill("report")
+    page.get_by_label("At most executing").fill("2")
+    page.get_by_role("button", name="Set").click()
+    page.get_by_role("button", name="Drop the limit of report").click()
+    wait_until(lambda: value(filled, "select count(*) from pgqueue.limits where target = 'report'") == 0)
+    page.goto("/schedules")
+    page.get_by_role("button", name="Run now: nightly").click()
+    page.get_by_text("was enqueued").wait_for()
+    page.get_by_role("button", name="Pause nightly").click()
+    page.get_by_role("button", name="Resume nightly").wait_for()
+    call(filled, "configure_task", "report", max_attempts=3)
+    page.goto("/task?name=report")
+    page.get_by_role("button", name="Reset max_attempts").click()
+    wait_until(lambda: value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") is None)
+
+
+def test_the_keyboard_alone_is_enough(filled: psycopg.Connection, page: Page) -> None:
+    page.goto("/")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    page.keyboard.press("Escape")
+    page.locator("body").press("g")
+    page.locator("body").press("j")
+    page.wait_for_url("**/jobs")
+    page.locator("body").press("/")
+    page.keyboard.type("state:dead")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/jobs?q=state*")
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.name") == "id":
+            break
+    page.keyboard.press("Space")
+    assert page.locator("input[name=id]:checked").count() == 1
+
+
+def test_the_pages_work_without_javascript(filled: psycopg.Connection, browser: Browser, serve: Serve) -> None:
+    context = browser.new_context(base_url=serve(), java_script_enabled=False)
+    page = context.new_page()
+    page.goto("/jobs")
+    page.get_by_label("Filter", exact=True).fill("state:dead")
+    page.get_by_role("button", name="Filter").click()
+    page.locator("input[name=id]").first.check()
+    page.get_by_role("button", name="Retry…").click()
+    page.get_by_text("1 of 1 jobs retried").wait_for()
+    page.goto("/queue?name=mail")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("button", name="Resume").wait_for()
+    context.close()
+
+
+@pytest.mark.parametrize("width", [390, 768])
+def test_no_page_is_wider_than_a_narrow_screen(filled: psycopg.Connection, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}"]:
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
+    filled: psycopg.Connection, page: Page, axe: str, scheme: str
+) -> None:
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}", "/jobs?q=state:dead"]:
+        page.goto(path)
+        found = page.evaluate(f"(async () => {{ {axe}; return (await axe.run()).violations; }})()")
+        serious = [
+            (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
+            for each in found
+            if each["impact"] in ("serious", "critical")
+        ]
+        assert serious == [], path
+
+
+def test_names_of_producers_run_nothing(conn: psycopg.Connection, page: Page, said: list[str]) -> None:
+    enqueue_many(conn, 2, "<img src=x onerror=alert(1)>", queue="<script>alert(1)</script>")
+    maintain(conn)
+    page.on("dialog", lambda dialog: said.append("a dialog"))
+    for path in ["/", "/queues", "/jobs"]:
+        page.goto(path)
+        page.wait_for_timeout(100)
+    assert said == []

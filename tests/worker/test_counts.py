@@ -1,0 +1,125 @@
+"""What a worker counts of the ends of its jobs: for samples, with its heartbeats, and for /metrics."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import psycopg
+
+from pgqueue.db.consume import JobRow
+from pgqueue.worker.counts import BOUNDS, MOST, Counts, Times, Totals
+from pgqueue.worker.held import Held
+from tests.calls import enqueue, enqueue_many, value
+from tests.facts import wait_until
+from tests.worker.conftest import Start
+from tests.worker.test_health import get
+from tests.workers import write_module
+
+
+def held(task: str = "t", seconds: float = 0.1, waited: float = 2.0, claims: int = 1) -> Held:
+    row = JobRow(
+        *(1, task, b"", None, "mail", None, 0, 1, 11, claims << 20, 0, 0, round((waited + 30) * 1_000_000)),
+        *(None, None, 0, 0, False, "reserved", None),
+    )
+    found = Held(row, 0.0, 0.0)
+    found.seconds = seconds
+    return found
+
+
+def test_outcomes_and_times_are_summed_by_queue_and_task() -> None:
+    counts = Counts(30.0)
+    counts.succeeded([held(), held(seconds=0.5)])
+    counts.ended(held(), "failed")
+    counts.ended(held("other"), "dead")
+    first, second = counts.take("beat")
+    assert (first["queue"], first["task"], first["succeeded"], first["failed"]) == ("mail", "t", 2, 1)
+    assert first["run"]["sum"] == 0.7
+    assert first["run"]["max"] == 0.5
+    assert sum(first["run"]["buckets"]) == 3
+    assert first["wait"]["max"] == 2.0
+    assert second["dead"] == 1
+    assert counts.take("beat") == []
+
+
+def test_a_large_batch_is_counted_exactly_and_its_times_by_some_that_stand_for_all() -> None:
+    counts = Counts(30.0)
+    counts.succeeded([held("a") for _ in range(600)] + [held("b") for _ in range(400)])
+    found = {entry["task"]: entry for entry in counts.take("beat")}
+    assert (found["a"]["succeeded"], found["b"]["succeeded"]) == (600, 400)
+    assert 900 < sum(sum(each["run"]["buckets"]) for each in found.values()) < 1100
+
+
+def test_each_reader_gets_everything_once_and_what_failed_to_be_sent_again() -> None:
+    counts = Counts(30.0)
+    counts.follow("supervisor")
+    counts.succeeded([held()])
+    taken = counts.take("beat")
+    counts.put_back("beat", taken)
+    counts.succeeded([held()])
+    assert [entry["succeeded"] for entry in counts.take("beat")] == [2]
+    assert [entry["succeeded"] for entry in counts.take("supervisor")] == [2]
+    assert [entry["succeeded"] for entry in counts.entries()] == [2]
+
+
+def test_a_job_that_comes_back_has_not_waited_since_its_first_time() -> None:
+    counts = Counts(30.0)
+    counts.ended(held(waited=5000, claims=2), "succeeded")
+    assert "wait" not in counts.take("beat")[0]
+
+
+def test_the_tasks_beyond_the_most_count_as_other() -> None:
+    totals = Totals()
+    for number in range(MOST + 50):
+        totals.tally("q", f"t{number}").outcomes["succeeded"] += 1
+    found = {entry["task"]: entry["succeeded"] for entry in totals.entries()}
+    assert found["other"] == 50
+
+
+def test_buckets_hold_what_is_at_most_their_bound() -> None:
+    times = Times()
+    for bound in (*BOUNDS, 10_000.0):
+        times.add(bound)
+    assert times.buckets == [1] * 12
+
+
+TASKS = """
+    from pgqueue import App
+
+    app = App()
+
+    @app.task
+    async def ok(i):
+        pass
+
+    @app.task
+    async def fails():
+        raise ValueError
+"""
+
+
+def test_a_worker_reports_what_ended_and_serves_it(
+    start_worker: Start, conn: psycopg.Connection, tmp_path: Path
+) -> None:
+    write_module(tmp_path, TASKS)
+    enqueue_many(conn, 40, "ok")
+    enqueue(conn, "fails", max_attempts=1)
+    worker = start_worker("-r", "jobs", "--name", "w", "--health-port", "0").started()
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.jobs") == 0, timeout=60)
+    code, text = get(worker, "/metrics")
+    assert code == 200
+    assert re.search(r'^pgqueue_jobs_total\{outcome="succeeded",queue="default",task="ok"\} 40\.0$', text, re.MULTILINE)
+    assert re.search(r'^pgqueue_job_run_seconds_count\{queue="default",task="ok"\} ', text, re.MULTILINE)
+    worker.send(signal.SIGTERM)
+    assert worker.wait() == 0
+    # What it had not reported yet, it reports as it leaves.
+    total = (
+        "select coalesce(sum((e.value ->> 'succeeded')::numeric), 0) from pgqueue.samples s"
+        " cross join jsonb_each(s.ended) e where s.queue <> ''"
+    )
+    left = (
+        "select coalesce(sum((e ->> 'succeeded')::numeric), 0) from pgqueue.worker_reports w"
+        " cross join jsonb_array_elements(w.report -> 'jobs') e"
+    )
+    assert value(conn, f"select ({total}) + ({left})") == 40
