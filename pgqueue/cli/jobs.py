@@ -28,7 +28,7 @@ from pgqueue.cli.options import (
 )
 from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
-from pgqueue.db import operate
+from pgqueue.db import groups, operate
 from pgqueue.errors import ConfigError
 
 app = commands("Look at jobs, and act on one or on many.")
@@ -84,6 +84,13 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
         output.print_json(job)
         return
     page.show(job, job)
+    parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
+    for each in parents:
+        output.line(f"parent {each['id']} ({each['task'] or 'unknown task'}): {each['state']}")
+    for each in steps:
+        output.line(f"step {each['name']}: {when(each['at'])}, attempt {each['attempt']}")
+    if job["state"] == "blocked":
+        output.line(ask(dsn, operate.explain(job_id))["detail"])
 
 
 @app.command(name="explain")

@@ -31,6 +31,7 @@ COMMANDS = {
     "enqueue": ("enqueue", "Enqueue one job and print its id."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "Look at jobs, and act on one or on many."),
+    "groups": ("groups", "Look at groups of jobs, and act on their members."),
     "queues": ("queues", "Act on a queue."),
     "limits": ("limits", "Limit what executes or starts at a time."),
     "schedules": ("schedules", "Look at schedules, and act on one."),
