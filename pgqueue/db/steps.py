@@ -47,7 +47,8 @@ def await_event(
 ) -> Call[tuple[bool | None, Any] | None]:
     """Wait for an event; reads (arrived, payload), with arrived None when suspended; None: not held any more."""
     return Call(
-        b"select arrived, payload::text from pgqueue.await_event(%s::bigint, %s::bigint, %s::text, %s::text, %s::interval)",
+        b"select arrived, payload::text"
+        b" from pgqueue.await_event(%s::bigint, %s::bigint, %s::text, %s::text, %s::interval)",
         (job_id, reservation, step, event, None if timeout is None else interval_text(timeout)),
         lambda rows: (rows[0][0], _read(rows[0][1])) if rows else None,
     )
