@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+import examples.workflows.app as examples
 import pgqueue
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
@@ -301,3 +302,26 @@ async def test_a_parent_that_dies_and_is_retried_runs_the_chain(database: Databa
     await work(app, database)
     assert (state(conn, first), state(conn, second)) == ("succeeded", "succeeded")
     assert call(conn, "emit_event", "x", Jsonb(None))
+
+
+async def test_the_examples_run(
+    database: Database, conn: psycopg.Connection, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="workflows")
+    packed, late = (pgqueue.enqueue(conn, "order", {"number": number}) for number in (17, 18))
+    pgqueue.enqueue(conn, "import_rows", {"rows": 10_000})
+    pgqueue.enqueue(conn, "nightly")
+    for _ in range(3):
+        await work(examples.app, database)
+    pgqueue.emit_event(conn, "packed:17", {"parcel": 5})
+    await work(examples.app, database)
+    assert (state(conn, packed), state(conn, late)) == ("succeeded", "waiting")
+    clock.advance("2 days")
+    for _ in range(3):
+        await work(examples.app, database)
+    printed = "\n".join(record.getMessage() for record in caplog.records if record.name == "workflows")
+    assert printed.count("charged") == 2
+    for line in ("parcel 5: shipped", "payment 1018: refunded", "the night went well", "has ended"):
+        assert printed.count(line) == 1, line
+    assert "something failed" not in printed
+    assert value(conn, "select count(*) from pgqueue.jobs") == 0
