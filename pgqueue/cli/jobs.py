@@ -27,8 +27,9 @@ from pgqueue.cli.options import (
     Yes,
     commands,
 )
+from pgqueue.cli.output import when
 from pgqueue.cli.watch import Watch, watch
-from pgqueue.db import operate
+from pgqueue.db import groups, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 
@@ -79,6 +80,13 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
         output.print_json(job)
         return
     job_table.show_page(job)
+    parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
+    for each in parents:
+        output.line(f"parent {each['id']} ({each['task'] or 'unknown task'}): {each['state']}")
+    for each in steps:
+        output.line(f"step {each['name']}: {when(each['at'])}, attempt {each['attempt']}")
+    if job["state"] == "blocked":
+        output.line(ask(dsn, operate.explain(job_id))["detail"])
 
 
 @app.command(name="explain")

@@ -36,6 +36,7 @@ COMMANDS = {
     "metrics": ("metrics", "Print the metrics of the database for Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "Look at jobs, and act on one or on many."),
+    "groups": ("groups", "Look at groups of jobs, and act on their members."),
     "queues": ("queues", "Look at queues, and act on one."),
     "tasks": ("tasks", "Look at tasks, and override what their code declares."),
     "workers": ("workers", "Look at workers."),

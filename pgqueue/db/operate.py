@@ -63,6 +63,7 @@ _FILTER_TYPES = {
     "finished_before": "timestamptz",
     "job_ids": "bigint[]",
     "everything": "boolean",
+    "group_id": "bigint",
 }
 
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from pgqueue.db.call import Call, Row, read_first, read_maybe_one
-from pgqueue.db.json import interval_text, loaded, to_json
+from pgqueue.db.call import Call, Row, read_first
+from pgqueue.db.json import from_json, interval_text, to_json
 
 
 def steps(job_id: int) -> Call[dict[str, Any]]:
     """Read the results of a job's steps by name."""
-    return Call(b"select name, result from pgqueue.steps(%s::bigint)", (job_id,), _by_name)
+    return Call(b"select name, result::text from pgqueue.steps(%s::bigint)", (job_id,), _by_name)
 
 
 def complete_step(job_id: int, reservation: int, name: str, result: str) -> Call[bool]:
@@ -47,19 +47,20 @@ def await_event(
 ) -> Call[tuple[bool | None, Any] | None]:
     """Wait for an event; reads (arrived, payload), with arrived None when suspended; None: not held any more."""
     return Call(
-        b"select arrived, payload from pgqueue.await_event(%s::bigint, %s::bigint, %s::text, %s::text, %s::interval)",
+        b"select arrived, payload::text"
+        b" from pgqueue.await_event(%s::bigint, %s::bigint, %s::text, %s::text, %s::interval)",
         (job_id, reservation, step, event, None if timeout is None else interval_text(timeout)),
-        read_maybe_one,
+        lambda rows: (rows[0][0], _read(rows[0][1])) if rows else None,
     )
 
 
 def outcomes(jobs: Sequence[int]) -> Call[dict[int, tuple[str | None, Any]]]:
     """Read the state and the result of jobs, by id; state None: history keeps nothing of it."""
     return Call(
-        b"select w.id, o.state, o.result from unnest(%s::bigint[]) w (id)"
+        b"select w.id, o.state, o.result::text from unnest(%s::bigint[]) w (id)"
         b" left join lateral pgqueue.outcome(w.id) o on true",
         (list(jobs),),
-        lambda rows: {row[0]: (row[1], loaded(row[2])) for row in rows},
+        lambda rows: {row[0]: (row[1], _read(row[2])) for row in rows},
     )
 
 
@@ -76,4 +77,9 @@ def emit_event(name: str, payload: object, keep_for: timedelta | str | None) -> 
 
 
 def _by_name(rows: list[Row]) -> dict[str, Any]:
-    return {row[0]: loaded(row[1]) for row in rows}
+    return {row[0]: _read(row[1]) for row in rows}
+
+
+def _read(text: str | None) -> Any:
+    # As text: of a JSON string, a driver's own reading cannot be told from what it has not read.
+    return None if text is None else from_json(text)

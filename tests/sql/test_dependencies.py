@@ -467,3 +467,12 @@ def test_fail_many_and_complete_many_settle_the_children(conn: psycopg.Connectio
     column(conn, "complete_many", *pairs(rows[:2]))
     table(conn, "fail_many", *pairs(rows[2:]), retry=[False, False])
     assert (state(conn, good), state(conn, bad)) == ("waiting", "cancelled")
+
+
+def test_a_child_is_not_run_now(conn: psycopg.Connection) -> None:
+    parent = enqueue(conn)
+    child = enqueue(conn, depends_on=[parent])
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="waits for other jobs") as refused:
+        table(conn, "run_now_many", job_ids=[child])
+    assert refused.value.diag.message_detail == f"waits for 1 of 1 parents: {parent} waiting"
+    assert "release_from_parents" in (refused.value.diag.message_hint or "")

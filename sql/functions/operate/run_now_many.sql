@@ -31,6 +31,10 @@ declare
         run_now_many.job_ids, run_now_many.everything
     );
 begin
+    -- Of one that was named, whoever asks wants to know.
+    if cardinality(run_now_many.job_ids) = 1 then
+        perform pgqueue._refuse_to_run_child(run_now_many.job_ids[1]);
+    end if;
     return query
     select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
     from pgqueue._bulk('run_now_many', v_filter || '{"not_due": true}', run_now_many.max_jobs, run_now_many.after) b;
@@ -42,3 +46,23 @@ comment on function pgqueue.run_now_many(
 ) is
     'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; null: both. key needs queue. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';
+
+create or replace function pgqueue._refuse_to_run_child(p_job_id bigint)
+returns void
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if exists (select from pgqueue.jobs j where j.id = p_job_id and j.blocked_on = '@parents') then
+        perform pgqueue._refuse(
+            format('job %s waits for other jobs', p_job_id), (select e.detail from pgqueue.explain(p_job_id) e),
+            format('Let it start whatever becomes of them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._refuse_to_run_child(bigint) is
+    'Private: refuses to run a job now that waits for its parents, and says for which.';

@@ -1,0 +1,228 @@
+"""What do dependencies, groups and steps cost, against the same work without them?
+
+Drains are by one client that exchanges 100 jobs at a time, and alternate in one database; the chain runs on one worker
+with its default settings, against jobs that start one by one on the same worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from pgqueue import App
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import Worker
+
+from .harness import Bound, Connection, Report, Server, median, sized
+
+_JOBS = sized(100_000, least=10_000)
+_WAITING = sized(50_000, least=5_000)
+_LINKS = sized(1_000, least=100)
+_CHILDREN = sized(10_000, least=1_000)
+_ROUNDS = 3
+
+
+def run(server: Server) -> Report:
+    with server.database("workflows") as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+        plain, beside, group, held_plain, held_group = _drains(connection, dsn)
+        release = _release(connection)
+        steps, inserts = _steps(connection)
+    with server.database("workflows_chain") as dsn:
+        link, single = asyncio.run(_chain(dsn))
+    figures = {
+        "plain": plain,
+        "beside": beside,
+        "group": group,
+        "held_plain": held_plain,
+        "held_group": held_group,
+        "release_s": release,
+        "link_ms": 1000 * link,
+        "start_ms": 1000 * single,
+        "ten_steps_ms": 1000 * steps,
+        "ten_inserts_ms": 1000 * inserts,
+    }
+    return Report(
+        f"workflows, against the same work without them, median of {_ROUNDS}",
+        ("", "measured"),
+        [
+            (f"plain jobs, {_JOBS:,} a drain", f"{plain:,.0f} jobs/s"),
+            (f"the same while {_WAITING:,} jobs wait for others elsewhere", f"{beside:,.0f} jobs/s"),
+            (f"a group of {_JOBS:,}", f"{group:,.0f} jobs/s"),
+            ("plain jobs beside a held snapshot", f"{held_plain:,.0f} jobs/s"),
+            ("a group beside a held snapshot", f"{held_group:,.0f} jobs/s"),
+            (f"{_CHILDREN:,} children of one parent released", f"{release:.2f} s"),
+            ("a plain job, from its enqueue to its start", f"{1000 * single:.2f} ms"),
+            (f"a link of a chain of {_LINKS:,}", f"{1000 * link:.2f} ms"),
+            ("ten INSERTs with commit", f"{1000 * inserts:.2f} ms"),
+            ("ten steps of a job", f"{1000 * steps:.2f} ms"),
+        ],
+        figures,
+        (
+            Bound("plain while others wait, to plain", beside / plain, 0.97, at_least=True),
+            Bound("a group, to plain", group / plain, 0.85, at_least=True),
+            Bound("a group beside a held snapshot, to plain beside it", held_group / held_plain, 0.8, at_least=True),
+            Bound("children released, seconds", release, 1.0, is_ratio=False),
+            Bound("a link, to the start of a plain job", link / single, 2.0),
+            Bound("ten INSERTs, to ten steps", inserts / steps, 0.5, at_least=True),
+        ),
+    )
+
+
+def _drains(connection: Connection, dsn: str) -> tuple[float, ...]:
+    rates: dict[str, list[float]] = {name: [] for name in ("plain", "beside", "group", "held plain", "held group")}
+    for _ in range(_ROUNDS):
+        rates["plain"].append(_drain(connection, None))
+        with _others_waiting(connection):
+            rates["beside"].append(_drain(connection, None))
+        rates["group"].append(_drain(connection, _open(connection)))
+        with psycopg.connect(dsn) as old:
+            old.execute("begin isolation level repeatable read")
+            old.execute("select 1")
+            rates["held plain"].append(_drain(connection, None))
+            rates["held group"].append(_drain(connection, _open(connection)))
+        connection.execute("vacuum pgqueue.jobs")
+    return tuple(median(each) for each in rates.values())
+
+
+def _open(connection: Connection) -> int:
+    row = connection.execute("select pgqueue.open_group('bench')").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _fill(connection: Connection, jobs: int, group: int | None) -> None:
+    connection.execute(
+        "select count(*) from pgqueue.enqueue_many('noop', array_fill('{}'::jsonb, array[%s]), group_id => %s::bigint)",
+        [jobs, group],
+    )
+    connection.execute("select pgqueue.maintain()")
+
+
+def _drain(connection: Connection, group: int | None) -> float:
+    _fill(connection, _JOBS, group)
+    if group is not None:
+        connection.execute("select pgqueue.close_group(%s)", [group])
+    done = 0
+    ids: list[int] = []
+    reservations: list[int] = []
+    began = time.perf_counter()
+    while done < _JOBS:
+        rows = connection.execute(
+            "select id, reservation from pgqueue.exchange('bench', 100, array['default'],"
+            " completed => %s::bigint[], completed_reservations => %s::bigint[]) where outcome = 'reserved'",
+            [ids, reservations],
+        ).fetchall()
+        done += len(ids)
+        ids = [row[0] for row in rows]
+        reservations = [row[1] for row in rows]
+    return _JOBS / (time.perf_counter() - began)
+
+
+@contextmanager
+def _others_waiting(connection: Connection) -> Iterator[None]:
+    connection.execute("select pgqueue.enqueue('parent', queue => 'elsewhere', delay => '1 day')")
+    connection.execute(
+        "select count(*) from pgqueue.enqueue_many('child', array_fill('{}'::jsonb, array[%s]), queue => 'elsewhere',"
+        " depends_on => array[(select max(id) from pgqueue.jobs)])",
+        [_WAITING],
+    )
+    while connection.execute("select from pgqueue.notes limit 1").fetchone() is not None:
+        connection.execute("select pgqueue.maintain()")
+    try:
+        yield
+    finally:
+        connection.execute("delete from pgqueue.jobs where queue = 'elsewhere'")
+        connection.execute("delete from pgqueue.dependencies")
+        connection.execute("vacuum pgqueue.dependencies")
+
+
+def _release(connection: Connection) -> float:
+    took = []
+    for _ in range(_ROUNDS):
+        connection.execute("select pgqueue.enqueue('parent', queue => 'fan')")
+        connection.execute(
+            "select count(*) from pgqueue.enqueue_many('child', array_fill('{}'::jsonb, array[%s]), queue => 'out',"
+            " depends_on => array[(select max(id) from pgqueue.jobs)])",
+            [_CHILDREN],
+        )
+        while connection.execute("select from pgqueue.notes limit 1").fetchone() is not None:
+            connection.execute("select pgqueue.maintain()")
+        row = connection.execute("select id, reservation from pgqueue.reserve('bench', 1, array['fan'])").fetchone()
+        began = time.perf_counter()
+        connection.execute("select pgqueue.complete(%s, %s)", row)
+        while connection.execute("select from pgqueue.jobs where blocked_on = '@parents' limit 1").fetchone():
+            # As workers without anything to do call it.
+            connection.execute("select count(*) from pgqueue.reserve('bench', 1, array['nothing'])")
+        took.append(time.perf_counter() - began)
+        connection.execute("delete from pgqueue.jobs where queue = 'out'")
+    return median(took)
+
+
+def _steps(connection: Connection) -> tuple[float, float]:
+    connection.execute("create table plain_steps (job_id bigint, name text, result jsonb, primary key (job_id, name))")
+    steps, inserts = [], []
+    for number in range(200):
+        connection.execute("select pgqueue.enqueue('t', queue => 'steps')")
+        row = connection.execute("select id, reservation from pgqueue.reserve('bench', 1, array['steps'])").fetchone()
+        assert row is not None
+        began = time.perf_counter()
+        for step in range(10):
+            connection.execute("select pgqueue.complete_step(%s, %s, %s, '{\"n\": 1}')", [*row, f"step {step}"])
+        middle = time.perf_counter()
+        for step in range(10):
+            connection.execute("insert into plain_steps values (%s, %s, '{\"n\": 1}')", [number, f"step {step}"])
+        ended = time.perf_counter()
+        connection.execute("select pgqueue.complete(%s, %s)", row)
+        steps.append(middle - began)
+        inserts.append(ended - middle)
+    return median(steps), median(inserts)
+
+
+async def _chain(dsn: str) -> tuple[float, float]:
+    app = App()
+    started = asyncio.Event()
+    ended = asyncio.Event()
+
+    @app.task
+    async def link() -> None:
+        pass
+
+    @app.task
+    async def single() -> None:
+        started.set()
+
+    @app.task
+    async def last() -> None:
+        ended.set()
+
+    worker = Worker(app, dsn, WorkerConfig())
+    running = asyncio.create_task(worker.run())
+    await worker.started.wait()
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        waits = []
+        for _ in range(100):
+            started.clear()
+            # The worker has gone idle by then.
+            await asyncio.sleep(0.02)
+            began = time.perf_counter()
+            await connection.execute("select pgqueue.enqueue('single')")
+            await started.wait()
+            waits.append(time.perf_counter() - began)
+        async with connection.transaction():
+            cursor = await connection.execute("select pgqueue.enqueue('link')")
+            row = await cursor.fetchone()
+            for number in range(_LINKS):
+                assert row is not None
+                task = "last" if number == _LINKS - 1 else "link"
+                cursor = await connection.execute("select pgqueue.enqueue(%s, depends_on => array[%s])", [task, row[0]])
+                row = await cursor.fetchone()
+            began = time.perf_counter()
+        await ended.wait()
+        took = time.perf_counter() - began
+    worker.stop()
+    await running
+    return took / _LINKS, median(waits)

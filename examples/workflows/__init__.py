@@ -1,0 +1,1 @@
+"""An order that can be undone, an import that reports once, a nightly run."""

@@ -1,0 +1,94 @@
+"""`pgqueue groups`: look at groups of jobs, and act on their members."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import bulk, output
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Yes, commands
+from pgqueue.cli.output import when
+from pgqueue.cli.tables import Table
+from pgqueue.db import groups, operate
+
+app = commands("Look at groups of jobs, and act on their members.")
+
+GroupId = Annotated[int, typer.Argument(metavar="GROUP", help="The group's id.", show_envvar=False)]
+
+_STATES = ("waiting", "failed", "blocked", "executing", "succeeded", "dead", "cancelled")
+
+
+@app.command(name="list")
+def list_groups(
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most N groups.", min=1, max=10000)] = 20,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """List groups, newest first, with the states of their members."""
+    found = ask(dsn, groups.list_groups(limit))
+    if as_json:
+        output.print_json(found)
+        return
+    headings = ("id", "name", "state", "members", *_STATES, "created")
+    table = Table(headings, right=frozenset({"id", "members", *_STATES}), cut=frozenset({"name"}))
+    for each in found:
+        state = "open" if each["is_open"] else each["state"]
+        counts = (each[name] for name in _STATES)
+        table.add(each["id"], each["name"], state, each["total"], *counts, when(each["created_at"]))
+    table.show()
+
+
+@app.command(name="show")
+def show_group(
+    group_id: GroupId,
+    state: Annotated[str | None, typer.Option("--state", "-s", help="Only members in this state.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most N members.", min=1, max=10000)] = 20,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Show how far a group is, what it waits for, and its members."""
+    found = ask(dsn, groups.find_group(group_id))
+    if found is None:
+        output.not_found(f"There is no group {group_id}")
+    progress, detail = found
+    members = ask(dsn, groups.members(group_id, state, limit))
+    if as_json:
+        output.print_json({**progress, "detail": detail, "members": members})
+        return
+    output.line(f"Group {group_id} ({progress['name'] or 'no name'}): {progress['state']}; {detail}")
+    output.line(", ".join(f"{progress[name]} {name}" for name in _STATES if progress[name]) or "no members")
+    table = Table(("id", "task", "state", "attempts", "last error"), right=frozenset({"id", "attempts"}))
+    for each in members:
+        error = each["error"] or {}
+        last = f"{error.get('class', '')}: {error.get('message', '')}"[:60] if error else ""
+        table.add(each["id"], each["task"], each["job_state"], each["attempts"], last)
+    if members:
+        table.show()
+
+
+@app.command(name="cancel")
+def cancel_group(group_id: GroupId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Cancel a group and its members."""
+    if ask(dsn, groups.find_group(group_id)) is None:
+        output.not_found(f"There is no group {group_id}")
+    state = ask(dsn, operate.cancel(group_id))
+    if as_json:
+        output.print_json({"id": group_id, "state": state})
+    else:
+        output.line(f"Group {group_id}: {state or 'it has ended'}")
+
+
+@app.command(name="retry")
+def retry_group(
+    group_id: GroupId,
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Retry the dead and cancelled members of a group; the group comes back with them."""
+    if ask(dsn, groups.find_group(group_id)) is None:
+        output.not_found(f"There is no group {group_id}")
+    bulk.run("retry", "retried", None, {"group_id": group_id}, False, chunk, yes, as_json, dsn)
