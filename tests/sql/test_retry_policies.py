@@ -192,7 +192,7 @@ def test_a_worker_of_the_retry_queue_is_woken(conn: psycopg.Connection, clock: C
     enqueue(conn, retry_queue="slow")
     held = reserve_one(conn)
     call(conn, "fail", held.id, held.reservation, retry_in="1 s")
-    assert [notice.payload for notice in conn.notifies(timeout=5, stop_after=1)] == ["wake"]
+    assert [notice.payload for notice in conn.notifies(timeout=5, stop_after=1)] == ["due"]
 
 
 def test_a_try_that_says_so_ends_as_cancelled_with_its_reason(conn: psycopg.Connection) -> None:

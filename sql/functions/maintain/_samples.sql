@@ -10,6 +10,8 @@ language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
 declare
     -- Not below 1,000, that small queues are counted exactly however many there are.

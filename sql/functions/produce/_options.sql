@@ -60,15 +60,15 @@ begin
     if num_nonnulls(p_options.dedupe, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max) > 0 then
         perform pgqueue._check_dedupe(p_options);
     end if;
-    if p_options.declared is not null and not pgqueue._is_declared(p_options.declared) then
-        perform pgqueue._refuse_declared(p_options.declared);
+    if p_options.declared is not null then
+        perform pgqueue._check_declared(p_options.declared);
     end if;
 end
 $$;
 
 comment on function pgqueue._check_options(pgqueue.job_options) is 'Private: refuses wrong options of a job, each by its name.';
 
-create or replace function pgqueue._refuse_declared(p_declared jsonb)
+create or replace function pgqueue._check_declared(p_declared jsonb)
 returns void
 language plpgsql
 stable
@@ -76,14 +76,16 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    perform pgqueue._refuse(
-        'declared is not what a task declares', format('It is %s.', left(p_declared::text, 200)),
-        'Give declared as an object with queue, priority, expires_in (above zero) and accumulate, or some of them, such as {"queue": "mail"}.'
-    );
+    if not pgqueue._is_declared(p_declared) then
+        perform pgqueue._refuse(
+            'declared is not what a task declares', format('It is %s.', left(p_declared::text, 200)),
+            'Give declared as an object with queue, priority, expires_in (above zero) and accumulate, or some of them, such as {"queue": "mail"}.'
+        );
+    end if;
 end
 $$;
 
-comment on function pgqueue._refuse_declared(jsonb) is 'Private: refuses what no code can declare for a task.';
+comment on function pgqueue._check_declared(jsonb) is 'Private: refuses what no code can declare for a task.';
 
 -- Not pinned, so that it is inlined: it is asked of each row of a load.
 create or replace function pgqueue._is_declared(p_declared jsonb)

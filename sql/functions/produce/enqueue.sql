@@ -68,16 +68,14 @@ begin
         and num_nonnulls(
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
-            enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
-            enqueue.run_if, enqueue.group_id
+            enqueue.on_conflict, enqueue.depends_on, enqueue.run_if, enqueue.group_id, enqueue.headers, enqueue.tags,
+            enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
+            enqueue.debounce_max
         ) = 0
     then
         -- Not one condition: the inlined function would be compiled for each call, also the plain one.
         if enqueue.declared is not null then
-            if not pgqueue._is_declared(enqueue.declared) then
-                perform pgqueue._refuse_declared(enqueue.declared);
-            end if;
+            perform pgqueue._check_declared(enqueue.declared);
         end if;
     elsif num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then
         return (pgqueue._enqueue_row(
@@ -86,8 +84,7 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared,
-                enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
             )
         )).job_id;
     else
@@ -98,8 +95,7 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared,
-                enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
             )
         );
         perform pgqueue._check_args(enqueue.args);
