@@ -27,6 +27,7 @@ NAMES = (
     "sampling",
     "schedules",
     "keys",
+    "pages",
 )
 # Those that take seconds.
 SMALL = ("drain", "enqueue_cost", "held_snapshot", "reserve_flat", "wal", "sampling")
