@@ -28,6 +28,7 @@ NAMES = (
     "schedules",
     "keys",
     "workflows",
+    "pages",
 )
 # Those that take seconds.
 SMALL = ("drain", "enqueue_cost", "held_snapshot", "reserve_flat", "wal", "sampling")

@@ -87,7 +87,8 @@ as $$
         from (
             select x.queue
             from pgqueue.jobs x
-            where x.state = 'blocked' and x.blocked_on is not null and x.key is null
+            -- Of jobs with a key, those that another index does not have.
+            where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
             limit p_most
         ) j
         group by j.queue
@@ -127,6 +128,7 @@ as $$
             from pgqueue.jobs x
             where x.key is not null
                 and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+                and x.blocked_on is distinct from '@parents'
                 and x.queue = n.queue
             limit p_most
         ) b

@@ -300,7 +300,8 @@ as $$
     from (
         select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000
     ) j
-    where not exists (
+    -- @parents, and the like, are no limits.
+    where left(j.blocked_on, 1) <> '@' and not exists (
         select
         from pgqueue.limits l
         where l.kind || ':' || l.target = j.blocked_on

@@ -112,6 +112,7 @@ as $$
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
                 and j.state = 'blocked'
                 and j.queue = p_queue
             order by j.queue, j.key, j.id
@@ -123,7 +124,7 @@ as $$
             from (
                 select j.id, j.queue
                 from pgqueue.jobs j
-                where j.state = 'blocked' and j.blocked_on is not null and j.key is null
+                where j.state = 'blocked' and j.blocked_on is not null and (j.key is null or j.blocked_on = '@parents')
                 limit p_most
             ) b
             where b.queue = p_queue
