@@ -56,6 +56,8 @@ class ReadOnly(admin.ModelAdmin):
     """Shows rows and changes none."""
 
     show_full_result_count = False
+    # Counts beside the filters, from Django 5 on.
+    show_facets = getattr(getattr(admin, "ShowFacets", None), "NEVER", None)
     paginator = CountlessPaginator
     list_per_page = _PAGE
     actions: Any = None
