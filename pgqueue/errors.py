@@ -14,6 +14,8 @@ PgQueueError
 ├── LockTimeout         SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
 ├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
 ├── LeaseLost           the lease was lost before job.transaction() could complete the job; it was rolled back
+├── DuplicateStep       two steps of one attempt have the same name
+├── EventTimeout        job.wait_event: the event did not come in time
 ├── JobNotFound         there is no such job, or its history has expired
 └── WaitTimeout         wait: the job has not ended in time; also a TimeoutError
 """
@@ -87,6 +89,14 @@ class DuplicateJob(PgQueueError):
 
 class LeaseLost(PgQueueError):
     """The lease of the job was lost before its own transaction could complete it. The transaction was rolled back."""
+
+
+class DuplicateStep(PgQueueError):
+    """Two steps of one attempt have the same name: which of them a stored result belongs to would be a guess."""
+
+
+class EventTimeout(PgQueueError):
+    """The event that a job waited for did not come within the timeout."""
 
 
 class JobNotFound(PgQueueError):

@@ -7,16 +7,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pgqueue.db import drivers
+from pgqueue.db import steps as db_steps
+from pgqueue.db.call import Call
+from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
-from pgqueue.transaction import JobTransaction, Stage
+from pgqueue.steps import Plan, Steps, perform, perform_async
+from pgqueue.transaction import Doors, JobTransaction, Stage
 
 _log = logging.getLogger("pgqueue.job")
 
@@ -98,13 +103,19 @@ class _Waking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What a worker provides to the jobs that it runs."""
+    """What a worker provides to the jobs that it runs.
+
+    `doors`: how `job.transaction()` gets to the database, where a test runs the job in a transaction of its own.
+    """
 
     dsn: str = ""
     prepare: bool = True
     stopping: Flag = field(default_factory=Flag)
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
+    doors: Doors | None = None
+    ask: Callable[[Call[Any]], Awaitable[Any]] | None = None
+    ask_from_thread: Callable[[Call[Any]], Any] | None = None
 
 
 # For a job made by a test.
@@ -124,6 +135,9 @@ class State:
     stage: Stage = Stage.OPEN
     stores_result: bool = False
     progress: tuple[float, float | None, str | None] | None = None
+    encode: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    decode: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +150,8 @@ class Job:
     An async handler is then cancelled as well. A sync one must check the flag; if it returns all the same, the job has
     succeeded, as long as its lease held.
 
-    All methods may be called in a thread and on the event loop. None blocks.
+    All methods may be called in a thread and on the event loop. None blocks, save `step`, `sleep`, `wait` and
+    `wait_event`, which block a thread, and are awaited on the loop.
     """
 
     id: int
@@ -235,7 +250,76 @@ class Job:
                 connection.execute("update accounts set ...")
         """
         around = self._state.around
-        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at)
+        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at, around.doors)
+
+    def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call a function once in the life of the job, whatever becomes of this attempt, and return its result.
+
+        The result is stored before this returns; the next attempt gets it without a call. It must be JSON, and is
+        returned as JSON has it. A function that raises fails the job, and is called again by the next attempt. Names
+        tell the steps of a job apart: put the id of an item into the name of its step. On the loop, await it; the
+        function may then be async.
+
+            payment = job.step("charge", api.charge, order, idempotency_key=f"{job.id}:charge")
+
+        Raises DuplicateStep, LeaseLost, InvalidArgument for a result that JSON cannot hold.
+        """
+        return self._perform(self._steps().step(name, function, args, kwargs))
+
+    def sleep(self, name: str, delay: timedelta | str) -> Any:
+        """Sleep as a step, without a worker: the job is given back, and comes back as the same attempt.
+
+        The handler then runs from its beginning; its steps return at once. The deadline is stored. On the loop, await
+        it.
+
+            job.sleep("cool down", "1 day")
+        """
+        return self._perform(self._steps().sleep(name, delay))
+
+    def wait(self, jobs: Iterable[int]) -> Any:
+        """Wait until jobs have ended, without a worker, and return {id: (state, result)}. On the loop, await it.
+
+        Enqueue them in a step, which returns their ids.
+
+            ids = job.step("start", start_parts)
+            parts = job.wait(ids)
+        """
+        return self._perform(self._steps().wait(list(jobs)))
+
+    def wait_event(self, event: str, timeout: timedelta | str | None = None, *, step: str | None = None) -> Any:
+        """Wait for an event, without a worker, and return its payload. On the loop, await it.
+
+        Raises EventTimeout. `step` is the name under which the answer is stored; default: the event's.
+
+            payment = job.wait_event(f"paid:{order}", timeout="7 days")
+        """
+        return self._perform(self._steps().wait_event(event, timeout, step))
+
+    def complete_step(self, connection: Any, name: str, result: Any = None) -> Any:
+        """Complete a step in the connection's current transaction: its writes and the step are committed together.
+
+        Any connection that `enqueue` takes; on an async one, await it. Returns False when the lease is lost: roll back.
+        """
+        return drivers.run(connection, db_steps.complete_step(self.id, self.reservation, name, to_result(result)))
+
+    def _steps(self) -> Steps:
+        state = self._state
+        if state.steps is None:
+            state.steps = Steps(self.id, self.reservation, self._leaving, state.encode, state.decode)
+        return state.steps
+
+    def _perform(self, plan: Plan) -> Any:
+        around = self._state.around
+        if around.ask is None or around.ask_from_thread is None:
+            raise RuntimeError("steps need a worker: this job was made without one")
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return perform(plan, around.ask_from_thread)
+        return perform_async(plan, around.ask)
+
+    def _leaving(self, leaves: bool) -> None:
+        self._state.stage = Stage.COMPLETING if leaves else Stage.OPEN
 
     def _at(self, stage: Stage) -> None:
         self._state.stage = stage

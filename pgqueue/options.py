@@ -54,6 +54,8 @@ class JobOptions(TypedDict, total=False):
     retry_queue: str | None
     limit_key: str | None
     debounce_max: Interval | None
+    run_if: Literal["succeeded", "finished", "failed"] | None
+    group_id: int | None
 
 
 class TaskSettings(TypedDict, total=False):

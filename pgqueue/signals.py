@@ -71,3 +71,8 @@ def as_interval(delay: Delay) -> timedelta | str:
     if interval < timedelta(0):
         raise ValueError(f"a delay must not be negative: {delay}")
     return interval
+
+
+class Suspended(BaseException):
+    """Raised by `Job.sleep`, `Job.wait` and `Job.wait_event` when the job has been given back until later. Let it pass.
+    It is not an Exception, so `except Exception` in a handler does not catch it."""

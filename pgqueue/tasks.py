@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 from pgqueue.cron import check_cron
 from pgqueue.db import produce
+from pgqueue.db.call import Call, T
 from pgqueue.db.declare import check_schedule_options
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
@@ -20,6 +21,7 @@ from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
 from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
 from pgqueue.typed import TypedArguments
+from pgqueue.workflows import Group
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,6 +98,10 @@ class Task(Target, Generic[P, R]):
         """Enqueue one call for each mapping of keyword arguments, in one statement; see `pgqueue.enqueue_many`."""
         return self.using().enqueue_many(connection, args)
 
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        """Return a call with these arguments as a job for `pgqueue.enqueue_batch` and `pgqueue.chain`."""
+        return self.using().job(*args, **kwargs)
+
     def using(self, **options: Unpack[JobOptions]) -> TaskCall[P]:
         """Return this task with options for its next jobs: queue, delay, key, dedupe, ... as `pgqueue.enqueue`.
 
@@ -110,6 +116,13 @@ class Task(Target, Generic[P, R]):
     def codec(self) -> Codec | None:
         """Return its App's codec."""
         return self.hooks.codec
+
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        if self.hooks.deliver is None:
+            return super().deliver(connection, call)
+        delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
+        return delivered
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
@@ -361,6 +374,18 @@ class App(Hooks):
             return task
 
         return declare
+
+    def group(self, connection: Any, name: str | None = None, **options: Any) -> Group:
+        """Open a group of jobs that are awaited together; it is closed at the end of the `with` block.
+
+        Options: group_id (the group that it joins), depends_on, run_if, retention, headers, tags.
+
+            with app.group(connection, "import") as group:
+                for number in range(10):
+                    group.enqueue(load, number)
+            group.then(report)
+        """
+        return Group(connection, name, options)
 
     def include(self, other: App) -> None:
         """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.

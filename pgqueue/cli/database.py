@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,8 +49,19 @@ def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str
 @contextmanager
 def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database to use."""
-    with database(explicit) as dsn, psycopg.connect(own_dsn(dsn), autocommit=True) as connection:
+    with (
+        database(explicit) as dsn,
+        psycopg.connect(own_dsn(dsn), autocommit=True, fallback_application_name=_program()) as connection,
+    ):
         yield connection
+
+
+def _program() -> str:
+    # The audit shows it: who is behind the role.
+    try:
+        return f"pgqueue cli ({getpass.getuser()}@{socket.gethostname()})"[:63]
+    except (OSError, KeyError):
+        return "pgqueue cli"
 
 
 def ask(explicit: str | None, call: Call[Any]) -> Any:

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pgqueue
-from pgqueue.contrib.django import hook as django
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.tasks import App
+from pgqueue.worker import django
 
 
 def load(modules: list[str]) -> App:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import output, tasks_schema
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, Reset, commands
@@ -17,6 +17,9 @@ app = commands("Look at tasks, and override what their code declares.")
 
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task.", show_envvar=False, autocompletion=tasks)]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]
+
+
+tasks_schema.register(app)
 
 
 @app.command(name="list")

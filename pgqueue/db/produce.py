@@ -38,6 +38,8 @@ OPTION_TYPES = {
     "limit_key": "text",
     "debounce_max": "interval",
     "declared": "jsonb",
+    "run_if": "text",
+    "group_id": "bigint",
 }
 
 
@@ -73,6 +75,18 @@ def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult
         ([_batch_job(number, job) for number, job in enumerate(jobs)],),
         lambda rows: [BatchResult(job_id, outcome, loaded(error)) for job_id, outcome, error in rows],
     )
+
+
+def open_group(name: str | None, options: Mapping[str, object]) -> Call[int]:
+    """Open a group; reads its id."""
+    names, values = _options(options)
+    text = "".join(f", {each} => %s::{OPTION_TYPES[each]}" for each in names)
+    return Call(f"select pgqueue.open_group(%s::text{text})".encode(), (name, *values), read_first)
+
+
+def close_group(group_id: int) -> Call[bool]:
+    """Close a group; reads False when it was closed."""
+    return Call(b"select pgqueue.close_group(%s::bigint)", (group_id,), read_first)
 
 
 def _batch_job(number: int, job: Mapping[str, object]) -> str:

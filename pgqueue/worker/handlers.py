@@ -15,7 +15,7 @@ from pgqueue.db.json import read_time, to_result
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
-from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
 from pgqueue.tasks import App, Task
 from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, describe, verdict
@@ -162,8 +162,16 @@ class Handlers:
             read_time(row.created_at),
             read_time(row.lease_expires_at),
             row.timeout,
-            State(self._surroundings, Flag(), ends_at, stores_result=row.store_result),
+            self._make_state(held, ends_at),
         )
+
+    def _make_state(self, held: Held, ends_at: float | None) -> State:
+        state = State(self._surroundings, Flag(), ends_at, stores_result=held.row.store_result)
+        task = self._app.tasks.get(held.row.task)
+        if task is not None and task.hooks.codec is not None:
+            state.encode = task.hooks.codec.encode
+            state.decode = task.hooks.codec.decode
+        return state
 
     def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
         subject.set(held)
@@ -212,6 +220,8 @@ class Handlers:
                 await self._failed(held, task, error)
             else:
                 await self._interrupted(held, task)
+        except Suspended:
+            self._on_end(held, End.SUSPENDED)
         except Signal as signal:
             self._signalled(held, signal)
         except BaseException as error:

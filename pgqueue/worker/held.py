@@ -28,6 +28,8 @@ class End(Enum):
     SNOOZED = "snoozed"
     # By the handler, in its own transaction.
     SETTLED = "settled"
+    # By the handler, which has given the job back until later.
+    SUSPENDED = "suspended"
 
 
 @dataclass(frozen=True, slots=True)

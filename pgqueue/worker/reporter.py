@@ -93,6 +93,9 @@ class Reporter:
             self.completed += 1
             self._job_log.succeeded([held])
             self._events.report("succeeded", held)
+        elif held.ended is End.SUSPENDED:
+            self._leases.remove(held)
+            self._events.report("snoozed", held)
         elif held.is_locked or held.ended in (End.RELEASED, End.SNOOZED):
             self._returns.append(held)
         else:

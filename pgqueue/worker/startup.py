@@ -7,12 +7,12 @@ from functools import partial
 
 from pgqueue import __version__, telemetry
 from pgqueue.config import WorkerConfig
-from pgqueue.contrib.django import hook as django
 from pgqueue.db import consume
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
 from pgqueue.schema import bundled
 from pgqueue.tasks import App
+from pgqueue.worker import django
 from pgqueue.worker.connection import Link
 from pgqueue.worker.declarations import declare
 from pgqueue.worker.events import Events

@@ -10,7 +10,8 @@ select
     j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
     j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into,
-    j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress, j.enqueued_by
+    j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress, j.enqueued_by,
+    j.depends_on, j.run_if, j.group_id
 from pgqueue.jobs j
 union all
 select
@@ -18,7 +19,8 @@ select
     h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
     h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into,
-    h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress, h.enqueued_by
+    h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress, h.enqueued_by,
+    h.depends_on, h.run_if, h.group_id
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -50,7 +52,7 @@ comment on column pgqueue.all_jobs.result is 'The result given to complete().';
 comment on column pgqueue.all_jobs.retry is 'Retry options of the job itself, which override its task: policy, delay in seconds, queue.';
 comment on column pgqueue.all_jobs.score is 'Position of a payload within its batch of an accumulating task; null: by the time of its enqueue.';
 comment on column pgqueue.all_jobs.limit_key is 'The group that limits of the kind limit_key count.';
-comment on column pgqueue.all_jobs.blocked_on is 'The limit that a blocked job waits for; null: the job ahead of it in its key.';
+comment on column pgqueue.all_jobs.blocked_on is 'What a blocked job waits for: a limit; @parents, the jobs that it depends on; null: the job ahead of it in its key.';
 comment on column pgqueue.all_jobs.leader is 'For a job that executes in a batch of an accumulating task: the job that leads the payloads of its key.';
 comment on column pgqueue.all_jobs.dedupe is 'The dedupe key under which it was enqueued.';
 comment on column pgqueue.all_jobs.merged_into is 'The job with the same payload that ran instead of it.';
@@ -59,3 +61,6 @@ comment on column pgqueue.all_jobs.crashes is 'How many workers died while they 
 comment on column pgqueue.all_jobs.crashed_on is 'The workers that died while they ran it.';
 comment on column pgqueue.all_jobs.progress is 'The last progress that its handler reported: done, total, note, at.';
 comment on column pgqueue.all_jobs.enqueued_by is 'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
+comment on column pgqueue.all_jobs.depends_on is 'The jobs that it was to wait for.';
+comment on column pgqueue.all_jobs.run_if is 'What must become of those before it starts: succeeded, finished or failed.';
+comment on column pgqueue.all_jobs.group_id is 'The group that it is a member of.';

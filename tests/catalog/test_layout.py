@@ -10,11 +10,11 @@ from pgqueue.schema import bundled
 # The life of a job, and what happens beside it.
 FOLDERS = {
     *("produce", "claim", "hold", "finish", "limits", "schedules"),
-    *("worker", "operate", "maintain", "common"),
+    *("worker", "operate", "maintain", "common", "workflows"),
 }
 
 # Folders about a thing and not about a stage of a job's life: what concerns the thing stands there, whoever calls it.
-NOUNS = {"limits", "schedules", "common"}
+NOUNS = {"limits", "schedules", "common", "workflows"}
 
 # What maintain runs as its steps stands with the tables that it is about; and these beside what they share a rule with.
 WITH_THEIR_NOUN = {

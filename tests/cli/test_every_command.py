@@ -122,6 +122,8 @@ LEFT_OUT = {
     ("workers", "list"): {"again"},
 }
 FORCED = {
+    ("top",): {"once": "--once"},
+    ("web",): {"prefix": "--prefix=no-path"},
     ("bench",): {"names": "nope"},
     ("demo",): {"directory": "--directory=/dev/null/receipts"},
     ("psql",): {"arguments": "--command=select 1"},

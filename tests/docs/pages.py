@@ -144,6 +144,7 @@ class Runner:
         environment = {
             **os.environ,
             "PGQUEUE_DSN": self._dsn,
+            "PGQUEUE_TEST_DSN": self._dsn,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
         words = shlex.split(command)

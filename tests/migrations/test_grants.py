@@ -48,7 +48,19 @@ WORKER = ANYONE | {
     "cron_next",
 }
 # The views effective_schedules and manual call the private ones, with the rights of whoever reads them.
-READER = ANYONE | {"stats", "explain", "cron_next", "outcome", "next_attempts", "_schedule_rule", "_functions_of"}
+READER = ANYONE | {
+    "stats",
+    "search",
+    "dead_groups",
+    "doctor",
+    "metrics",
+    "explain",
+    "cron_next",
+    "outcome",
+    "next_attempts",
+    "_schedule_rule",
+    "_functions_of",
+}
 OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
     "unschedule",
     "pause_schedule",
@@ -71,7 +83,7 @@ FUNCTIONS = {
     "reader": READER,
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
-READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers")
+READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers", "samples", "audit")
 READABLE += ("schedules", "effective_schedules", "schedule_history", "worker_status", "manual")
 READS = {f"{table}:SELECT" for table in READABLE}
 WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}

@@ -123,7 +123,7 @@ def test_a_reload_that_fails_leaves_the_release_before_in_place(
     database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stood = catalog(database), status(database.dsn)
-    edit(sources / "sql/functions/worker/beat.sql", "return found;", "return not found;")
+    edit(sources / "sql/functions/worker/beat.sql", "return true;", "return not true;")
     (sources / "sql/functions/worker/zzz.sql").write_text("select 1 / 0;\n")
     with pytest.raises(MigrationError):
         migrate(database.dsn)
@@ -209,8 +209,8 @@ def test_an_argument_more_replaces_the_function_and_leaves_no_second_one(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat = sources / "sql/functions/worker/beat.sql"
-    edit(beat, "pgqueue.beat(worker text)", "pgqueue.beat(worker text, older int default 0)")
-    edit(beat, "pgqueue.beat(text)", "pgqueue.beat(text, int)")
+    edit(beat, "report jsonb default null)", "report jsonb default null, older int default 0)")
+    edit(beat, "pgqueue.beat(text, jsonb)", "pgqueue.beat(text, jsonb, int)")
     migrate(empty_database.dsn)
     monkeypatch.undo()
     migrate(empty_database.dsn)
@@ -259,7 +259,11 @@ def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(sources / "sql/functions/operate/stats.sql", "returns jsonb", "returns json")
-    edit(sources / "sql/functions/operate/stats.sql", "    return jsonb_build_object(", "    return json_build_object(")
+    edit(
+        sources / "sql/functions/operate/stats.sql",
+        "    return v_numbers || jsonb_build_object(",
+        "    return json_build_object(",
+    )
     migrate(empty_database.dsn)
     conn = empty_database.connect()
     conn.execute("create view public.my_numbers as select pgqueue.stats() as numbers")

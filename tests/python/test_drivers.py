@@ -26,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 import pgqueue
 from pgqueue import App
-from pgqueue.errors import DuplicateJob, InvalidArgument, SchemaError, UnsupportedOption
+from pgqueue.errors import DuplicateJob, InvalidArgument, SchemaError
 from tests.calls import job, value
 from tests.databases import Database
 
@@ -416,7 +416,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"priority": 1000}, InvalidArgument, "priority"),
     ({"delay": "soon"}, InvalidArgument, "soon"),
     ({"delay": 5}, InvalidArgument, "interval"),
-    ({"depends_on": [1]}, UnsupportedOption, "depends_on"),
+    ({"depends_on": [1]}, InvalidArgument, "depends_on"),
     ({"max_attempts": 2**70}, InvalidArgument, ""),
     ({"queue": "a\0b"}, InvalidArgument, ""),
 ]

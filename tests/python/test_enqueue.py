@@ -18,7 +18,7 @@ from pgqueue import App
 from pgqueue.db import consume
 from pgqueue.db.call import Call, perform
 from pgqueue.db.results import Enqueued
-from pgqueue.errors import DuplicateJob, InvalidArgument, LockTimeout, SchemaError, UnsupportedOption, WrongIsolation
+from pgqueue.errors import DuplicateJob, InvalidArgument, LockTimeout, SchemaError, WrongIsolation
 from tests.calls import job, reserve_one, value
 from tests.databases import Database
 
@@ -460,18 +460,6 @@ def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psyco
     assert jobs(conn) == []
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"depends_on": [1]}],
-    ids=str,
-)
-def test_an_option_of_a_later_release_is_never_ignored(option: dict[str, Any], conn: psycopg.Connection) -> None:
-    with pytest.raises(UnsupportedOption, match=f"{next(iter(option))} is not supported yet"):
-        pgqueue.enqueue(conn, "t", **option)
-    with pytest.raises(UnsupportedOption):
-        pgqueue.enqueue_many(conn, "t", [{}], **option)
-
-
 def test_where_the_queue_is_not_installed_the_error_names_the_cure(empty_database: Database) -> None:
     conn = empty_database.connect()
     with pytest.raises(SchemaError, match="run: pgqueue migrate"):
@@ -484,7 +472,7 @@ async def test_errors_are_the_same_on_an_async_connection(
     refused: list[tuple[type[Exception], Callable[[], Awaitable[object]]]] = [
         (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", priority=101)),
         (InvalidArgument, lambda: send.enqueue(async_conn)),
-        (UnsupportedOption, lambda: pgqueue.enqueue(async_conn, "t", depends_on=[1])),
+        (InvalidArgument, lambda: pgqueue.enqueue(async_conn, "t", depends_on=[1])),
         (TypeError, lambda: pgqueue.enqueue(async_conn, "t", dealy="x")),
     ]
     for error, attempt in refused:

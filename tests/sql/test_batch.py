@@ -101,7 +101,8 @@ BAD: list[tuple[Any, str, str]] = [
     ({"task": "t", "dedupe": "d", "on_conflict": "ignore"}, "22023", "on_conflict"),
     ({"task": "t", "tags": "x"}, "22023", "tags"),
     ({"task": "t", "timeout": "0 s"}, "22023", "timeout"),
-    ({"task": "t", "depends_on": [1]}, "0A000", "depends_on"),
+    ({"task": "t", "depends_on": [1]}, "22023", "depends_on"),
+    ({"task": "t", "run_if": "failed"}, "22023", "depends_on"),
     ({"task": "sums"}, "22023", "key"),
 ]
 

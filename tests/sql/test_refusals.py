@@ -83,7 +83,8 @@ def _of_enqueue() -> list[Case]:
         ({"dedupe": "d", "on_conflict": "skip", "debounce_max": "1 min"}, BAD, "debounce"),
         ({"dedupe": "d", "on_conflict": "debounce", "delay": "1 s", "debounce_max": "0"}, BAD, "debounce_max"),
         ({"dedupe": "d", "on_conflict": "debounce", "delay": "1 s", "debounce_max": "3 years"}, BAD, "debounce_max"),
-        ({"depends_on": [1]}, UNBUILT, "depends_on"),
+        ({"depends_on": [1]}, BAD, "depends_on"),
+        ({"run_if": "failed"}, BAD, "depends_on"),
     ]
     cases: list[Case] = []
     for options, sqlstate, named in shared:

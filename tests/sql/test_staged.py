@@ -164,8 +164,8 @@ def test_a_wrong_row_is_named_and_nothing_is_enqueued(
     assert loaded(conn) == []
 
 
-def test_what_is_not_built_yet_is_refused_and_a_duplicate_that_is_to_raise_raises(conn: psycopg.Connection) -> None:
-    with pytest.raises(psycopg.errors.FeatureNotSupported, match="row 1 of the load: depends_on is not supported yet"):
+def test_an_unknown_parent_is_refused_and_a_duplicate_that_is_to_raise_raises(conn: psycopg.Connection) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="row 1 of the load: depends_on names job 1"):
         load(conn, {"task": "t", "depends_on": [1]})
     with pytest.raises(psycopg.errors.UniqueViolation, match="row 2 of the load: task 't' has a job of dedupe key 'd'"):
         load(conn, {"task": "t", "dedupe": "d"}, {"task": "t", "dedupe": "d", "on_conflict": "raise"})

@@ -37,6 +37,7 @@ begin
         from pgqueue.jobs j
         where j.key is not null
             and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+            and j.blocked_on is distinct from '@parents'
             and j.queue = v_job.queue
             and j.key = v_job.key
             and j.task = v_job.task

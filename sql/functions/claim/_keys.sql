@@ -140,6 +140,7 @@ begin
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
                 and j.queue = d.queue
                 and j.key = d.key
                 and j.state = v_blocked
@@ -156,6 +157,7 @@ begin
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
                 and j.queue = v_place.queue
                 and j.key = v_place.key
                 and j.state = v_blocked
@@ -247,6 +249,7 @@ begin
         from pgqueue.jobs f
         where f.key is not null
             and (f.state = 'blocked' or (f.state in ('waiting', 'failed') and f.reservation > 0))
+            and f.blocked_on is distinct from '@parents'
             and f.queue = b.queue
             and f.key = b.key
             and f.id < b.id
@@ -393,6 +396,7 @@ begin
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
                 and (j.queue, j.key) > (next_cursor[1], next_cursor[2])
             order by j.queue, j.key, j.id
             limit 1

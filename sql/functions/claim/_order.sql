@@ -332,6 +332,7 @@ begin
                     and e.id is null
                     and x.key is not null
                     and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+                    and x.blocked_on is distinct from '@parents'
                     and x.queue = p_queue
                     and x.key = c.key
                     and x.id >= least(v_head, c.id)

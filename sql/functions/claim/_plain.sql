@@ -34,6 +34,7 @@ begin
                 limit 1
             ) is true
             and not exists (select from pgqueue.key_notes)
+            and not exists (select from pgqueue.notes)
             and not exists (
                 select
                 from pgqueue._head('', 0::smallint, false) h

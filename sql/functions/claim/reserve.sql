@@ -398,6 +398,7 @@ begin
     v_noted := pgqueue._read_key_notes(least(100, p_jobs), p_queues);
     -- Jobs may be parked under the last limit that there was.
     v_noted := pgqueue._recheck_limits(20, p_jobs) > 0 or v_noted;
+    v_noted := pgqueue._read_notes(100) or v_noted;
     if p_empty_handed then
         -- No session runs maintenance, so none looks for jobs in lanes that are not registered.
         select h.at into v_maintained_at from pgqueue.maintenance_runs h order by h.n desc limit 1;

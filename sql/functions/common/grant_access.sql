@@ -17,6 +17,7 @@ begin
     perform pgqueue._check_grant(grant_access.kind, grant_access.role);
     insert into pgqueue.grants (role, kind) values (grant_access.role, grant_access.kind) on conflict do nothing;
     perform pgqueue._apply_grants();
+    perform pgqueue._audit('grant_access', jsonb_build_object('kind', grant_access.kind, 'role', grant_access.role));
 end
 $$;
 
@@ -90,6 +91,7 @@ begin
         end loop;
         if v_grant.kind in ('reader', 'operator') then
             execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits to %I', v_grant.role);
+            execute format('grant select on pgqueue.samples, pgqueue.audit to %I', v_grant.role);
             execute format('grant select on pgqueue.schedules to %I', v_grant.role);
             for v_view in
                 select c.oid::regclass as name from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
@@ -157,6 +159,8 @@ as $$
             ('enqueue_many', '{producer,operator}'),
             ('enqueue_outcome', '{producer,operator}'),
             ('enqueue_batch', '{producer,operator}'),
+            ('open_group', '{producer,operator}'),
+            ('close_group', '{producer,operator}'),
             ('stage', '{producer,operator}'),
             ('enqueue_staged', '{producer,operator}'),
             ('reserve', '{worker,operator}'),
@@ -171,6 +175,11 @@ as $$
             ('held_by', '{worker,operator}'),
             ('snooze', '{worker,operator}'),
             ('started', '{worker,operator}'),
+            ('complete_step', '{worker,operator}'),
+            ('sleep_step', '{worker,operator}'),
+            ('suspend', '{worker,operator}'),
+            ('await_event', '{worker,operator}'),
+            ('emit_event', '{producer,worker,operator}'),
             ('crashed', '{worker,operator}'),
             ('progress', '{worker,operator}'),
             ('hold', '{worker,operator}'),
@@ -178,6 +187,10 @@ as $$
             -- Not for producers: ids are easy to guess.
             ('outcome', '{worker,reader,operator}'),
             ('next_attempts', '{worker,reader,operator}'),
+            ('parents', '{worker,reader,operator}'),
+            ('steps', '{worker,reader,operator}'),
+            ('members', '{worker,reader,operator}'),
+            ('group_progress', '{worker,reader,operator}'),
             ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
@@ -195,6 +208,7 @@ as $$
             ('cron_next', '{worker,reader,operator}'),
             ('cancel', '{operator}'),
             ('retry', '{operator}'),
+            ('release_from_parents', '{operator}'),
             ('delete', '{operator}'),
             ('run_now_many', '{operator}'),
             ('kill_many', '{operator}'),
@@ -210,6 +224,10 @@ as $$
             ('drop_limit', '{operator}'),
             ('explain', '{reader,operator}'),
             ('stats', '{reader,operator}'),
+            ('search', '{reader,operator}'),
+            ('metrics', '{reader,operator}'),
+            ('dead_groups', '{reader,operator}'),
+            ('doctor', '{reader,operator}'),
             -- A producer may slow down by it.
             ('depth', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),

@@ -18,7 +18,8 @@ create or replace function pgqueue._finish(
     p_results jsonb[] default null,
     p_error jsonb default null,
     p_merged_into bigint[] default null,
-    p_errors jsonb[] default null
+    p_errors jsonb[] default null,
+    p_follow boolean default true
 )
 returns bigint[]
 language plpgsql
@@ -33,21 +34,16 @@ set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_finished bigint[];
-    v_deduped bigint[];
-    v_members bigint[];
-    v_member_ids bigint[];
-    v_member_reservations bigint[];
+    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
+    v_gone record;
+    v_parents bigint[];
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
-    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
-    v_queues text[];
-    v_keys text[];
-    v_keyed_ids bigint[];
-    v_tasks text[];
-    v_limited_keys text[];
-    v_limit_keys text[];
 begin
+    if pgqueue._has_notes() then
+        -- History keeps jobs for which others wait.
+        v_parents := pgqueue._parents_among(p_job_ids);
+    end if;
     loop
         begin
             with wanted as materialized (
@@ -67,27 +63,22 @@ begin
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
-                    j.enqueued_by
+                    j.enqueued_by,
+                    j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
             dated as (
                 select
                     g.*,
-                    coalesce(
-                        g.retention,
-                        case p_state
-                            when 'succeeded' then coalesce(t.retention_succeeded, q.retention_succeeded)
-                            when 'dead' then coalesce(t.retention_dead, q.retention_dead)
-                            else coalesce(t.retention_cancelled, q.retention_cancelled)
-                        end,
-                        -- Read once, not for each job.
-                        (
-                            select case p_state
-                                when 'succeeded' then s.retention_succeeded
-                                when 'dead' then s.retention_dead
-                                else s.retention_cancelled
-                            end
-                            from pgqueue.settings s
-                            where s.one
+                    greatest(
+                        case when g.id = any (v_parents) then (select s.retention_parents from pgqueue.settings s where s.one) end,
+                        coalesce(
+                            g.retention,
+                            pgqueue._retention_of(p_state, t.retention_succeeded, t.retention_dead, t.retention_cancelled),
+                            pgqueue._retention_of(p_state, q.retention_succeeded, q.retention_dead, q.retention_cancelled),
+                            ( -- Read once, not for each job.
+                                select pgqueue._retention_of(p_state, s.retention_succeeded, s.retention_dead, s.retention_cancelled)
+                                from pgqueue.settings s where s.one
+                            )
                         )
                     ) as keep_for
                 from gone g
@@ -99,7 +90,9 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress, enqueued_by
+                    merged_into, timeout, crashed_on, progress, enqueued_by,
+                    depends_on, run_if, group_id,
+                    steps
                 )
                 select
                     d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
@@ -111,25 +104,28 @@ begin
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
                     d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
-                    d.enqueued_by
+                    d.enqueued_by,
+                    d.depends_on, d.run_if, d.group_id,
+                    case when d.has_steps then pgqueue._steps_as_json(d.id, p_state <> 'succeeded') end
                 from dated d
                 where d.keep_for > '0'
             )
             select
-                coalesce(array_agg(g.id), '{}'),
-                array_agg(g.id) filter (where g.dedupe is not null),
+                coalesce(array_agg(g.id), '{}') as ids,
+                array_agg(g.id) filter (where g.dedupe is not null) as deduped,
                 (
                     select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id)
                     where x.followers is not null
-                ),
-                array_agg(g.queue) filter (where g.key is not null),
-                array_agg(g.key) filter (where g.key is not null),
-                array_agg(g.id) filter (where g.key is not null),
-                array_agg(g.task) filter (where v_limited),
-                array_agg(g.key) filter (where v_limited),
-                array_agg(g.limit_key) filter (where v_limited)
-            into v_finished, v_deduped, v_members, v_queues, v_keys, v_keyed_ids, v_tasks, v_limited_keys,
-                v_limit_keys
+                ) as members,
+                array_agg(g.queue) filter (where g.key is not null) as queues,
+                array_agg(g.key) filter (where g.key is not null) as keys,
+                array_agg(g.id) filter (where g.key is not null) as keyed_ids,
+                array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
+                array_agg(g.id) filter (where g.has_steps) as stepped,
+                array_agg(g.task) filter (where v_limited) as tasks,
+                array_agg(g.key) filter (where v_limited) as limited_keys,
+                array_agg(g.limit_key) filter (where v_limited) as limit_keys
+            into v_gone
             from gone g;
             exit;
         exception when check_violation then
@@ -142,27 +138,50 @@ begin
         end;
     end loop;
 
-    if v_members is not null then
-        select array_agg(f.id), array_agg(f.reservation)
-        into v_member_ids, v_member_reservations
-        from pgqueue._lock_members(v_members) f;
-        perform pgqueue._finish(v_member_ids, v_member_reservations, true, p_state, null, p_error);
+    if v_gone.members is not null then
+        perform pgqueue._finish_members(v_gone.members, p_state, p_error);
     end if;
-    if v_deduped is not null then
-        perform pgqueue._free_dedupe(v_deduped);
+    if v_gone.deduped is not null then
+        perform pgqueue._free_dedupe(v_gone.deduped);
     end if;
-    if p_executing and v_tasks is not null then
-        perform pgqueue._leave_limits(v_tasks, v_limited_keys, v_limit_keys);
+    if p_executing and v_gone.tasks is not null then
+        perform pgqueue._leave_limits(v_gone.tasks, v_gone.limited_keys, v_gone.limit_keys);
     end if;
-    if v_keys is not null then
-        perform pgqueue._release_next(v_queues, v_keys, v_keyed_ids);
+    if v_gone.keys is not null then
+        perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
     end if;
-    return v_finished;
+    if v_gone.stepped is not null then
+        perform pgqueue._drop_steps(v_gone.stepped);
+    end if;
+    if v_gone.group_ids is not null then
+        perform pgqueue._leave_groups(v_gone.group_ids, not p_executing);
+    end if;
+    if p_follow and pgqueue._has_notes() then
+        perform pgqueue._end_parents(v_gone.ids, p_state::text);
+    end if;
+    return v_gone.ids;
 end
 $$;
 
-comment on function pgqueue._finish(bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[]) is
-    'Private: moves jobs to history under their reservations, and returns the ids that it moved.';
+comment on function pgqueue._finish(
+    bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
+) is
+    'Private: moves jobs to history under their reservations, and returns the ids that it moved; p_follow: and settles the jobs that depend on them.';
+
+-- Inlined: no SET.
+create or replace function pgqueue._retention_of(
+    p_state pgqueue.job_state, p_succeeded interval, p_dead interval, p_cancelled interval
+)
+returns interval
+language sql
+immutable
+parallel safe
+as $$
+    select case p_state when 'succeeded' then p_succeeded when 'dead' then p_dead else p_cancelled end
+$$;
+
+comment on function pgqueue._retention_of(pgqueue.job_state, interval, interval, interval) is
+    'Private: which of these retentions is that of a job in a final state.';
 
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
 create or replace function pgqueue._lock_members(p_job_ids bigint[])
@@ -185,6 +204,20 @@ $$;
 
 comment on function pgqueue._lock_members(bigint[]) is
     'Private: locks the members of a batch that are not its leader.';
+
+create or replace function pgqueue._finish_members(p_job_ids bigint[], p_state pgqueue.job_state, p_error jsonb)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    select pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
+    from pgqueue._lock_members(p_job_ids) m
+$$;
+
+comment on function pgqueue._finish_members(bigint[], pgqueue.job_state, jsonb) is
+    'Private: ends the members of a batch as its leader ended.';
 
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
 returns bigint[]

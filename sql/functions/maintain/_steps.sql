@@ -12,7 +12,7 @@ returns table (number integer, step text, every interval, slice integer, is_ddl 
 language sql
 immutable
 parallel safe
-rows 20
+rows 22
 as $$
     values
         (1, 'leases', null::interval, 1000, false),
@@ -21,19 +21,23 @@ as $$
         (4, 'lanes', null, 1, false),
         (5, 'heads', null, 1, false),
         (6, 'keys', null, 1000, false),
-        (7, 'limits', null, 1000, false),
-        (8, 'schedules', null, 10000, false),
-        (9, 'tidy_lanes', '1 min', 1, false),
-        (10, 'tidy_heads', '1 min', 1, false),
-        (11, 'tidy_dedupe', '1 min', 10000, false),
-        (12, 'tidy_schedules', '1 min', 10000, false),
-        (13, 'tidy_workers', '1 min', 10000, false),
-        (14, 'tidy_bookings', '1 min', 10000, false),
-        (15, 'tidy_starts', '1 min', 10000, false),
-        (16, 'tidy_maintenance', '1 min', 10000, false),
-        (17, 'hidden', '1 min', 1, false),
-        (18, 'partitions', '5 min', 6, true),
-        (19, 'drop', '1 min', 1, true)
+        (7, 'notes', null, 1000, false),
+        (8, 'limits', null, 1000, false),
+        (9, 'schedules', null, 10000, false),
+        (10, 'tidy_lanes', '1 min', 1, false),
+        (11, 'tidy_heads', '1 min', 1, false),
+        (12, 'tidy_dedupe', '1 min', 10000, false),
+        (13, 'tidy_schedules', '1 min', 10000, false),
+        (14, 'tidy_workers', '1 min', 10000, false),
+        (15, 'tidy_bookings', '1 min', 10000, false),
+        (16, 'tidy_starts', '1 min', 10000, false),
+        (17, 'tidy_dependencies', '1 min', 1000, false),
+        (18, 'tidy_maintenance', '1 min', 10000, false),
+        (19, 'hidden', '1 min', 1, false),
+        (20, 'partitions', '5 min', 6, true),
+        (21, 'drop', '1 min', 1, true),
+        (22, 'sample', '10 s', 1, false),
+        (23, 'tidy_samples', '1 min', 10000, false)
 $$;
 
 comment on function pgqueue._steps() is
@@ -44,7 +48,7 @@ returns setof pgqueue.maintenance_steps
 language sql
 stable
 parallel safe
-rows 20
+rows 22
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -70,7 +74,7 @@ returns table (state pgqueue.maintenance_steps, number integer, every interval, 
 language sql
 stable
 parallel safe
-rows 20
+rows 22
 set search_path = pg_catalog, pg_temp
 as $$
     select l, s.number, s.every, s.slice
@@ -344,6 +348,8 @@ begin
             from pgqueue._release_left_behind(greatest(p_slice / 2, 1), p_cursor) r;
             run.unparked := run.unparked + v_found.released;
             next_cursor := v_found.next_cursor;
+        when 'notes' then
+            perform pgqueue._read_notes(p_slice);
         when 'limits' then
             perform pgqueue._recheck_limits(p_slice);
         when 'schedules' then
@@ -363,8 +369,17 @@ begin
             perform pgqueue._tidy_bookings(v_now);
         when 'tidy_starts' then
             perform pgqueue._tidy_starts(v_now);
+        when 'tidy_dependencies' then
+            select r.released, r.next_cursor into v_found from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
+            run.unparked := run.unparked + v_found.released;
+            next_cursor := v_found.next_cursor;
+            perform pgqueue._tidy_events(v_now, p_slice);
         when 'tidy_maintenance' then
             v_count := pgqueue._tidy_maintenance(p_slice);
+        when 'sample' then
+            perform pgqueue._sample(v_now);
+        when 'tidy_samples' then
+            v_count := pgqueue._tidy_samples(v_now, p_slice);
         when 'hidden' then
             run.hidden := run.hidden + pgqueue._find_hidden();
         when 'partitions' then

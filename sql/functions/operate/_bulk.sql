@@ -16,7 +16,8 @@ create or replace function pgqueue._bulk_filter(
     p_finished_after timestamptz,
     p_finished_before timestamptz,
     p_job_ids bigint[],
-    p_everything boolean
+    p_everything boolean,
+    p_group_id bigint default null
 )
 returns jsonb
 language plpgsql
@@ -52,7 +53,8 @@ begin
         );
     end if;
     if num_nonnulls(
-        p_state, p_queue, p_task, p_created_after, p_created_before, p_finished_after, p_finished_before, p_job_ids
+        p_state, p_queue, p_task, p_created_after, p_created_before, p_finished_after, p_finished_before, p_job_ids,
+        p_group_id
     ) = 0 and not coalesce(p_everything, false)
     then
         perform pgqueue._refuse(
@@ -60,18 +62,24 @@ begin
             'Give queue, task, state, a time or job_ids, or say everything => true.'
         );
     end if;
+    if p_group_id is not null and num_nonnulls(p_key, p_job_ids) > 0 then
+        perform pgqueue._refuse(
+            'group_id is given with key or job_ids', 'The members of a group are found by the group alone.',
+            'Give group_id without key and job_ids.'
+        );
+    end if;
     return jsonb_strip_nulls(jsonb_build_object(
         'states', case when p_state is null then p_states else array[p_state] end,
         'queue', p_queue, 'task', p_task, 'key', p_key,
         'created_after', p_created_after, 'created_before', p_created_before,
         'finished_after', p_finished_after, 'finished_before', p_finished_before,
-        'job_ids', p_job_ids
+        'job_ids', p_job_ids, 'group_id', p_group_id
     ));
 end
 $$;
 
 comment on function pgqueue._bulk_filter(
-    text[], text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean
+    text[], text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, bigint
 ) is 'Private: the filter of a bulk call, checked; p_states are those that it may act on.';
 
 create or replace function pgqueue._bulk(
@@ -106,6 +114,7 @@ declare
     v_ids bigint[];
     v_reservations bigint[];
     v_running_ids bigint[];
+    v_group_ids bigint[];
     v_places record;
 begin
     if p_max_jobs is null or p_max_jobs not between 1 and 10000 then
@@ -126,13 +135,15 @@ begin
             select w.id from unnest(v_found.live_ids) w (id) order by w.id
         )
         select
-            array_agg(l.id) filter (where l.state <> v_executing),
-            array_agg(l.reservation) filter (where l.state <> v_executing),
-            array_agg(l.id) filter (where l.state = v_executing)
-        into v_ids, v_reservations, v_running_ids
+            array_agg(l.id) filter (where l.state <> v_executing and not l.is_group),
+            array_agg(l.reservation) filter (where l.state <> v_executing and not l.is_group),
+            array_agg(l.id) filter (where l.state = v_executing),
+            array_agg(l.id) filter (where l.is_group)
+        into v_ids, v_reservations, v_running_ids, v_group_ids
         from wanted w
         cross join lateral (
-            select j.id, j.reservation, j.state
+            -- A group ends with its members; it can be deleted like any job.
+            select j.id, j.reservation, j.state, j.task = '@group' and p_action <> 'delete_many' as is_group
             from pgqueue.jobs j
             where j.id = w.id and j.state = any (v_states) and (v_queue is null or j.queue = v_queue)
             for update skip locked
@@ -152,6 +163,10 @@ begin
             end,
             0
         ) + coalesce(pgqueue._request_cancel(v_running_ids), 0);
+        if p_action = 'cancel_many' and v_group_ids is not null then
+            perform pgqueue._cancel_groups(v_group_ids);
+            changed := changed + cardinality(v_group_ids);
+        end if;
     end if;
     if v_found.ended_ids <> '{}' then
         select p.* into v_places
@@ -161,7 +176,11 @@ begin
             when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.granularities, v_places.kept_untils)
             else pgqueue._delete_history(v_places.ids, v_places.granularities, v_places.kept_untils)
         end;
+        if p_action = 'retry_many' and v_places.ids is not null then
+            perform pgqueue._reopen_children(v_places.ids);
+        end if;
     end if;
+    perform pgqueue._audit(p_action, p_filter, changed);
     passed_over := cardinality(v_found.live_ids) + cardinality(v_found.ended_ids) - changed;
 
     next_after := v_found.next_after;

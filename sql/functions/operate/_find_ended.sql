@@ -39,6 +39,7 @@ declare
 begin
     v_ways := case
         when p_filter ? 'job_ids' then '{ids}'
+        when p_filter ? 'group_id' then '{group}'
         when 'succeeded' = any (v_states) then '{all}'
         when v_queue is not null then array(
             select s.name::text from unnest(v_states) s (name) where s.name in ('dead', 'cancelled') order by s.name
@@ -111,6 +112,17 @@ begin
                     from pgqueue.history h
                     where v_way = 'ids' and h.id = any (v_job_ids) and h.id > v_place.id
                     order by h.id
+                    limit p_rows - v_looked_at
+                )
+                union all
+                (
+                    select h.id, h.granularity, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
+                    from pgqueue.history h
+                    where v_way = 'group'
+                        and h.group_id is not null
+                        and h.group_id = (p_filter ->> 'group_id')::bigint
+                        and h.id > v_place.id
+                    order by h.group_id, h.id
                     limit p_rows - v_looked_at
                 )
             ) s

@@ -1,6 +1,6 @@
 -- Live jobs of a bulk call: reads jobs without locks, along one index after the other, from where the last call stopped.
 --
--- Jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key by its indexes, all
+-- Jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key or group by its indexes, all
 -- others by the primary key: one function for each way, inlined where a cursor is opened (no SET). A cursor, because a
 -- loop that ends at enough matches must not have read the rest.
 
@@ -43,6 +43,7 @@ declare
 begin
     v_ways := case
         when p_filter ? 'job_ids' then '{ids}'
+        when p_filter ? 'group_id' then '{group}'
         when v_key is not null then '{key}'
         when v_queue is not null then array_remove(
             -- What is released on the way, because the job ahead of it went, stands in ready: that comes later.
@@ -70,6 +71,7 @@ begin
     foreach v_way in array v_ways loop
         if v_place is null then
             v_place.id := 0;
+            v_place.state := 'waiting';
             v_place.key := '';
             v_place.blocked_on := '';
             v_place.priority := -32768;
@@ -79,35 +81,13 @@ begin
         loop
             v_jumped := false;
             v_left := p_rows - looked_at;
-            case v_way
-                when 'all' then
-                    open v_rows for select l.* from pgqueue._live_by_number(v_place.id, v_left) l;
-                when 'ids' then
-                    open v_rows for select l.* from pgqueue._live_by_id(v_job_ids, v_place.id, v_left) l;
-                when 'key' then
-                    open v_rows for select l.* from pgqueue._live_of_key(v_queue, v_key, v_place.id, v_left) l;
-                when 'held' then
-                    open v_rows for select l.* from pgqueue._live_held(v_queue, v_place.key, v_place.id, v_left) l;
-                when 'parked' then
-                    open v_rows for
-                    select l.*
-                    from pgqueue._live_limited(
-                        v_place.blocked_on, v_place.priority, v_place.ready_at, v_place.id, v_left
-                    ) l;
-                when 'ready' then
-                    open v_rows for
-                    select l.*
-                    from pgqueue._live_ready(
-                        v_queue, v_place.priority, v_place.resumed, v_place.ready_at, v_place.id, v_left
-                    ) l;
-                when 'executing' then
-                    open v_rows for select l.* from pgqueue._live_executing(v_queue, v_place.id, v_left) l;
-            end case;
+            v_rows := pgqueue._open_live(v_way, p_filter, v_job_ids, v_place, v_left);
             loop
                 fetch v_rows into v_row;
                 exit when not found;
                 looked_at := looked_at + 1;
                 v_place.id := v_row.id;
+                v_place.state := v_row.state;
                 v_place.priority := v_row.priority;
                 v_place.resumed := v_row.resumed;
                 v_place.ready_at := v_row.ready_at;
@@ -121,7 +101,7 @@ begin
                     and (not v_not_due or v_row.ready_at > v_now)
                     -- Each job is found in one way.
                     and (v_way <> 'held' or v_row.state = 'blocked')
-                    and (v_way <> 'parked' or v_row.key is null)
+                    and (v_way <> 'parked' or v_row.key is null or v_row.blocked_on = '@parents')
                     and (v_row.state <> 'executing' or v_row.cancel_requested_at is null)
                 then
                     ids := ids || v_row.id;
@@ -139,7 +119,7 @@ begin
                 next_after := jsonb_build_object(
                     'way', v_way,
                     'place', jsonb_strip_nulls(jsonb_build_object(
-                        'id', v_place.id, 'priority', v_place.priority, 'resumed', v_place.resumed,
+                        'id', v_place.id, 'state', v_place.state, 'priority', v_place.priority, 'resumed', v_place.resumed,
                         'ready_at', v_place.ready_at, 'key', v_place.key, 'blocked_on', v_place.blocked_on
                     ))
                 );
@@ -154,6 +134,53 @@ end
 $$;
 
 comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: what _find_jobs finds in jobs.';
+
+create or replace function pgqueue._open_live(
+    p_way text, p_filter jsonb, p_job_ids bigint[], p_place pgqueue.jobs, p_left integer
+)
+returns refcursor
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_rows refcursor;
+begin
+    case p_way
+        when 'all' then
+            open v_rows for select l.* from pgqueue._live_by_number(p_place.id, p_left) l;
+        when 'ids' then
+            open v_rows for select l.* from pgqueue._live_by_id(p_job_ids, p_place.id, p_left) l;
+        when 'group' then
+            open v_rows for
+            select l.*
+            from pgqueue._live_of_group((p_filter ->> 'group_id')::bigint, p_place.state, p_place.id, p_left) l;
+        when 'key' then
+            open v_rows for select l.* from pgqueue._live_of_key((p_filter ->> 'queue'), (p_filter ->> 'key'), p_place.id, p_left) l;
+        when 'held' then
+            open v_rows for select l.* from pgqueue._live_held((p_filter ->> 'queue'), p_place.key, p_place.id, p_left) l;
+        when 'parked' then
+            open v_rows for
+            select l.*
+            from pgqueue._live_limited(
+                p_place.blocked_on, p_place.priority, p_place.ready_at, p_place.id, p_left
+            ) l;
+        when 'ready' then
+            open v_rows for
+            select l.*
+            from pgqueue._live_ready(
+                (p_filter ->> 'queue'), p_place.priority, p_place.resumed, p_place.ready_at, p_place.id, p_left
+            ) l;
+        when 'executing' then
+            open v_rows for select l.* from pgqueue._live_executing((p_filter ->> 'queue'), p_place.id, p_left) l;
+    end case;
+    return v_rows;
+end
+$$;
+
+comment on function pgqueue._open_live(text, jsonb, bigint[], pgqueue.jobs, integer) is
+    'Private: a cursor over up to p_left live jobs, by one index, from a place on.';
 
 create or replace function pgqueue._live_by_number(p_after bigint, p_limit integer)
 returns setof pgqueue.bulk_row
@@ -226,6 +253,7 @@ as $$
     from pgqueue.jobs j
     where j.key is not null
         and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+        and j.blocked_on is distinct from '@parents'
         and j.queue = p_queue
         and (j.key, j.id) > (p_key, p_after)
     order by j.queue, j.key, j.id
@@ -234,6 +262,28 @@ $$;
 
 comment on function pgqueue._live_held(text, text, bigint, integer) is
     'Private: jobs of a queue that hold places in keys, by jobs_key_held.';
+
+create or replace function pgqueue._live_of_group(
+    p_group_id bigint, p_state pgqueue.job_state, p_after bigint, p_limit integer
+)
+returns setof pgqueue.bulk_row
+language sql
+stable
+parallel safe
+as $$
+    select
+        j.id, j.queue, j.task, j.state, j.created_at, j.priority, j.resumed, j.ready_at, j.key, j.blocked_on,
+        j.cancel_requested_at
+    from pgqueue.jobs j
+    where j.group_id is not null
+        and j.group_id = p_group_id
+        and (j.state, j.id) > (p_state, p_after)
+    order by j.group_id, j.state, j.id
+    limit p_limit
+$$;
+
+comment on function pgqueue._live_of_group(bigint, pgqueue.job_state, bigint, integer) is
+    'Private: live members of a group, by jobs_group.';
 
 -- Priority descends in jobs_parked: three ranges, one after the other.
 create or replace function pgqueue._live_limited(
@@ -340,10 +390,23 @@ as $$
             from pgqueue.jobs h
             where h.key is not null
                 and (h.state = 'blocked' or (h.state in ('waiting', 'failed') and h.reservation > 0))
+                and h.blocked_on is distinct from '@parents'
                 and h.queue = p_queue
                 and h.key = p_key
                 and h.id > p_after
             order by h.queue, h.key, h.id
+            limit p_limit
+        )
+        union all
+        (
+            select c.*
+            from pgqueue.jobs c
+            where c.key is not null
+                and c.blocked_on = '@parents'
+                and c.queue = p_queue
+                and c.key = p_key
+                and c.id > p_after
+            order by c.queue, c.key, c.id
             limit p_limit
         )
         union all
@@ -374,4 +437,4 @@ as $$
 $$;
 
 comment on function pgqueue._live_of_key(text, text, bigint, integer) is
-    'Private: jobs of a key, by the three indexes of keys; the executing ones with their batch.';
+    'Private: jobs of a key, by the indexes of keys; the executing ones with their batch.';

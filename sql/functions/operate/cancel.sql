@@ -16,7 +16,7 @@ as $$
 declare
     v_job record;
 begin
-    select j.id, j.reservation, j.state, j.reserved_by
+    select j.id, j.reservation, j.state, j.reserved_by, j.task = '@group' as is_group
     into v_job
     from pgqueue.jobs j
     where j.id = cancel.job_id
@@ -31,12 +31,23 @@ begin
         if pgqueue._may_notify() then
             perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
         end if;
+        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
         return 'requested';
     end if;
+    if v_job.is_group then
+        perform pgqueue._cancel_groups(array[v_job.id]);
+        if not pgqueue._old_snapshot() then
+            perform pgqueue._cancel_members(v_job.id);
+            perform pgqueue._look_at_groups(array[v_job.id]);
+        end if;
+        return case when exists (select from pgqueue.jobs j where j.id = v_job.id) then 'requested' else 'cancelled' end;
+    end if;
     perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
+    perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
     return 'cancelled';
 end
 $$;
 
 comment on function pgqueue.cancel(bigint) is
-    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is nothing to cancel.';
+    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is nothing to cancel. '
+    'A group is cancelled with its members: requested, until they have ended.';

@@ -13,7 +13,8 @@ create or replace function pgqueue.cancel_many(
     job_ids bigint[] default null,
     everything boolean default false,
     max_jobs integer default 1000,
-    after jsonb default null
+    after jsonb default null,
+    group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
@@ -28,7 +29,7 @@ declare
     v_filter jsonb := pgqueue._bulk_filter(
         '{waiting,failed,blocked,executing}', cancel_many.state, cancel_many.queue, cancel_many.task, cancel_many.key,
         cancel_many.created_after, cancel_many.created_before, null, null,
-        cancel_many.job_ids, cancel_many.everything
+        cancel_many.job_ids, cancel_many.everything, cancel_many.group_id
     );
 begin
     return query
@@ -38,7 +39,7 @@ end
 $$;
 
 comment on function pgqueue.cancel_many(
-    text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+    text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
 ) is
-    'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. _after is inclusive, _before exclusive. '
+    'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

@@ -2,7 +2,7 @@
 --
 -- Locks the one row and waits for another holder at most 5 s (55P03).
 -- _delete_jobs is the other way out of jobs, beside _finish: it frees what the job holds, its place in its key and its
--- dedupe key.
+-- dedupe key, and settles the jobs that depend on it.
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
@@ -16,12 +16,18 @@ as $$
 #variable_conflict use_column
 declare
     v_place record;
+    v_count bigint := 0::bigint;
 begin
     if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
+        perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id));
         return true;
     end if;
     select h.id, h.granularity, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
-    return found and pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
+    if found then
+        v_count := pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    end if;
+    perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
+    return v_count > 0;
 end
 $$;
 
@@ -52,20 +58,35 @@ begin
         delete from pgqueue.jobs j
         using wanted w
         where j.id = w.id and j.state <> v_executing
-        returning j.id, j.queue, j.key, j.dedupe
+        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
         array_agg(g.queue) filter (where g.key is not null) as queues,
         array_agg(g.key) filter (where g.key is not null) as keys,
         array_agg(g.id) filter (where g.key is not null) as keyed_ids,
-        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids
+        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
+        array_agg(g.id) filter (where g.depends_on is not null) as children,
+        array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
+        array_agg(g.id) filter (where g.has_steps) as stepped
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
     -- A later statement: its snapshot shows what was parked behind these.
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
+    end if;
+    if v_gone.children is not null then
+        perform pgqueue._drop_dependencies(v_gone.children, false);
+    end if;
+    if v_gone.stepped is not null then
+        perform pgqueue._drop_steps(v_gone.stepped);
+    end if;
+    if v_gone.group_ids is not null then
+        perform pgqueue._leave_groups(v_gone.group_ids, true);
+    end if;
+    if v_gone.ids <> '{}' and pgqueue._has_notes() then
+        perform pgqueue._end_parents(v_gone.ids, 'deleted');
     end if;
     return v_gone.ids;
 end
@@ -93,14 +114,18 @@ begin
         delete from pgqueue.history h
         using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
         where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
-        returning h.id, h.dedupe
+        returning h.id, h.dedupe, h.depends_on
     )
     select
         count(*) as number,
-        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids
+        array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
+        array_agg(g.id) filter (where g.depends_on is not null) as children
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
+    if v_gone.children is not null then
+        perform pgqueue._drop_dependencies(v_gone.children, false);
+    end if;
     return v_gone.number;
 end
 $$;

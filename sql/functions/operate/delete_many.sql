@@ -15,7 +15,8 @@ create or replace function pgqueue.delete_many(
     job_ids bigint[] default null,
     everything boolean default false,
     max_jobs integer default 1000,
-    after jsonb default null
+    after jsonb default null,
+    group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
@@ -30,10 +31,10 @@ declare
     v_filter jsonb := pgqueue._bulk_filter(
         '{waiting,failed,blocked,succeeded,dead,cancelled}', delete_many.state, delete_many.queue, delete_many.task, delete_many.key,
         delete_many.created_after, delete_many.created_before, delete_many.finished_after, delete_many.finished_before,
-        delete_many.job_ids, delete_many.everything
+        delete_many.job_ids, delete_many.everything, delete_many.group_id
     );
 begin
-    if num_nonnulls(delete_many.state, delete_many.job_ids) = 0 and not coalesce(delete_many.everything, false) then
+    if num_nonnulls(delete_many.state, delete_many.job_ids, delete_many.group_id) = 0 and not coalesce(delete_many.everything, false) then
         perform pgqueue._refuse(
             'neither state nor job_ids is given', 'It would delete what waits and what history keeps alike.',
             'Give state, such as dead or failed, or job_ids, or say everything => true; purge_queue() deletes what waits in a queue.'
@@ -46,7 +47,7 @@ end
 $$;
 
 comment on function pgqueue.delete_many(
-    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
 ) is
-    'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. _after is inclusive, _before exclusive; with finished_after or finished_before it reads history only. '
+    'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive; with finished_after or finished_before it reads history only. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

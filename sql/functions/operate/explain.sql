@@ -46,6 +46,17 @@ begin
         return;
     end if;
 
+    if v_job.blocked_on like '@%' then
+        reason := case when v_job.task = '@group' then 'group' else 'parents' end;
+        if v_job.task = '@group' then
+            select e.detail, e.behind into detail, behind from pgqueue._explain_group(v_job) e;
+        end if;
+        if detail is null then
+            select e.detail, e.behind into detail, behind from pgqueue._explain_parents(v_job) e;
+        end if;
+        return;
+    end if;
+
     detail := pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now);
     if detail is not null then
         reason := 'unknown_task';
@@ -113,7 +124,7 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; unknown_task (no worker has declared it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail says it in words, until when that ends as far as is known, behind which job it waits for. select * from pgqueue.explain(17);';
 
 create or replace function pgqueue._explain_ended(
@@ -203,6 +214,77 @@ $$;
 comment on function pgqueue._explain_attempts(pgqueue.jobs) is 'Private: which attempt of a job is under way or next, in words.';
 
 -- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
+-- Null: it waits for no member.
+create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_members bigint;
+    v_state text;
+begin
+    select count(*), min(j.id)
+    into v_members, behind
+    from pgqueue.jobs j
+    where j.group_id is not null and j.group_id = p_job.id;
+    v_state := (select j.state from pgqueue.jobs j where j.id = behind);
+    detail := case
+        when p_job.blocked_on = '@open' then format('group %s is open; it has %s members that have not ended', p_job.id, v_members)
+        when v_members > 0
+            then format('group %s waits for %s members, the oldest %s (%s)', p_job.id, v_members, behind, v_state)
+    end;
+end
+$$;
+
+comment on function pgqueue._explain_group(pgqueue.jobs) is 'Private: which members of a group have not ended.';
+
+create or replace function pgqueue._explain_parents(
+    p_job pgqueue.jobs, out detail text, out behind bigint
+)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_open bigint;
+    v_named text;
+begin
+    select
+        count(*), min(p.parent),
+        string_agg(
+            concat(
+                p.parent, ' ', coalesce(p.state, 'has ended'),
+                case when p.state = 'failed' then ', next try ' || p.ready_at end
+            ),
+            ', ' order by p.parent
+        ) filter (where p.n <= 5)
+    into v_open, behind, v_named
+    from (
+        select d.parent, j.state::text, j.ready_at, row_number() over (order by d.parent) as n
+        from pgqueue.dependencies d
+        left join lateral (select x.state, x.ready_at from pgqueue.jobs x where x.id = d.parent limit 1) j on true
+        where d.child = p_job.id and d.ended is null
+    ) p;
+    detail := case
+        when v_open = 0 then 'the jobs that it depends on have ended; maintain() releases it'
+        else concat(
+            format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on)), v_named,
+            case when v_open > 5 then format(', and %s more', v_open - 5) end
+        )
+    end;
+end
+$$;
+
+comment on function pgqueue._explain_parents(pgqueue.jobs) is
+    'Private: which of the jobs that a job depends on have not ended.';
+
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
 returns text
 language plpgsql
@@ -413,6 +495,7 @@ as $$
                 from pgqueue.jobs j
                 where j.key is not null
                     and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                    and j.blocked_on is distinct from '@parents'
                     and j.queue = p_queue
                     and j.key = p_key
                     and j.id < p_id

@@ -5,8 +5,10 @@
 -- was ever reserved takes its old place in its key again; one that never was has its place by its run_at, which must
 -- therefore not lie in the future. It takes its dedupe key again where that is free; where another job stands for it, it
 -- comes back without. Workers that died of it are forgotten.
+-- One that never started, and depends on jobs that have not ended, waits for them again. Jobs that were cancelled because
+-- this one failed come back as well, and wait for it: see _reopen.
 
-create or replace function pgqueue.retry(job_id bigint)
+create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
 returns boolean
 language plpgsql
 volatile
@@ -22,22 +24,39 @@ declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
     v_place record;
+    v_count bigint := 0::bigint;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
     if found then
-        return pgqueue._run_now(array[retry.job_id]) > 0;
+        v_count := pgqueue._run_now(array[retry.job_id]);
+        perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+        return v_count > 0;
     end if;
     select h.id, h.granularity, h.kept_until
     into v_place
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
-    return found and pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
+    if found and exists (select from pgqueue.history h where h.id = retry.job_id and h.task = '@group') then
+        perform pgqueue._refuse(
+            format('%s is a group', retry.job_id), 'It ended as its members did.',
+            'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
+        );
+    end if;
+    if v_place.id is not null then
+        v_count := pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    end if;
+    if v_count > 0 and retry.dependents then
+        perform pgqueue._reopen_children(array[v_place.id]);
+    end if;
+    perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+    return v_count > 0;
 end
 $$;
 
-comment on function pgqueue.retry(bigint) is
-    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job.';
+comment on function pgqueue.retry(bigint, boolean) is
+    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job. '
+    'dependents: jobs that were cancelled because this one failed come back too, and wait for it.';
 
 -- The caller has locked the rows, in waiting or failed.
 create or replace function pgqueue._run_now(p_ids bigint[])
@@ -98,6 +117,8 @@ declare
     v_count bigint := 0::bigint;
     v_lane record;
     v_job record;
+    v_is_child boolean := false;
+    v_group_ids bigint[] := '{}'::bigint[];
 begin
     for v_lane in
         with gone as (
@@ -110,18 +131,33 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout, enqueued_by
+                dedupe, timeout, enqueued_by,
+                depends_on, run_if, group_id, has_steps
             )
             overriding system value
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by
+                g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
+                g.depends_on, g.run_if, g.group_id,
+                case when g.steps is not null then true end
             from gone g
-            returning queue, priority, key
+            returning queue, priority, key, depends_on, group_id
+        ),
+        restored as (
+            insert into pgqueue.steps (job_id, name, result, attempt, at)
+            select g.id, s.name, s.result, s.attempt, s.at
+            from gone g
+            cross join lateral jsonb_to_recordset(g.steps) s (name text, result jsonb, attempt integer, at timestamptz)
+            where g.steps is not null
         )
-        select b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed from back b group by b.queue, b.priority order by b.queue, b.priority
+        select
+            b.queue, b.priority, count(*) as jobs, count(b.key) > 0 as is_keyed, count(b.depends_on) > 0 as is_child,
+            array_agg(b.group_id) filter (where b.group_id is not null) as group_ids
+        from back b
+        group by b.queue, b.priority
+        order by b.queue, b.priority
     loop
         v_count := v_count + v_lane.jobs;
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
@@ -129,7 +165,15 @@ begin
         if v_lane.is_keyed then
             perform pgqueue._mark_old_key();
         end if;
+        v_is_child := v_is_child or v_lane.is_child;
+        v_group_ids := v_group_ids || v_lane.group_ids;
     end loop;
+    if v_is_child then
+        perform pgqueue._block_again(p_ids);
+    end if;
+    if v_group_ids <> '{}' then
+        perform pgqueue._members_came_back(v_group_ids);
+    end if;
 
     for v_job in
         select l.id, l.task, l.dedupe

@@ -15,7 +15,8 @@ create or replace function pgqueue.retry_many(
     job_ids bigint[] default null,
     everything boolean default false,
     max_jobs integer default 1000,
-    after jsonb default null
+    after jsonb default null,
+    group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
@@ -30,10 +31,10 @@ declare
     v_filter jsonb := pgqueue._bulk_filter(
         '{dead,cancelled}', retry_many.state, retry_many.queue, retry_many.task, retry_many.key,
         retry_many.created_after, retry_many.created_before, retry_many.finished_after, retry_many.finished_before,
-        retry_many.job_ids, retry_many.everything
+        retry_many.job_ids, retry_many.everything, retry_many.group_id
     );
 begin
-    if num_nonnulls(retry_many.state, retry_many.job_ids) = 0 then
+    if num_nonnulls(retry_many.state, retry_many.job_ids, retry_many.group_id) = 0 then
         v_filter := v_filter || '{"states": ["dead"]}';
     end if;
     return query
@@ -43,7 +44,7 @@ end
 $$;
 
 comment on function pgqueue.retry_many(
-    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
+    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
 ) is
-    'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; null: dead, or both where job_ids are given. key needs queue. _after is inclusive, _before exclusive. '
+    'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; null: dead, or both where job_ids are given. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

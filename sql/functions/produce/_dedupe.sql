@@ -167,8 +167,9 @@ begin
         run_at = v_run_at,
         ready_at = v_ready_at,
         expires_at = v_expires_at,
-        state = 'waiting',
-        blocked_on = null,
+        -- One that waits for its parents goes on waiting.
+        state = case when j.blocked_on = '@parents' then j.state else 'waiting' end,
+        blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
         resumed = false
     where j.id = p_job_id;
     perform pgqueue._register_lane(v_stands.queue, v_priority, p_job.created_at);
@@ -216,7 +217,7 @@ $$;
 comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
     'Private: _dedupe with errors that say what to do.';
 
-create or replace function pgqueue._enqueue_with_dedupe(p_options pgqueue.job_options, out job_id bigint, out outcome text)
+create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
 language plpgsql
 volatile
@@ -226,15 +227,24 @@ as $$
 declare
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
 begin
-    select d.job_id, d.outcome into job_id, outcome
-    from pgqueue._enqueue_deduped(
-        v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
-    ) d;
+    if v_job.dedupe is null then
+        perform pgqueue._insert_jobs(array[v_job]);
+        job_id := v_job.id;
+        outcome := 'inserted';
+    else
+        select d.job_id, d.outcome into job_id, outcome
+        from pgqueue._enqueue_deduped(
+            v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
+        ) d;
+    end if;
+    if v_job.depends_on is not null and outcome = 'inserted' then
+        perform pgqueue._add_dependencies(array[job_id]);
+    end if;
 end
 $$;
 
-comment on function pgqueue._enqueue_with_dedupe(pgqueue.job_options) is
-    'Private: enqueues one job with a dedupe key, or does with the one that stands what on_conflict says.';
+comment on function pgqueue._enqueue_row(pgqueue.job_options) is
+    'Private: enqueues one job with any options; where another job stands for its dedupe key, does what on_conflict says.';
 
 create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
 returns void

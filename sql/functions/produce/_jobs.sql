@@ -57,6 +57,13 @@ begin
     v_job.retention := p_options.retention;
     v_job.limit_key := p_options.limit_key;
     v_job.timeout := p_options.timeout;
+    if cardinality(p_options.depends_on) > 0 then
+        perform pgqueue._refuse_unknown_parents(p_options.depends_on);
+        v_job := pgqueue._as_child(v_job, p_options.depends_on, p_options.run_if);
+    end if;
+    if p_options.group_id is not null then
+        v_job.group_id := pgqueue._join_group(p_options.group_id);
+    end if;
     if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue) > 0 then
         v_job.retry := pgqueue._job_retry(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue);
     end if;
@@ -88,7 +95,8 @@ begin
             insert into pgqueue.jobs (
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
                 expires_at, max_attempts, retention, retry, key, score, limit_key, dedupe,
-                timeout, enqueued_by
+                timeout, enqueued_by,
+                state, blocked_on, depends_on, run_if, group_id
             )
             overriding system value
             select
@@ -96,17 +104,19 @@ begin
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
                 coalesce(n.expires_at, greatest(n.run_at, n.created_at) + t.expires_in),
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
-                n.timeout, v_enqueued_by
+                n.timeout, v_enqueued_by,
+                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w
             left join pgqueue.queues q on q.name = w.queue
-            returning queue, priority, ready_at, created_at
+            returning queue, priority, ready_at, created_at, blocked_on
         )
         select
             a.queue, a.priority, min(a.ready_at) as ready_at, min(a.created_at) as created_at,
             min(a.ready_at) filter (where a.ready_at > a.created_at) as due_at
         from added a
+        where a.blocked_on is null
         group by a.queue, a.priority
         order by a.queue, a.priority
     loop
@@ -120,4 +130,54 @@ end
 $$;
 
 comment on function pgqueue._insert_jobs(pgqueue.jobs[]) is
-    'Private: inserts jobs in one statement, with what task and queue say of each, registers their lanes and wakes for each queue once.';
+    'Private: inserts jobs in one statement, with what task and queue say of each, registers their lanes and wakes for each queue once. Children need _add_dependencies() next.';
+
+create or replace function pgqueue._as_child(p_job pgqueue.jobs, p_parents bigint[], p_run_if text)
+returns pgqueue.jobs
+language plpgsql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_job pgqueue.jobs := p_job;
+begin
+    v_job.depends_on := array(select distinct p.id from unnest(p_parents) p (id) order by p.id);
+    v_job.run_if := coalesce(p_run_if, 'succeeded');
+    v_job.state := 'blocked';
+    v_job.blocked_on := '@parents';
+    return v_job;
+end
+$$;
+
+comment on function pgqueue._as_child(pgqueue.jobs, bigint[], text) is
+    'Private: the row of a job that depends on others.';
+
+-- n jobs with the same options, for which enqueue_many has no short way.
+create or replace function pgqueue._enqueue_rows(p_options pgqueue.job_options, p_args jsonb[])
+returns setof bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_options pgqueue.job_options := p_options;
+    v_job pgqueue.jobs;
+    v_ids bigint[] := array(select nextval('pgqueue.jobs_id_seq') from unnest(p_args));
+begin
+    v_options.args := '{}';
+    v_job := pgqueue._checked_job(0, pgqueue._ready_at(null), v_options);
+    perform pgqueue._insert_jobs(
+        array(
+            select jsonb_populate_record(v_job, jsonb_build_object('id', n.id, 'args', n.args))
+            from unnest(v_ids, p_args) n (id, args)
+        )
+    );
+    perform pgqueue._add_dependencies(v_ids);
+    return query select i.id from unnest(v_ids) i (id);
+end
+$$;
+
+comment on function pgqueue._enqueue_rows(pgqueue.job_options, jsonb[]) is
+    'Private: enqueues one job for each of p_args, whose options may be any but a dedupe key.';

@@ -14,10 +14,8 @@ begin
     if p_options.task is null or octet_length(p_options.task) not between 1 and 128 then
         perform pgqueue._check_name('task', p_options.task);
     end if;
-    if p_options.depends_on is not null then
-        perform pgqueue._refuse(
-            'depends_on is not supported yet', 'Nothing was enqueued.', 'Leave depends_on out.', '0A000'
-        );
+    if num_nonnulls(p_options.depends_on, p_options.run_if, p_options.group_id) > 0 then
+        perform pgqueue._check_dependencies(p_options);
     end if;
     if p_options.queue is not null then
         perform pgqueue._check_name('queue', p_options.queue);
@@ -105,6 +103,51 @@ as $$
 $$;
 
 comment on function pgqueue._is_declared(jsonb) is 'Private: whether this is what the code may declare for a task, as enqueue(declared) takes it.';
+
+create or replace function pgqueue._check_dependencies(p_options pgqueue.job_options)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if array_ndims(p_options.depends_on) > 1 or array_position(p_options.depends_on, null) is not null then
+        perform pgqueue._refuse(
+            'depends_on must be a plain array of job ids without nulls', format('It is %s.', left(p_options.depends_on::text, 200)),
+            'Give depends_on as the ids that enqueue() returned.'
+        );
+    end if;
+    if cardinality(p_options.depends_on) > 1000 then
+        perform pgqueue._refuse(
+            'depends_on may name at most 1000 jobs', format('It names %s.', cardinality(p_options.depends_on)),
+            'Depend on a group instead: enqueue the jobs as its members, with group_id, and depend on the group.'
+        );
+    end if;
+    if p_options.run_if not in ('succeeded', 'finished', 'failed') then
+        perform pgqueue._refuse(
+            'run_if is unknown', format('It is %s.', quote_literal(p_options.run_if)),
+            'Give run_if as succeeded (all of depends_on; the default), finished (whatever became of them) or failed (one of them).'
+        );
+    end if;
+    if p_options.run_if is not null and p_options.depends_on is null then
+        perform pgqueue._refuse(
+            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, the jobs that run_if is about.'
+        );
+    end if;
+    if cardinality(p_options.depends_on) > 0
+        and exists (select from pgqueue.effective_tasks t where t.name = p_options.task and t.accumulate)
+    then
+        perform pgqueue._refuse(
+            format('task %s accumulates payloads, and depends_on was given', quote_literal(p_options.task)),
+            'Its jobs run together with others of their key.', 'Leave depends_on out.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_dependencies(pgqueue.job_options) is
+    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is seen later.';
 
 create or replace function pgqueue._check_times(p_options pgqueue.job_options)
 returns void

@@ -10,7 +10,7 @@
 -- tasks from carrying all columns of that table.
 -- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
 -- live rows only. Every table here has an index for its question, so no plan looks expensive to JIT.
--- A job with a dedupe key goes another way: see _dedupe. Options other than task and args are checked in _options.
+-- A job with a dedupe key, or one that depends on others, goes another way: see _enqueue_row. Options other than task and args are checked in _options.
 
 create or replace function pgqueue.enqueue(
     task text,
@@ -36,7 +36,9 @@ create or replace function pgqueue.enqueue(
     retry_queue text default null,
     limit_key text default null,
     debounce_max interval default null,
-    declared jsonb default null
+    declared jsonb default null,
+    run_if text default null,
+    group_id bigint default null
 )
 returns bigint
 language plpgsql
@@ -67,7 +69,8 @@ begin
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags, enqueue.retention,
-            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max
+            enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key, enqueue.debounce_max,
+            enqueue.run_if, enqueue.group_id
         ) = 0
     then
         -- Not one condition: the inlined function would be compiled for each call, also the plain one.
@@ -76,14 +79,15 @@ begin
                 perform pgqueue._refuse_declared(enqueue.declared);
             end if;
         end if;
-    elsif enqueue.dedupe is not null then
-        return (pgqueue._enqueue_with_dedupe(
+    elsif num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then
+        return (pgqueue._enqueue_row(
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared
+                enqueue.debounce_max, enqueue.declared,
+                enqueue.run_if, enqueue.group_id
             )
         )).job_id;
     else
@@ -94,7 +98,8 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared
+                enqueue.debounce_max, enqueue.declared,
+                enqueue.run_if, enqueue.group_id
             )
         );
         perform pgqueue._check_args(enqueue.args);
@@ -165,7 +170,8 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
+    text, bigint
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
@@ -181,4 +187,7 @@ comment on function pgqueue.enqueue(
     'call), merge (args || these args), debounce (run_at moves out to the one of this call, and no further than debounce_max '
     'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
     'declared: what the code of the producer declares for the task, as JSON (queue, priority, expires_in, accumulate): it '
-    'holds where neither the job, nor an operator, nor a worker says otherwise. depends_on raises 0A000 in this release.';
+    'holds where neither the job, nor an operator, nor a worker says otherwise. '
+    'depends_on: ids of jobs; it starts when they have ended, as run_if says: succeeded (all of them; should one not, it is '
+    'cancelled; the default), finished (whatever became of them) or failed (as soon as one did not succeed; else it is cancelled). '
+    'group_id: the group that it joins, see open_group().';

@@ -27,7 +27,9 @@ create or replace function pgqueue.enqueue_many(
     retry_queue text default null,
     limit_key text default null,
     debounce_max interval default null,
-    declared jsonb default null
+    declared jsonb default null,
+    run_if text default null,
+    group_id bigint default null
 )
 returns setof bigint
 language plpgsql
@@ -57,7 +59,8 @@ begin
         enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
         enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
-        enqueue_many.debounce_max, enqueue_many.declared
+        enqueue_many.debounce_max, enqueue_many.declared,
+        enqueue_many.run_if, enqueue_many.group_id
     );
     perform pgqueue._check_options(v_options);
     v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
@@ -80,8 +83,13 @@ begin
         end if;
         if cardinality(enqueue_many.args) = 1 then
             v_options.args := (select a.args from unnest(enqueue_many.args) a (args));
-            return query select o.job_id from pgqueue._enqueue_with_dedupe(v_options) o;
+            return query select o.job_id from pgqueue._enqueue_row(v_options) o;
         end if;
+        return;
+    end if;
+
+    if num_nonnulls(enqueue_many.depends_on, enqueue_many.group_id) > 0 then
+        return query select n.id from pgqueue._enqueue_rows(v_options, enqueue_many.args) n (id);
         return;
     end if;
 
@@ -139,7 +147,8 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
+    text, bigint
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
     'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue. '

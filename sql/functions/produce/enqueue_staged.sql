@@ -43,7 +43,7 @@ begin
                     s.limit_key, s.headers, s.max_attempts, s.declared,
                     num_nonnulls(
                         s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                        s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max
+                        s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max, s.run_if, s.group_id
                     )
                 )
             ) as plain
@@ -102,7 +102,7 @@ begin
                 p.limit_key, p.headers, p.max_attempts, p.declared,
                 num_nonnulls(
                     p.timeout, p.dedupe, p.dedupe_for, p.on_conflict, p.depends_on, p.tags, p.retention,
-                    p.retry_policy, p.retry_delay, p.retry_queue, p.debounce_max
+                    p.retry_policy, p.retry_delay, p.retry_queue, p.debounce_max, p.run_if, p.group_id
                 )
             )
     ) s
@@ -204,6 +204,7 @@ declare
     v_options pgqueue.job_options;
     v_job pgqueue.jobs;
     v_jobs pgqueue.jobs[] := '{}'::pgqueue.jobs[];
+    v_children bigint[] := '{}'::bigint[];
     v_done record;
     v_inserted bigint := 0::bigint;
     v_skipped bigint := 0::bigint;
@@ -222,7 +223,7 @@ begin
             n.limit_key, n.headers, n.max_attempts, n.declared,
             num_nonnulls(
                 n.timeout, n.dedupe, n.dedupe_for, n.on_conflict, n.depends_on, n.tags, n.retention,
-                n.retry_policy, n.retry_delay, n.retry_queue, n.debounce_max
+                n.retry_policy, n.retry_delay, n.retry_queue, n.debounce_max, n.run_if, n.group_id
             )
         )
         order by n.dedupe is not null, case when n.dedupe is not null then n.task end collate "C", n.dedupe collate "C", n.n
@@ -231,15 +232,21 @@ begin
             v_row.task, coalesce(v_row.args, '{}'), v_row.queue, v_row.priority, v_row.run_at, v_row.delay, v_row.expires_in,
             v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe, v_row.dedupe_for,
             v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention, v_row.retry_policy,
-            v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.declared
+            v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.declared,
+            v_row.run_if, v_row.group_id
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         if v_job.dedupe is null then
             v_jobs := v_jobs || v_job;
             v_inserted := v_inserted + 1;
+            if v_job.depends_on is not null then
+                v_children := v_children || v_job.id;
+            end if;
             if cardinality(v_jobs) = 1000 then
                 perform pgqueue._insert_jobs(v_jobs);
+                perform pgqueue._add_dependencies(v_children);
                 v_jobs := '{}';
+                v_children := '{}';
             end if;
             continue;
         end if;
@@ -248,6 +255,9 @@ begin
         case v_done.outcome
             when 'inserted' then
                 v_inserted := v_inserted + 1;
+                if v_job.depends_on is not null then
+                    perform pgqueue._add_dependencies(array[v_job.id]);
+                end if;
             when 'skipped' then
                 v_skipped := v_skipped + 1;
             when 'refused' then
@@ -259,6 +269,7 @@ begin
         end case;
     end loop;
     perform pgqueue._insert_jobs(v_jobs);
+    perform pgqueue._add_dependencies(v_children);
     return v_edited || jsonb_build_object('inserted', v_inserted, 'skipped', v_skipped);
 exception
     when lock_not_available then

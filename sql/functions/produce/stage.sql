@@ -49,6 +49,8 @@ begin
         limit_key text,
         debounce_max interval,
         declared jsonb,
+        run_if text,
+        group_id bigint,
         id bigint
     ) on commit delete rows;
     comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.';
@@ -56,7 +58,8 @@ begin
     grant insert (
         task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
         on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
-        debounce_max, declared
+        debounce_max, declared,
+        run_if, group_id
     ) on pg_temp.pgqueue_staged to public;
 end
 $$;

@@ -1,0 +1,35 @@
+"""Dependencies, groups, durable steps and events."""
+
+from pathlib import Path
+
+from pgqueue.schema.migrate import run_sql
+
+revision = "0015"
+down_revision = "0014"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "c33d24b1a51e476f4606531b1355d310c0a014167477fdb9d273cfc38b11a8a0"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    run_sql(
+        """
+        alter type pgqueue.job_options drop attribute run_if, drop attribute group_id;
+        alter table pgqueue.settings drop column retention_parents;
+        drop table pgqueue.notes, pgqueue.event_waits, pgqueue.events, pgqueue.steps, pgqueue.dependencies;
+        drop index pgqueue.jobs_key_held, pgqueue.jobs_key_children, pgqueue.jobs_group, pgqueue.history_group;
+        create index jobs_key_held on pgqueue.jobs (queue, key, id)
+            where key is not null and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0));
+        delete from pgqueue.jobs where blocked_on like '@%';
+        alter table pgqueue.jobs
+            drop column depends_on, drop column run_if, drop column group_id, drop column has_steps;
+        alter table pgqueue.history
+            drop column depends_on, drop column run_if, drop column group_id, drop column steps;
+        """
+    )

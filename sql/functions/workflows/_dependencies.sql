@@ -1,0 +1,397 @@
+-- Dependencies: jobs that start only after others have ended.
+--
+-- A child is blocked on '@parents', out of the ready index, and has a row of dependencies for each parent that has not
+-- ended. Whatever ends a job first locks and removes its row of jobs and, in a *later* statement, closes its rows of
+-- dependencies: deletes them where it succeeded, else writes how it ended. Then it settles the children: a child whose
+-- run_if is met goes back to the ready index, one whose run_if cannot be met any more is cancelled.
+--
+-- Nobody waits for anybody, and no wake-up is lost, because what a statement may have missed is left as a note, which is
+-- read in a later transaction (see _notes):
+-- - A child and a parent that ends beside its enqueue. The enqueue locks no parent; it leaves a note with the child. Once
+--   the child is committed, a look at the note tries to lock each parent (KEY SHARE, SKIP LOCKED, for one statement).
+--   Locked: it lives, and whatever ends it later sees the row of dependencies. Visible, but locked by somebody else: it
+--   may be ending, and the note stays. Gone: history says how it ended.
+-- - Two last parents that end at the same time: each sees the other's row. So each leaves a note with the child. The note
+--   of the one that commits last is read when both have committed.
+-- - Above READ COMMITTED no statement sees the rows that came after the snapshot: a note with the parent.
+-- - A child whose row another session has locked: a note with the child.
+-- What one call closes is bounded; a note with the parent has the rest.
+
+-- The jobs are there, blocked where they depend on others. p_ids: those that may.
+create or replace function pgqueue._add_dependencies(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_parents bigint[];
+    v_ended bigint[];
+    v_ends text[];
+    v_traceless bigint[];
+    v_children bigint[];
+begin
+    select array_agg(distinct p.id), array_agg(distinct w.id)
+    into v_parents, v_children
+    from unnest(p_ids) w (id)
+    cross join lateral (
+        select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on in ('@parents', '@jobs', '@open') limit 1
+    ) j
+    cross join lateral unnest(j.depends_on) p (id);
+    if v_parents is null then
+        return;
+    end if;
+
+    select
+        array_agg(p.id) filter (where not p.lives),
+        array_agg(coalesce(p.ended, 'deleted')) filter (where not p.lives),
+        array_agg(p.id) filter (where p.lives and p.traceless)
+    into v_ended, v_ends, v_traceless
+    from pgqueue._find_parents(v_parents) p;
+
+    insert into pgqueue.dependencies (parent, child, ended, traceless)
+    select p.id, w.id, e.state, p.id = any (coalesce(v_traceless, '{}'))
+    from unnest(v_children) w (id)
+    cross join lateral (select j.depends_on from pgqueue.jobs j where j.id = w.id limit 1) j
+    cross join lateral unnest(j.depends_on) p (id)
+    left join unnest(v_ended, v_ends) e (id, state) on e.id = p.id
+    where e.state is distinct from 'succeeded';
+    -- Those with open parents stay, and get their notes; the others need none.
+    perform pgqueue._settle_and_follow(v_children, 'c');
+end
+$$;
+
+comment on function pgqueue._add_dependencies(bigint[]) is
+    'Private: writes down what new jobs wait for, and releases or cancels those whose parents have ended already.';
+
+create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_unknown bigint;
+begin
+    select min(p.id) into v_unknown from pgqueue._find_parents(p_ids) p where not p.lives and p.ended is null;
+    if v_unknown is not null then
+        perform pgqueue._refuse(
+            format('depends_on names job %s, which is unknown', v_unknown),
+            'There is no such job, or its retention has ended. Nothing was enqueued.',
+            'Give depends_on as ids that enqueue() returned, of jobs that history still keeps if they have ended.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._refuse_unknown_parents(bigint[]) is
+    'Private: refuses to depend on jobs that neither live nor stand in history.';
+
+create or replace function pgqueue._find_parents(p_ids bigint[])
+returns table (id bigint, lives boolean, ended text, traceless boolean)
+language sql
+stable
+parallel safe
+rows 10
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select
+        p.id, l.task is not null, h.state::text,
+        coalesce(
+            l.retention,
+            (select coalesce(t.retention_succeeded, q.retention_succeeded)
+            from (values (1)) one (row)
+            left join pgqueue.effective_tasks t on t.name = l.task
+            left join pgqueue.queues q on q.name = l.queue),
+            (select s.retention_succeeded from pgqueue.settings s where s.one)
+        ) <= '0'
+    from unnest(p_ids) p (id)
+    left join lateral (
+        select j.task, j.queue, j.retention from pgqueue.jobs j where j.id = p.id limit 1
+    ) l on true
+    left join lateral (
+        select x.state from pgqueue.history x where l.task is null and x.id = p.id limit 1
+    ) h on true
+$$;
+
+comment on function pgqueue._find_parents(bigint[]) is
+    'Private: whether these jobs live, else how they ended (null: unknown), and whether history keeps them when they succeed.';
+
+-- What becomes of a child, by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
+create or replace function pgqueue._verdict(p_run_if text, p_open boolean, p_failed boolean)
+returns text
+language sql
+immutable
+parallel safe
+as $$
+    select case
+        when p_failed and p_run_if = 'failed' then 'run'
+        when p_failed and p_run_if = 'succeeded' then 'cancel'
+        when p_open then 'wait'
+        when p_run_if = 'failed' then 'cancel'
+        else 'run'
+    end
+$$;
+
+comment on function pgqueue._verdict(text, boolean, boolean) is
+    'Private: run, cancel or wait, for a job with these parents.';
+
+-- Those of p_children that are live, blocked on their parents, and not locked by another session.
+-- p_note: the kind of note for those that go on waiting; null: none.
+create or replace function pgqueue._settle_children(p_children bigint[], p_note "char")
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- A variable: see extend.
+    v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
+    v_locked bigint[];
+    v_held bigint[];
+    v_run bigint[];
+    v_wait bigint[];
+    v_cancel bigint[];
+    v_reservations bigint[];
+    v_errors jsonb[];
+    v_groups bigint[];
+    v_cancel_groups bigint[];
+begin
+    if p_children is null or p_children = '{}' then
+        return '{}'::bigint[];
+    end if;
+    select array_agg(l.id)
+    into v_locked
+    from (select distinct u.id from unnest(p_children) u (id) order by u.id) w
+    cross join lateral (
+        select j.id
+        from pgqueue.jobs j
+        where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
+        for update skip locked
+    ) l;
+    -- A later statement: what was committed when the row was locked counts.
+    with children as materialized (
+        select
+            j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group,
+            case
+                when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
+                else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
+            end as verdict
+        from unnest(v_locked) w (id)
+        cross join lateral (
+            select x.id, x.reservation, x.run_if, x.blocked_on from pgqueue.jobs x where x.id = w.id limit 1
+        ) j
+        cross join lateral (
+            -- From the newest parent back: the oldest have left dead entries.
+            select coalesce(
+                (
+                    select true
+                    from pgqueue.dependencies d
+                    where d.child = w.id and d.ended is null
+                    order by d.child desc, d.parent desc
+                    limit 1
+                ),
+                false
+            ) as is_open
+        ) o
+        left join lateral (
+            select d.parent, d.ended
+            from pgqueue.dependencies d
+            where d.child = w.id and d.ended is not null
+            order by d.child, d.parent
+            limit 1
+        ) f on true
+    )
+    select
+        array_agg(c.id order by c.id) filter (where c.verdict = 'run' and not c.is_group),
+        array_agg(c.id) filter (where c.verdict = 'wait'),
+        array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(pgqueue._parent_error(c.parent, c.ended) order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(c.id) filter (where c.verdict = 'run' and c.is_group),
+        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group)
+    into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups
+    from children c;
+
+    if v_run is not null then
+        perform pgqueue._release_children(v_run);
+    end if;
+    if v_groups is not null then
+        perform pgqueue._leave_notes('g', v_groups);
+    end if;
+    if v_cancel_groups is not null then
+        perform pgqueue._cancel_groups(v_cancel_groups);
+    end if;
+    if p_note is not null and v_wait is not null then
+        perform pgqueue._leave_notes(p_note, v_wait);
+    end if;
+    if coalesce(cardinality(v_locked), 0) < cardinality(p_children) then
+        select array_agg(l.id)
+        into v_held
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
+            limit 1
+        ) l
+        where w.id <> all (coalesce(v_locked, '{}'));
+        if v_held is not null then
+            perform pgqueue._leave_notes('w', v_held, interval '200 ms');
+        end if;
+    end if;
+    if v_cancel is null then
+        return '{}'::bigint[];
+    end if;
+    return pgqueue._finish(v_cancel, v_reservations, false, 'cancelled', null, null, null, v_errors, false);
+end
+$$;
+
+comment on function pgqueue._settle_children(bigint[], "char") is
+    'Private: releases and cancels children whose parents allow it, and returns those that it cancelled, whose own children the caller settles.';
+
+create or replace function pgqueue._parent_error(p_parent bigint, p_ended text)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_parent is null
+            then '{"class": "NotNeeded", "message": "all the jobs that it depends on succeeded, and it was to run if one failed"}'
+        else jsonb_build_object(
+            'class', 'ParentFailed',
+            'message', format('job %s, which it depends on, did not succeed: it is %s', p_parent, p_ended)
+        )
+    end
+$$;
+
+comment on function pgqueue._parent_error(bigint, text) is 'Private: why a child is cancelled.';
+
+create or replace function pgqueue._settle_and_follow(p_children bigint[], p_note "char")
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_cancelled bigint[] := pgqueue._settle_children(p_children, p_note);
+begin
+    if v_cancelled <> '{}' then
+        perform pgqueue._end_parents(v_cancelled, 'cancelled');
+    end if;
+end
+$$;
+
+comment on function pgqueue._settle_and_follow(bigint[], "char") is
+    'Private: settles children, and the children of those that it cancels.';
+
+-- The caller has locked the rows. They start at the later of run_at and now; in the order of their ids.
+create or replace function pgqueue._release_children(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_lane record;
+begin
+    for v_lane in
+        with released as (
+            update pgqueue.jobs j
+            set
+                state = pgqueue._state_again(j.errors, j.attempts),
+                blocked_on = null,
+                resumed = j.run_at <= v_now,
+                ready_at = case
+                    when j.run_at > v_now then greatest(j.run_at, pgqueue._ready_at(null))
+                    else v_now + (w.n - 1) * interval '1 us'
+                end
+            from unnest(p_ids) with ordinality w (id, n)
+            where j.id = w.id
+            returning j.queue, j.priority, j.ready_at
+        )
+        select r.queue, r.priority, min(r.ready_at) as ready_at
+        from released r
+        group by r.queue, r.priority
+        order by r.queue, r.priority
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
+        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
+    end loop;
+    perform pgqueue._drop_dependencies(p_ids, true);
+end
+$$;
+
+comment on function pgqueue._release_children(bigint[]) is
+    'Private: makes children ready, and forgets those of their parents that have ended.';
+
+-- Skips rows that another session has locked: maintain finds what is left.
+create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    if p_ended then
+        delete from pgqueue.dependencies d
+        where d.ctid = any (
+            array(
+                select l.row_ctid
+                from unnest(p_children) w (id)
+                cross join lateral (
+                    select x.ctid as row_ctid
+                    from pgqueue.dependencies x
+                    where x.child = w.id and x.ended is not null
+                    for update skip locked
+                ) l
+            )
+        );
+    else
+        delete from pgqueue.dependencies d
+        where d.ctid = any (
+            array(
+                select l.row_ctid
+                from unnest(p_children) w (id)
+                cross join lateral (
+                    select x.ctid as row_ctid from pgqueue.dependencies x where x.child = w.id for update skip locked
+                ) l
+            )
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._drop_dependencies(bigint[], boolean) is
+    'Private: forgets what jobs wait for; p_ended: only parents that have ended.';

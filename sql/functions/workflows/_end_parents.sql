@@ -1,0 +1,299 @@
+-- What the end of a job does to the jobs that depend on it. See _dependencies.
+--
+-- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes says that no job
+-- ever depended on another. Where none of these has children it costs one probe of an index: of the range between the
+-- least and the greatest id, for one probe of each of a batch would be felt. Closing is bounded by 1,000 rows a call: a
+-- note has the rest.
+
+-- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
+-- hides that.
+create or replace function pgqueue._has_notes()
+returns boolean
+language sql
+volatile
+parallel safe
+as $$
+    select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
+$$;
+
+comment on function pgqueue._has_notes() is 'Private: false: no note was ever left, so nothing depends on anything.';
+
+create or replace function pgqueue._end_parents(p_ids bigint[], p_state text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_ids bigint[] := p_ids;
+    v_state text := p_state;
+    v_children bigint[];
+    v_left integer := 1000;
+begin
+    if pgqueue._old_snapshot() then
+        if pgqueue._has_notes() then
+            perform pgqueue._leave_notes('p', p_ids, '0', p_state);
+        end if;
+        return;
+    end if;
+    loop
+        v_children := pgqueue._close_dependencies(v_ids, v_state, v_left);
+        exit when v_children is null;
+        v_left := v_left - cardinality(v_children);
+        v_ids := pgqueue._settle_children(v_children, 'w');
+        exit when v_ids = '{}';
+        v_state := 'cancelled';
+    end loop;
+end
+$$;
+
+comment on function pgqueue._end_parents(bigint[], text) is
+    'Private: settles the children of jobs that ended; p_state: succeeded, dead, cancelled or deleted.';
+
+-- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, for a snapshot of its own.
+create or replace function pgqueue._has_children(p_ids bigint[])
+returns boolean
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return exists (
+        select
+        from pgqueue.dependencies d
+        where d.parent >= (select min(i.id) from unnest(p_ids) i (id))
+            and d.parent <= (select max(i.id) from unnest(p_ids) i (id))
+    );
+end
+$$;
+
+comment on function pgqueue._has_children(bigint[]) is
+    'Private: whether one of these jobs, or one whose id is between theirs, has children; false: none of them has.';
+
+create or replace function pgqueue._parents_among(p_ids bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    if pgqueue._has_children(p_ids) then
+        return (
+            select array_agg(i.id)
+            from unnest(p_ids) i (id)
+            where exists (select from pgqueue.dependencies d where d.parent = i.id limit 1)
+        );
+    end if;
+    return null;
+end
+$$;
+
+comment on function pgqueue._parents_among(bigint[]) is 'Private: those of these jobs for which others wait.';
+
+-- p_after: only children with ids above it, where the parents before were done by an earlier call.
+create or replace function pgqueue._close_dependencies(
+    p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
+)
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_parents bigint[];
+    v_rows tid[];
+    v_children bigint[];
+begin
+    if not pgqueue._has_children(p_ids) then
+        return null;
+    end if;
+    select array_agg(distinct o.parent), array_agg(o.row_ctid), array_agg(distinct o.child)
+    into v_parents, v_rows, v_children
+    from (
+        select l.*
+        from (select u.id from unnest(p_ids) u (id) order by u.id) p
+        cross join lateral (
+            select d.parent, d.child, d.ctid as row_ctid
+            from pgqueue.dependencies d
+            where d.parent = p.id and d.child > p_after and d.ended is null
+            order by d.parent, d.child
+            for update skip locked
+        ) l
+        limit p_limit
+    ) o;
+    if p_state = 'succeeded' then
+        delete from pgqueue.dependencies d where d.ctid = any (v_rows);
+    else
+        update pgqueue.dependencies d set ended = p_state where d.ctid = any (v_rows);
+    end if;
+    -- The rest: beyond the limit, or locked by another session.
+    insert into pgqueue.notes (kind, id, after, name, look_at, xid)
+    select 'p', p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
+    from unnest(p_ids) p (id)
+    cross join lateral (
+        select d.child
+        from pgqueue.dependencies d
+        where d.parent = p.id and d.child > p_after and d.ended is null
+        order by d.parent, d.child
+        limit 1
+    ) l;
+    return v_children;
+end
+$$;
+
+comment on function pgqueue._close_dependencies(bigint[], text, integer, bigint) is
+    'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; a note has the rest.';
+
+-- The rest of what a note says of a parent. Meanwhile it may have been retried. While its row in history is locked it is not.
+create or replace function pgqueue._close_more(p_note pgqueue.notes)
+returns integer
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_state text := p_note.name;
+    v_children bigint[];
+begin
+    if v_state not in ('succeeded', 'deleted') then
+        v_state := (select h.state from pgqueue.history h where h.id = p_note.id limit 1 for key share skip locked);
+        if v_state is null then
+            if exists (select from pgqueue.jobs j where j.id = p_note.id) then
+                return 0;
+            end if;
+            if exists (select from pgqueue.history h where h.id = p_note.id) then
+                insert into pgqueue.notes (kind, id, after, name, look_at, xid)
+                select 'p', p_note.id, p_note.after, p_note.name, pgqueue._clock() + interval '200 ms', pg_current_xact_id();
+                return 0;
+            end if;
+            -- History does not keep it.
+            v_state := p_note.name;
+        end if;
+    end if;
+    v_children := pgqueue._close_dependencies(array[p_note.id], v_state, 1000, p_note.after);
+    perform pgqueue._settle_and_follow(v_children, 'w');
+    return coalesce(cardinality(v_children), 0);
+end
+$$;
+
+comment on function pgqueue._close_more(pgqueue.notes) is
+    'Private: closes up to 1,000 more dependencies on a job that ended, unless it was retried since; returns how many.';
+
+-- The parents of new children, each seen in a transaction after the one that enqueued the child. See _dependencies. Those
+-- that have ended stay locked in history, so that no retry brings them back beside this.
+create or replace function pgqueue._check_parents(p_children bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_parents bigint[];
+    v_alive bigint[] := '{}'::bigint[];
+    v_ended bigint[];
+    v_ends text[];
+    v_lost bigint[];
+begin
+    select array_agg(distinct d.parent)
+    into v_parents
+    from unnest(p_children) w (id)
+    cross join lateral (
+        select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended is null
+    ) d;
+    if v_parents is null then
+        return '{}'::bigint[];
+    end if;
+    begin
+        select coalesce(array_agg(l.id), '{}')
+        into v_alive
+        from (select u.id from unnest(v_parents) u (id) order by u.id) w
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = w.id for key share skip locked
+        ) l;
+        -- The locks end with this block: a claim skips locked rows.
+        raise exception using errcode = 'lock_not_available';
+    exception when lock_not_available then
+        null;
+    end;
+    if v_alive @> v_parents then
+        return '{}'::bigint[];
+    end if;
+
+    select array_agg(l.id), array_agg(l.state)
+    into v_ended, v_ends
+    from (select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive) order by u.id) w
+    cross join lateral (
+        select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
+    ) l;
+    select array_agg(p.id)
+    into v_lost
+    from pgqueue._find_parents(
+        array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive || coalesce(v_ended, '{}')))
+    ) p
+    where not p.lives and p.ended is null;
+
+    with gone as materialized (
+        select
+            l.row_ctid,
+            case when p.state is null and not l.traceless then 'deleted' when p.state <> 'succeeded' then p.state end as ended
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select d.parent, d.traceless, d.ctid as row_ctid
+            from pgqueue.dependencies d
+            where d.child = w.id and d.ended is null and d.parent = any (v_ended || v_lost)
+            for update skip locked
+        ) l
+        left join unnest(v_ended, v_ends) p (id, state) on p.id = l.parent
+    ),
+    succeeded as (
+        delete from pgqueue.dependencies d
+        where d.ctid = any (array(select g.row_ctid from gone g where g.ended is null))
+    )
+    update pgqueue.dependencies d
+    set ended = g.ended
+    from gone g
+    where d.ctid = g.row_ctid and g.ended is not null;
+
+    -- Also where another session has locked the row of a parent that is gone.
+    return array(
+        select w.id
+        from unnest(p_children) w (id)
+        where exists (
+            select
+            from pgqueue.dependencies d
+            where d.child = w.id and d.ended is null and d.parent = any (v_parents) and d.parent <> all (v_alive)
+        )
+    );
+end
+$$;
+
+comment on function pgqueue._check_parents(bigint[]) is
+    'Private: closes the dependencies of children on parents that have ended, and returns those that have a parent which may be ending now.';

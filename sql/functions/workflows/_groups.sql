@@ -1,0 +1,383 @@
+-- Groups: jobs that are awaited together. A group is a job without a handler, its members are jobs with its group_id.
+--
+-- The group is blocked on '@open' until close_group, then on '@group'. It ends when it is closed, the jobs that it depends
+-- on allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set.
+-- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a
+-- handful; the last members to end each leave one, and the note of the one that commits last is read when all have
+-- committed. Cancels and deletes of members that wait leave one always: what they saw waiting may end beside them.
+-- While members only execute, the note is kept.
+-- Joining locks the group's row (KEY SHARE, to the producer's commit), for which close_group waits; after that only a
+-- member brings in others, and locks its own row, which keeps the group alive.
+
+create or replace function pgqueue._join_group(p_group_id bigint)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_found record;
+begin
+    -- A group first: one that is a member of another is meant itself.
+    select j.blocked_on, j.group_id, j.task
+    into v_found
+    from pgqueue.jobs j
+    where j.id = p_group_id
+    for key share;
+    if not found or (v_found.task <> '@group' and v_found.group_id is null) then
+        perform pgqueue._refuse(
+            format('group_id names %s, which is no group', p_group_id),
+            case
+                when found then 'It is a job, and not a member of a group.'
+                else 'There is no such group, or it has ended. Nothing was enqueued.'
+            end,
+            'Give the id that open_group() returned, or that of a member that is executing.'
+        );
+    elsif v_found.task <> '@group' then
+        return v_found.group_id;
+    elsif v_found.blocked_on is distinct from '@open' then
+        perform pgqueue._refuse(
+            format('group %s is closed', p_group_id), 'Nothing was enqueued.',
+            'Enqueue all members before close_group(); a member that is executing gives its own id as group_id.', '55000'
+        );
+    end if;
+    return p_group_id;
+end
+$$;
+
+comment on function pgqueue._join_group(bigint) is
+    'Private: the group that a job with this group_id joins; the id of a member means its group. Locks the row until the transaction ends.';
+
+-- p_unstarted: these members had not started: an end beside this one may have seen them waiting.
+create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    insert into pgqueue.notes (kind, id, look_at, xid)
+    select 'g', g.id, pgqueue._clock(), pg_current_xact_id()
+    from (select distinct u.id from unnest(p_group_ids) u (id)) g
+    where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_waiting_members(g.id);
+end
+$$;
+
+comment on function pgqueue._leave_groups(bigint[], boolean) is
+    'Private: leaves notes with the groups of members that ended, where these may have been the last.';
+
+-- From the highest id: jobs start in the order of their ids, and the lowest have left dead entries.
+create or replace function pgqueue._has_waiting_members(p_group_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+declare
+    v_state pgqueue.job_state;
+begin
+    foreach v_state in array '{waiting,failed,blocked}'::pgqueue.job_state[] loop
+        if exists (
+            select
+            from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
+            order by j.group_id desc, j.state desc, j.id desc
+            limit 1
+        ) then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
+
+comment on function pgqueue._has_waiting_members(bigint) is
+    'Private: whether a member of a group lives that does not execute.';
+
+-- What a note with a group asks: can it end? A group that ended and has members again, for one was retried, comes back.
+create or replace function pgqueue._look_at_groups(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_id bigint;
+    v_group record;
+    v_is_executing boolean;
+begin
+    foreach v_id in array p_ids loop
+        select j.reservation, j.blocked_on, j.run_if, j.cancel_requested_at is not null as is_cancelled
+        into v_group
+        from pgqueue.jobs j
+        where j.id = v_id and j.task = '@group'
+        for update skip locked;
+        if not found then
+            if exists (select from pgqueue.jobs j where j.id = v_id) then
+                -- Somebody joins it, or closes it.
+                perform pgqueue._leave_notes('g', array[v_id], interval '200 ms');
+            elsif pgqueue._has_members(v_id) then
+                perform pgqueue._revive_group(v_id);
+            end if;
+            continue;
+        end if;
+        -- An open one is looked at again by close_group.
+        continue when v_group.blocked_on = '@open';
+        -- Later statements: they show what was committed when the row was locked.
+        continue when pgqueue._has_waiting_members(v_id);
+        v_is_executing := pgqueue._has_members(v_id);
+        if v_is_executing then
+            perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');
+        elsif not exists (
+            select from pgqueue.dependencies d where d.child = v_id and d.ended is null
+        ) or v_group.is_cancelled then
+            perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.run_if);
+        end if;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._look_at_groups(bigint[]) is
+    'Private: ends groups that are closed and have no live members, and brings back those that have some again.';
+
+create or replace function pgqueue._has_members(p_group_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return exists (
+        select from pgqueue.jobs j
+        where j.group_id is not null and j.group_id = p_group_id and j.state = 'executing'
+        limit 1
+    ) or pgqueue._has_waiting_members(p_group_id);
+end
+$$;
+
+comment on function pgqueue._has_members(bigint) is 'Private: whether a member of a group lives.';
+
+-- The caller has locked its row.
+create or replace function pgqueue._end_group(p_id bigint, p_reservation bigint, p_is_cancelled boolean, p_run_if text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_ended record;
+    v_parent record;
+    v_error jsonb;
+    v_state pgqueue.job_state;
+begin
+    select
+        count(*) filter (where h.state = 'succeeded') as succeeded,
+        count(*) filter (where h.state = 'dead') as dead,
+        count(*) filter (where h.state = 'cancelled') as cancelled
+    into v_ended
+    from pgqueue.history h
+    where h.group_id is not null and h.group_id = p_id;
+    v_state := case
+        when p_is_cancelled then 'cancelled'
+        when v_ended.dead > 0 then 'dead'
+        when v_ended.cancelled > 0 then 'cancelled'
+        else 'succeeded'
+    end;
+    select d.parent, d.ended into v_parent from pgqueue.dependencies d where d.child = p_id and d.ended is not null
+    order by d.child, d.parent limit 1;
+    if p_is_cancelled and pgqueue._verdict(p_run_if, false, v_parent.parent is not null) = 'cancel' then
+        v_error := pgqueue._parent_error(v_parent.parent, v_parent.ended);
+    elsif v_state <> 'succeeded' and not p_is_cancelled then
+        v_error := jsonb_build_object(
+            'class', 'MemberFailed',
+            'message', format(
+                '%s of its members are dead, %s were cancelled, %s succeeded', v_ended.dead, v_ended.cancelled, v_ended.succeeded
+            )
+        );
+    end if;
+    perform pgqueue._finish(
+        array[p_id], array[p_reservation], false, v_state,
+        array[jsonb_build_object('succeeded', v_ended.succeeded, 'dead', v_ended.dead, 'cancelled', v_ended.cancelled)],
+        v_error
+    );
+end
+$$;
+
+comment on function pgqueue._end_group(bigint, bigint, boolean, text) is
+    'Private: ends a group with what became of its members, as far as history keeps them.';
+
+-- In slices of 1,000; a note has the rest. Executing members are asked to cancel.
+create or replace function pgqueue._cancel_members(p_group_id bigint)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_state pgqueue.job_state;
+    v_ids bigint[];
+    v_reservations bigint[];
+    v_groups bigint[];
+    v_left integer := 1000;
+begin
+    foreach v_state in array '{executing,failed,blocked,waiting}'::pgqueue.job_state[] loop
+        select
+            array_agg(l.id) filter (where l.task <> '@group'),
+            array_agg(l.reservation) filter (where l.task <> '@group'),
+            array_agg(l.id) filter (where l.task = '@group')
+        into v_ids, v_reservations, v_groups
+        from (
+            select j.id, j.reservation, j.task
+            from pgqueue.jobs j
+            where j.group_id is not null
+                and j.group_id = p_group_id
+                and j.state = v_state
+                and j.cancel_requested_at is null
+            order by j.id
+            limit v_left
+            for update skip locked
+        ) l;
+        if v_state = 'executing' then
+            perform pgqueue._request_cancel(v_ids);
+        elsif v_ids is not null then
+            v_left := v_left - cardinality(pgqueue._finish(v_ids, v_reservations, false, 'cancelled'));
+        end if;
+        if v_groups is not null then
+            perform pgqueue._cancel_groups(v_groups);
+        end if;
+        exit when v_left <= 0;
+    end loop;
+    if exists (
+        select from pgqueue.jobs j
+        where j.group_id is not null and j.group_id = p_group_id and j.cancel_requested_at is null
+        limit 1
+    ) then
+        perform pgqueue._leave_notes('m', array[p_group_id], interval '100 ms');
+    end if;
+end
+$$;
+
+comment on function pgqueue._cancel_members(bigint) is
+    'Private: cancels up to 1,000 members of a group; a note has the rest.';
+
+-- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
+create or replace function pgqueue._cancel_groups(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    update pgqueue.jobs j
+    set
+        blocked_on = '@group',
+        cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock())
+    where j.id = any (p_ids);
+    perform pgqueue._leave_notes('m', p_ids);
+    perform pgqueue._leave_notes('g', p_ids);
+end
+$$;
+
+comment on function pgqueue._cancel_groups(bigint[]) is
+    'Private: closes groups, and leaves notes that cancel their members.';
+
+create or replace function pgqueue._members_came_back(p_group_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
+begin
+    -- One that is ending beside this is seen by whoever reads the note.
+    perform pgqueue._leave_notes('g', v_ids);
+    if not pgqueue._old_snapshot() then
+        perform pgqueue._revive_group(g.id)
+        from unnest(v_ids) g (id)
+        where not exists (select from pgqueue.jobs j where j.id = g.id);
+    end if;
+end
+$$;
+
+comment on function pgqueue._members_came_back(bigint[]) is
+    'Private: brings groups back that ended, for members of them were retried.';
+
+create or replace function pgqueue._revive_group(p_id bigint)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_place record;
+begin
+    select h.id, h.granularity, h.kept_until
+    into v_place
+    from pgqueue.history h
+    where h.id = p_id and h.task = '@group'
+    for update skip locked;
+    if not found then
+        if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
+            perform pgqueue._leave_notes('g', array[p_id], interval '200 ms');
+        end if;
+        return;
+    end if;
+    perform pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        blocked_on = '@group',
+        resumed = false,
+        errors = nullif(j.errors - (-1), '[]')
+    where j.id = p_id;
+    perform pgqueue._leave_notes('g', array[p_id]);
+    perform pgqueue._reopen_children(array[p_id]);
+end
+$$;
+
+comment on function pgqueue._revive_group(bigint) is
+    'Private: brings a group back that ended, for a member of it was retried.';

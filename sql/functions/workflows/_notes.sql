@@ -1,0 +1,112 @@
+-- Notes: what to check again in a later transaction, for its snapshot shows what this one cannot see.
+--
+-- Whatever ends, enqueues or retries a job may leave a note, and reads none. Reserve, when it comes up short, and maintain
+-- read notes. A note is deleted when it is read; what must be checked once more gets a new one. A transaction does
+-- not read its own notes: it still sees what runs beside it as it was.
+-- Skips notes that another session is reading.
+
+create or replace function pgqueue._leave_notes(
+    p_kind "char", p_ids bigint[], p_in interval default '0', p_name text default null
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into pgqueue.notes (kind, id, after, name, look_at, xid)
+    select p_kind, w.id, 0, p_name, pgqueue._clock() + p_in, pg_current_xact_id()
+    from unnest(p_ids) w (id);
+end
+$$;
+
+comment on function pgqueue._leave_notes("char", bigint[], interval, text) is
+    'Private: leaves a note for each of these jobs.';
+
+create or replace function pgqueue._read_notes(p_limit integer)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_parents pgqueue.notes[];
+    v_parent pgqueue.notes;
+    v_children bigint[];
+    v_waiting bigint[];
+    v_retried bigint[];
+    v_groups bigint[];
+    v_cancelled bigint[];
+    v_events text[];
+    v_left integer := 1000;
+begin
+    if not exists (select from pgqueue.notes) then
+        return false;
+    end if;
+    with due as materialized (
+        select k.n
+        from pgqueue.notes k
+        -- Of the far future after the clock stepped back: due as well.
+        where (k.look_at <= v_now or k.look_at > v_now + interval '10 s')
+            and k.xid is distinct from pg_current_xact_id_if_assigned()
+        order by k.n
+        limit p_limit
+        for update skip locked
+    ),
+    taken as (
+        delete from pgqueue.notes k
+        where k.n = any (array(select d.n from due d))
+        returning k.n, k.kind, k.id, k.after, k.name, k.look_at, k.xid
+    )
+    select
+        array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
+            filter (where t.kind = 'p'),
+        array_agg(distinct t.id) filter (where t.kind = 'c'),
+        array_agg(distinct t.id) filter (where t.kind = 'w'),
+        array_agg(distinct t.id) filter (where t.kind = 'r'),
+        array_agg(distinct t.id) filter (where t.kind = 'g'),
+        array_agg(distinct t.id) filter (where t.kind = 'm'),
+        array_agg(distinct t.name) filter (where t.kind = 'e')
+    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events
+    from taken t;
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events) = 0 then
+        return false;
+    end if;
+
+    foreach v_parent in array coalesce(v_parents, '{}') loop
+        if v_left > 0 then
+            v_left := v_left - pgqueue._close_more(v_parent);
+        else
+            insert into pgqueue.notes (kind, id, after, name, look_at, xid)
+            values ('p', v_parent.id, v_parent.after, v_parent.name, v_now, pg_current_xact_id());
+        end if;
+    end loop;
+    if v_retried is not null then
+        perform pgqueue._reopen_children(v_retried);
+    end if;
+    if v_children is not null then
+        perform pgqueue._leave_notes('c', pgqueue._check_parents(v_children), interval '200 ms');
+        perform pgqueue._settle_and_follow(v_children, null);
+    end if;
+    if v_waiting is not null then
+        perform pgqueue._settle_and_follow(v_waiting, null);
+        perform pgqueue._revive_children(v_waiting);
+    end if;
+    perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
+    perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
+    if v_groups is not null then
+        perform pgqueue._look_at_groups(v_groups);
+    end if;
+    return true;
+end
+$$;
+
+comment on function pgqueue._read_notes(integer) is
+    'Private: checks again what up to p_limit notes say; false: there was none.';

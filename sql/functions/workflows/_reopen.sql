@@ -1,0 +1,184 @@
+-- What a retry of a job undoes: the children that were cancelled because of it wait again.
+--
+-- A child that was cancelled keeps its rows of dependencies, so they say what it still waits for. retry() reopens those
+-- of the job, and brings back each child that was cancelled for its parents' sake and has no other that failed; then the
+-- children of those. A look at a note may cancel a child at the same moment: a note with the child, read when both are
+-- committed, brings it back. Bounded by 1,000 children a call: a note has the rest.
+
+create or replace function pgqueue._reopen_children(p_parents bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_parents bigint[] := p_parents;
+    v_rows tid[];
+    v_children bigint[];
+    v_left integer := 1000;
+begin
+    if pgqueue._old_snapshot() then
+        perform pgqueue._leave_notes('r', p_parents);
+        return;
+    end if;
+    loop
+        -- One that has ended again meanwhile keeps what its end wrote.
+        v_parents := array(
+            select w.id from unnest(v_parents) w (id) where exists (select from pgqueue.jobs j where j.id = w.id)
+        );
+        exit when not pgqueue._has_children(v_parents);
+        select array_agg(l.row_ctid), array_agg(distinct l.child)
+        into v_rows, v_children
+        from (
+            select o.*
+            from (select u.id from unnest(v_parents) u (id) order by u.id) p
+            cross join lateral (
+                select d.child, d.ctid as row_ctid
+                from pgqueue.dependencies d
+                where d.parent = p.id and d.ended in ('dead', 'cancelled')
+                order by d.parent, d.child
+                for update skip locked
+            ) o
+            limit v_left
+        ) l;
+        update pgqueue.dependencies d set ended = null where d.ctid = any (v_rows);
+        perform pgqueue._leave_notes(
+            'r',
+            array(
+                select w.id
+                from unnest(v_parents) w (id)
+                where exists (
+                    select from pgqueue.dependencies d where d.parent = w.id and d.ended in ('dead', 'cancelled')
+                )
+            )
+        );
+        exit when v_children is null;
+        v_left := v_left - cardinality(v_children);
+        perform pgqueue._leave_notes('w', v_children);
+        v_parents := pgqueue._revive_children(v_children);
+        exit when v_parents = '{}';
+    end loop;
+end
+$$;
+
+comment on function pgqueue._reopen_children(bigint[]) is
+    'Private: lets the children of jobs that were retried wait for them again.';
+
+create or replace function pgqueue._revive_children(p_children bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- A variable: see extend.
+    v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
+    v_locked bigint[];
+    v_ids bigint[];
+    v_granularities "char"[];
+    v_kept_untils timestamptz[];
+begin
+    -- No snapshot but a new one shows both what the lock waited for and the rows of dependencies.
+    select array_agg(l.id)
+    into v_locked
+    from (
+        select distinct u.id
+        from unnest(p_children) u (id)
+        where not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
+        order by u.id
+    ) w
+    cross join lateral (
+        select h.id
+        from pgqueue.history h
+        where h.id = w.id and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
+        for update skip locked
+    ) l;
+    if v_locked is null then
+        return '{}'::bigint[];
+    end if;
+    select array_agg(h.id), array_agg(h.granularity), array_agg(h.kept_until)
+    into v_ids, v_granularities, v_kept_untils
+    from unnest(v_locked) w (id)
+    cross join lateral (
+        select x.id, x.granularity, x.kept_until from pgqueue.history x where x.id = w.id limit 1
+    ) h
+    where not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
+    if v_ids is null then
+        return '{}'::bigint[];
+    end if;
+    perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils);
+    -- It was not an error of theirs.
+    update pgqueue.jobs j set errors = nullif(j.errors - (-1), '[]') where j.id = any (v_ids);
+    return v_ids;
+end
+$$;
+
+comment on function pgqueue._revive_children(bigint[]) is
+    'Private: brings back those of these jobs that were cancelled because a parent failed, and have none that failed any more; returns their ids.';
+
+-- The caller has just brought the jobs back, in waiting. A job that never started waits again for the parents that it has
+-- left; where one of them failed, whoever retries the job wants it to run.
+create or replace function pgqueue._block_again(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_blocked bigint[];
+    v_free bigint[];
+begin
+    select
+        array_agg(c.id) filter (where c.verdict = 'wait'),
+        array_agg(c.id) filter (where c.verdict <> 'wait')
+    into v_blocked, v_free
+    from (
+        select
+            j.id,
+            pgqueue._verdict(
+                j.run_if,
+                exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is null),
+                exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null)
+            ) as verdict
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select x.id, x.run_if
+            from pgqueue.jobs x
+            where x.id = w.id and x.depends_on is not null and x.reservation = 0
+            limit 1
+        ) j
+    ) c;
+    if v_blocked is not null then
+        update pgqueue.jobs j set state = 'blocked', blocked_on = '@parents', resumed = false where j.id = any (v_blocked);
+        -- What ended a parent beside this may have seen no live child.
+        perform pgqueue._leave_notes('w', v_blocked);
+    end if;
+    if v_free is not null then
+        perform pgqueue._drop_dependencies(v_free, false);
+    end if;
+end
+$$;
+
+comment on function pgqueue._block_again(bigint[]) is
+    'Private: lets jobs that came back from history wait for what is left of their parents.';

@@ -1,0 +1,136 @@
+-- Steps: what a handler has done already, so that the next attempt does not do it again.
+--
+-- A row of steps is inserted and never updated; it is fenced by the reservation, and the first one of a name stands. At the
+-- end of its job it moves to history.steps: names and times of a job that succeeded, results as well of one that may be
+-- retried, which then goes on where it stopped.
+
+create or replace function pgqueue._check_step(p_name text, p_result jsonb)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_max_bytes integer;
+begin
+    perform pgqueue._check_name('name of a step', p_name, 512);
+    if pg_column_size(p_result) > 1000 then
+        v_max_bytes := coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576);
+        if octet_length(p_result::text) > v_max_bytes then
+            perform pgqueue._refuse(
+                format('the result of a step must be at most %s bytes of JSON', v_max_bytes),
+                format('It has %s bytes.', octet_length(p_result::text)),
+                'Store the data elsewhere and return a reference, or raise pgqueue.settings.max_args_bytes.'
+            );
+        end if;
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_step(text, jsonb) is 'Private: refuses wrong names and results of steps.';
+
+-- The caller has locked the row of the job.
+create or replace function pgqueue._store_step(p_job_id bigint, p_name text, p_result jsonb)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    if exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999) then
+        perform pgqueue._refuse(
+            'a job may have at most 10000 steps', 'It has as many.',
+            'Make each item of a loop a job of its own: members of a group, see open_group().'
+        );
+    end if;
+    insert into pgqueue.steps (job_id, name, result, attempt, at)
+    select p_job_id, p_name, p_result, j.attempts, pgqueue._clock() from pgqueue.jobs j where j.id = p_job_id
+    on conflict (job_id, name) do nothing;
+    update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
+end
+$$;
+
+comment on function pgqueue._store_step(bigint, text, jsonb) is
+    'Private: writes down a step of a job, unless it has one of that name.';
+
+create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
+returns jsonb
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return (
+        select jsonb_agg(
+            jsonb_build_object('name', s.name, 'at', s.at, 'attempt', s.attempt)
+            || case when p_results then jsonb_build_object('result', s.result) else '{}' end
+            order by s.at, s.name
+        )
+        from pgqueue.steps s
+        where s.job_id = p_job_id
+    );
+end
+$$;
+
+comment on function pgqueue._steps_as_json(bigint, boolean) is 'Private: the steps of a job as history keeps them.';
+
+create or replace function pgqueue._drop_steps(p_job_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    delete from pgqueue.steps s where s.job_id = any (p_job_ids);
+    delete from pgqueue.event_waits w where w.job_id = any (p_job_ids);
+end
+$$;
+
+comment on function pgqueue._drop_steps(bigint[]) is 'Private: forgets the steps of jobs that are gone, and the events that they waited for.';
+
+-- Null: the lease is lost. FOR UPDATE, where the caller is about to give the job back.
+create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    -- A variable: see extend.
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+begin
+    perform pgqueue._check_pairs(array[p_job_id], array[p_reservation]);
+    if p_update then
+        perform from pgqueue.jobs j
+        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
+        for update;
+    else
+        perform from pgqueue.jobs j
+        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
+        for key share;
+    end if;
+    return found;
+end
+$$;
+
+comment on function pgqueue._hold_for_step(bigint, bigint, boolean) is
+    'Private: locks the row of a job that is held under this reservation; false: it is not.';

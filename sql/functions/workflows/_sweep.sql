@@ -1,0 +1,70 @@
+-- The safety net of dependencies: in slices, finds rows that wait for nothing, and rows of children that are gone.
+--
+-- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either: all of one snapshot.
+-- None as a rule: maintain counts what it finds.
+
+create or replace function pgqueue._sweep_dependencies(
+    p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    -- A variable: see extend.
+    v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
+    v_found record;
+begin
+    released := 0;
+    with slice as materialized (
+        select d.child, d.parent, d.ended, d.ctid as row_ctid
+        from pgqueue.dependencies d
+        where (d.child, d.parent) > (coalesce(p_cursor[1]::bigint, 0), coalesce(p_cursor[2]::bigint, 0))
+        order by d.child, d.parent
+        limit p_limit
+    ),
+    seen as materialized (
+        select
+            s.*,
+            c.blocked_on,
+            c.id is not null as is_live,
+            -- Only one that was cancelled may come back.
+            c.id is null
+                and not exists (select from pgqueue.history h where h.id = s.child and h.state = v_cancelled) as is_gone,
+            s.ended is null
+                and c.blocked_on in ('@parents', '@jobs')
+                and not exists (select from pgqueue.jobs p where p.id = s.parent limit 1)
+                and not exists (select from pgqueue.notes n where n.id in (s.parent, s.child)) as is_left
+        from slice s
+        left join lateral (
+            select j.id, coalesce(j.blocked_on, '') as blocked_on from pgqueue.jobs j where j.id = s.child limit 1
+        ) c on true
+    )
+    select
+        (select array[s.child::text, s.parent::text] from slice s order by s.child desc, s.parent desc limit 1) as cursor,
+        array_agg(distinct s.child) filter (where s.is_left) as left_behind,
+        array_agg(distinct s.child)
+            filter (where s.is_gone or (s.is_live and s.blocked_on not in ('@parents', '@jobs', '@group', '@open'))) as done
+    into v_found
+    from seen s;
+    next_cursor := v_found.cursor;
+    if v_found.done is not null then
+        perform pgqueue._drop_dependencies(v_found.done, false);
+    end if;
+    if v_found.left_behind is not null then
+        released := cardinality(v_found.left_behind);
+        perform pgqueue._leave_notes('c', v_found.left_behind);
+    end if;
+end
+$$;
+
+comment on function pgqueue._sweep_dependencies(integer, text[]) is
+    'Private: forgets up to p_limit dependencies whose children are gone, and leaves notes with children that wait for nobody; returns how many, and where to go on.';

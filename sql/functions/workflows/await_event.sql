@@ -1,0 +1,160 @@
+-- await_event: a job waits for an event, without a worker. What it gets is a step: another attempt gets the same.
+--
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03). Whether it waits or the event is
+-- there first: both write a row, look for the other's, and leave a note. The note of the one that commits last is read
+-- when both have committed. The job stands in the ready index at its deadline; the event brings it forward.
+
+create or replace function pgqueue.await_event(
+    job_id bigint, reservation bigint, step text, event text, timeout interval default null
+)
+returns table (arrived boolean, payload jsonb)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_step record;
+    v_event record;
+    v_wait record;
+begin
+    perform pgqueue._check_step(await_event.step, null);
+    perform pgqueue._check_name('event', await_event.event, 512);
+    perform pgqueue._check_delay(coalesce(await_event.timeout, '0'));
+    if not pgqueue._hold_for_step(await_event.job_id, await_event.reservation, true) then
+        return;
+    end if;
+    select s.result into v_step from pgqueue.steps s where s.job_id = await_event.job_id and s.name = await_event.step;
+    if not found then
+        select e.payload into v_event from pgqueue.events e where e.name = await_event.event and e.kept_until > v_now;
+        if found then
+            perform pgqueue._store_step(
+                await_event.job_id, await_event.step, jsonb_build_object('arrived', true, 'payload', v_event.payload)
+            );
+        else
+            select w.until into v_wait
+            from pgqueue.event_waits w
+            where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
+            if v_wait.until <= v_now then
+                perform pgqueue._store_step(await_event.job_id, await_event.step, '{"arrived": false}');
+            else
+                perform pgqueue._wait_for_event(
+                    await_event.job_id, await_event.step, await_event.event,
+                    coalesce(v_wait.until, v_now + await_event.timeout), v_now
+                );
+                return query select null::boolean, null::jsonb;
+                return;
+            end if;
+        end if;
+        delete from pgqueue.event_waits w
+        where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
+        select s.result into v_step from pgqueue.steps s where s.job_id = await_event.job_id and s.name = await_event.step;
+    end if;
+    return query select (v_step.result ->> 'arrived')::boolean, v_step.result -> 'payload';
+end
+$$;
+
+comment on function pgqueue.await_event(bigint, bigint, text, text, interval) is
+    'An executing job waits for an event, as a step, and holds no worker meanwhile. arrived: true, with its payload; false: timeout has passed; '
+    'null: the job is suspended and comes back, as the same attempt: leave the handler. No row: the reservation is no longer held. '
+    'select * from pgqueue.await_event(42, 1048577, ''payment'', ''paid:17'', timeout => ''7 days'');';
+
+create or replace function pgqueue._wait_for_event(
+    p_job_id bigint, p_step text, p_event text, p_until timestamptz, p_now timestamptz
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into pgqueue.event_waits (name, job_id, step, until)
+    values (p_event, p_job_id, p_step, p_until)
+    on conflict (name, job_id, step) do nothing;
+    update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
+    insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
+    -- Without a timeout it looks by itself once in ten years.
+    perform pgqueue._put_back(array[p_job_id], coalesce(greatest(p_until - p_now, '0'), '3650 days'), false);
+end
+$$;
+
+comment on function pgqueue._wait_for_event(bigint, text, text, timestamptz, timestamptz) is
+    'Private: suspends a job until an event, at most until p_until.';
+
+-- The event is there. Skips jobs that are locked, and those that execute, which ask by themselves.
+create or replace function pgqueue._wake_waiters(p_name text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_payload jsonb;
+    v_ids bigint[];
+    v_lane record;
+    v_ready_at timestamptz;
+begin
+    -- One whose time is over is for those that waited before.
+    select e.payload
+    into v_payload
+    from pgqueue.events e
+    where e.name = p_name and e.kept_until > pgqueue._clock() - interval '1 min';
+    if not found or not exists (select from pgqueue.event_waits w where w.name = p_name) then
+        return;
+    end if;
+    select array_agg(l.id)
+    into v_ids
+    from (
+        select o.id
+        from (
+            select distinct x.job_id from pgqueue.event_waits x where x.name = p_name order by x.job_id limit 1000
+        ) w
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
+        ) o
+    ) l;
+    v_ready_at := pgqueue._ready_at(null);
+    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('arrived', true, 'payload', v_payload))
+    from pgqueue.event_waits w
+    where w.name = p_name and w.job_id = any (v_ids);
+    for v_lane in
+        with woken as (
+            update pgqueue.jobs j
+            set ready_at = v_ready_at, resumed = true
+            where j.id = any (v_ids)
+            returning j.queue, j.priority
+        )
+        select distinct k.queue, k.priority from woken k
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+    end loop;
+    delete from pgqueue.event_waits w where w.name = p_name and w.job_id = any (v_ids);
+    if exists (
+        select
+        from pgqueue.event_waits w
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1
+        ) j
+        where w.name = p_name
+    ) then
+        insert into pgqueue.notes (kind, name, look_at, xid)
+        values ('e', p_name, pgqueue._clock() + interval '200 ms', pg_current_xact_id());
+    end if;
+end
+$$;
+
+comment on function pgqueue._wake_waiters(text) is 'Private: gives an event to up to 1,000 jobs that wait for it.';

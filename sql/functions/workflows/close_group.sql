@@ -1,0 +1,39 @@
+-- close_group: no more members, save those that members add. An empty group ends here.
+--
+-- Locks the group's row, and so waits for transactions that add members, at most 5 s (55P03).
+
+create or replace function pgqueue.close_group(group_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_group record;
+begin
+    select j.blocked_on, j.task into v_group from pgqueue.jobs j where j.id = close_group.group_id for update;
+    if v_group.task <> '@group' then
+        perform pgqueue._refuse(
+            format('%s is no group', close_group.group_id), 'It is a job.', 'Give the id that open_group() returned.'
+        );
+    end if;
+    if v_group.blocked_on is distinct from '@open' then
+        return false;
+    end if;
+    update pgqueue.jobs j set blocked_on = '@group' where j.id = close_group.group_id;
+    if pgqueue._old_snapshot() then
+        perform pgqueue._leave_notes('g', array[close_group.group_id]);
+    else
+        perform pgqueue._look_at_groups(array[close_group.group_id]);
+    end if;
+    return true;
+end
+$$;
+
+comment on function pgqueue.close_group(bigint) is
+    'Close a group: it ends when its members have ended. A member that is executing may still add others, with its own id as their '
+    'group_id; anybody else gets 55000. False: it was closed, or there is no such group. select pgqueue.close_group(17);';

@@ -1,0 +1,32 @@
+-- complete_step: a step of a job is done. Also in the step's own transaction: then its effects and this commit together.
+--
+-- Locks the row of the job (KEY SHARE) and waits for another session's lock on it at most 5 s (55P03); extends the lease
+-- where less than half of it is left.
+
+create or replace function pgqueue.complete_step(job_id bigint, reservation bigint, name text, result jsonb default null)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_step(complete_step.name, complete_step.result);
+    if not pgqueue._hold_for_step(complete_step.job_id, complete_step.reservation, false) then
+        return false;
+    end if;
+    perform pgqueue._store_step(complete_step.job_id, complete_step.name, complete_step.result);
+    update pgqueue.jobs j
+    set lease_expires_at = pgqueue._ready_at(null) + j.lease
+    where j.id = complete_step.job_id and j.lease_expires_at < pgqueue._clock() + j.lease / 2;
+    return true;
+end
+$$;
+
+comment on function pgqueue.complete_step(bigint, bigint, text, jsonb) is
+    'A step of an executing job is done: the next attempt finds its result in steps(). False: the reservation is no longer held, and '
+    'nothing was changed. Of one name the first result stands. Called in the same transaction as the step''s own writes, both are '
+    'committed or neither. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';

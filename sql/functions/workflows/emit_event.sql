@@ -1,0 +1,62 @@
+-- emit_event: something has happened; jobs that wait for it go on. See await_event.
+--
+-- Waits for an open transaction that emits the same event, and for nobody else.
+
+create or replace function pgqueue.emit_event(name text, payload jsonb default null, keep_for interval default '7 days')
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    perform pgqueue._check_name('name', emit_event.name, 512);
+    perform pgqueue._check_step('payload', emit_event.payload);
+    if emit_event.keep_for is null or not isfinite(emit_event.keep_for) or emit_event.keep_for not between '0' and '2 years' then
+        perform pgqueue._refuse(
+            'keep_for must be between zero and two years', format('It is %s.', coalesce(emit_event.keep_for::text, 'null')),
+            'Give keep_for as an interval: how long a job that begins to wait later still gets the event.'
+        );
+    end if;
+    insert into pgqueue.events as e (name, payload, emitted_at, kept_until)
+    values (emit_event.name, emit_event.payload, v_now, v_now + emit_event.keep_for)
+    on conflict (name) do update
+    set payload = excluded.payload, emitted_at = excluded.emitted_at, kept_until = excluded.kept_until
+    where e.kept_until <= v_now;
+    if not found then
+        return false;
+    end if;
+    if not pgqueue._old_snapshot() then
+        perform pgqueue._wake_waiters(emit_event.name);
+    end if;
+    insert into pgqueue.notes (kind, name, look_at, xid) values ('e', emit_event.name, v_now, pg_current_xact_id());
+    return true;
+end
+$$;
+
+comment on function pgqueue.emit_event(text, jsonb, interval) is
+    'Emit an event, in the current transaction: each job that waits for it, or begins to within keep_for, gets its payload once. False: it had been '
+    'emitted; the first payload stands. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
+
+create or replace function pgqueue._tidy_events(p_now timestamptz, p_limit integer)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    delete from pgqueue.events e
+    where e.ctid = any (
+        array(
+            select x.ctid from pgqueue.events x where x.kept_until <= p_now order by x.kept_until limit p_limit for update skip locked
+        )
+    )
+$$;
+
+comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: forgets up to p_limit events whose time is over.';

@@ -1,0 +1,47 @@
+-- group_progress: how far a group is, in one row. Reads only; counts its members along two indexes.
+
+create or replace function pgqueue.group_progress(group_id bigint)
+returns table (
+    name text, state text, is_open boolean, total bigint, waiting bigint, failed bigint, blocked bigint, executing bigint,
+    succeeded bigint, dead bigint, cancelled bigint
+)
+language plpgsql
+stable
+parallel safe
+security definer
+rows 1
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select
+        g.name, g.state::text, coalesce(g.blocked_on = '@open', false), count(m.state),
+        count(*) filter (where m.state = 'waiting'), count(*) filter (where m.state = 'failed'),
+        count(*) filter (where m.state = 'blocked'), count(*) filter (where m.state = 'executing'),
+        count(*) filter (where m.state = 'succeeded'), count(*) filter (where m.state = 'dead'),
+        count(*) filter (where m.state = 'cancelled')
+    from (
+        select j.args ->> 'name' as name, j.state, j.blocked_on
+        from pgqueue.jobs j
+        where j.id = group_progress.group_id and j.task = '@group'
+        union all
+        select h.args ->> 'name', h.state, null
+        from pgqueue.history h
+        where h.id = group_progress.group_id and h.task = '@group'
+        limit 1
+    ) g
+    left join lateral (
+        select j.state from pgqueue.jobs j where j.group_id is not null and j.group_id = group_progress.group_id
+        union all
+        select h.state from pgqueue.history h where h.group_id is not null and h.group_id = group_progress.group_id
+    ) m on true
+    group by g.name, g.state, g.blocked_on;
+end
+$$;
+
+comment on function pgqueue.group_progress(bigint) is
+    'How far a group is: its name and state, and how many members it has in each state, of those that live or that history keeps. '
+    'No row: there is no such group. select * from pgqueue.group_progress(17);';

@@ -1,0 +1,61 @@
+-- members: the jobs of a group, live and ended, by id. Reads only, along two indexes.
+
+create or replace function pgqueue.members(group_id bigint, state text default null, after bigint default 0, max integer default 1000)
+returns table (id bigint, task text, job_state text, queue text, attempts integer, error jsonb)
+language plpgsql
+stable
+parallel safe
+security definer
+rows 100
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if members.max is null or members.max not between 1 and 10000 then
+        perform pgqueue._refuse(
+            'max must be between 1 and 10000', format('It is %s.', coalesce(members.max::text, 'null')),
+            'Give max within this range, and call again with after => the last id.'
+        );
+    end if;
+    if members.state is not null and members.state <> all (enum_range(null::pgqueue.job_state)::text[]) then
+        perform pgqueue._refuse(
+            'state is unknown', format('It is %s.', quote_literal(members.state)), 'Give state as one of a job, or leave it out.'
+        );
+    end if;
+    return query
+    select m.id, m.task, m.state::text, m.queue, m.attempts, m.errors -> -1
+    from (
+        (
+            -- By state, then id: sorted, of which there may be as many as the group has.
+            select j.id, j.task, j.state, j.queue, j.attempts, j.errors
+            from pgqueue.jobs j
+            where j.group_id is not null
+                and j.group_id = members.group_id
+                and (members.state is null or j.state = members.state::pgqueue.job_state)
+                and j.id > members.after
+            order by j.id
+            limit members.max
+        )
+        union all
+        (
+            select h.id, h.task, h.state, h.queue, h.attempts, h.errors
+            from pgqueue.history h
+            where h.group_id is not null
+                and h.group_id = members.group_id
+                and (members.state is null or h.state = members.state::pgqueue.job_state)
+                and h.id > members.after
+            order by h.id
+            limit members.max
+        )
+    ) m
+    order by m.id
+    limit members.max;
+end
+$$;
+
+comment on function pgqueue.members(bigint, text, bigint, integer) is
+    'The members of a group, by id, live ones and those that history keeps; with their last error. state: only those in it. '
+    'Call again with after => the last id for more than max. select * from pgqueue.members(17, state => ''dead'');';

@@ -1,0 +1,56 @@
+-- open_group: makes a group, to which jobs are added by their group_id, and which other jobs can depend on.
+--
+-- Inserts one row; locks only the group that it joins itself.
+
+create or replace function pgqueue.open_group(
+    name text default null,
+    group_id bigint default null,
+    depends_on bigint[] default null,
+    run_if text default null,
+    retention interval default null,
+    headers jsonb default null,
+    tags text[] default null
+)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_options pgqueue.job_options;
+    v_job pgqueue.jobs;
+begin
+    if open_group.name is not null then
+        perform pgqueue._check_name('name', open_group.name, 512);
+    end if;
+    v_options.task := '@group';
+    v_options.queue := '@groups';
+    v_options.args := jsonb_strip_nulls(jsonb_build_object('name', open_group.name));
+    v_options.group_id := open_group.group_id;
+    v_options.depends_on := open_group.depends_on;
+    v_options.run_if := open_group.run_if;
+    v_options.retention := open_group.retention;
+    v_options.headers := open_group.headers;
+    v_options.tags := open_group.tags;
+    v_job := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), v_options);
+    v_job.state := 'blocked';
+    v_job.blocked_on := '@open';
+    perform pgqueue._insert_jobs(array[v_job]);
+    if v_job.depends_on is not null then
+        perform pgqueue._add_dependencies(array[v_job.id]);
+    end if;
+    -- So that ends of members know that there are groups: see _has_notes.
+    perform pgqueue._leave_notes('g', array[v_job.id]);
+    return v_job.id;
+end
+$$;
+
+comment on function pgqueue.open_group(text, bigint, bigint[], text, interval, jsonb, text[]) is
+    'Open a group and return its id: a job without a task of its own. Enqueue its members with group_id, then call close_group(). It ends '
+    'when it is closed and all its members have ended: succeeded, if they all have; else dead or cancelled. Its result counts them. '
+    'Jobs that depend on it are its callbacks: depends_on => array[id], run_if => ''finished''. '
+    'group_id: the group of which this one is a member. depends_on, run_if: as for any job; should they not be met, the group and '
+    'its members are cancelled. select pgqueue.open_group(''import'');';

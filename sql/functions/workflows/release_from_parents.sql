@@ -1,0 +1,27 @@
+-- release_from_parents: an operator lets a job start that waits for others.
+--
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03).
+
+create or replace function pgqueue.release_from_parents(job_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+begin
+    perform from pgqueue.jobs j where j.id = release_from_parents.job_id and j.blocked_on = '@parents' for update;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._release_children(array[release_from_parents.job_id]);
+    perform pgqueue._drop_dependencies(array[release_from_parents.job_id], false);
+    return true;
+end
+$$;
+
+comment on function pgqueue.release_from_parents(bigint) is
+    'Let a job start whatever becomes of the jobs that it depends on: at its run_at, or now. False: it waits for none.';

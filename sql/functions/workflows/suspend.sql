@@ -1,0 +1,67 @@
+-- suspend: an executing job waits for others, or for a time, without a worker; the attempt does not count.
+--
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03). A job that began keeps its
+-- place in its key: it must not wait for a job behind it.
+
+create or replace function pgqueue.suspend(
+    job_id bigint, reservation bigint, until timestamptz default null, depends_on bigint[] default null
+)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+#variable_conflict use_column
+declare
+    v_open bigint[];
+    v_until timestamptz := suspend.until;
+begin
+    if num_nonnulls(v_until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
+        or array_position(suspend.depends_on, null) is not null
+    then
+        perform pgqueue._refuse(
+            'suspend takes either until or depends_on, of at most 1000 jobs', null,
+            'Give until, an instant, or depends_on, ids of jobs; of more jobs make a group, and wait for that.'
+        );
+    end if;
+    if not pgqueue._hold_for_step(suspend.job_id, suspend.reservation, true) then
+        return null;
+    end if;
+    if v_until is not null then
+        perform pgqueue._check_run_at(v_until);
+        if v_until <= pgqueue._clock() then
+            return 'ready';
+        end if;
+        perform pgqueue._put_back(array[suspend.job_id], v_until - pgqueue._clock(), false);
+        return 'suspended';
+    end if;
+
+    perform pgqueue._refuse_unknown_parents(suspend.depends_on);
+    v_open := array(
+        select distinct p.id from pgqueue._find_parents(suspend.depends_on) p where p.lives and p.id <> suspend.job_id
+    );
+    if v_open = '{}' then
+        return 'ready';
+    end if;
+    perform pgqueue._put_back(array[suspend.job_id], '0', false);
+    update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = suspend.job_id;
+    if not found then
+        -- It was asked to cancel, and has ended.
+        return 'suspended';
+    end if;
+    insert into pgqueue.dependencies (parent, child, traceless)
+    select p.id, suspend.job_id, true
+    from unnest(v_open) p (id)
+    on conflict (parent, child) do update set ended = null;
+    perform pgqueue._leave_notes('c', array[suspend.job_id]);
+    return 'suspended';
+end
+$$;
+
+comment on function pgqueue.suspend(bigint, bigint, timestamptz, bigint[]) is
+    'An executing job gives its worker up until an instant, or until other jobs have ended, whatever became of them. ready: there is nothing to '
+    'wait for, go on. suspended: it comes back, as the same attempt; leave the handler. Null: the reservation is no longer held. '
+    'select pgqueue.suspend(42, 1048577, depends_on => array[43, 44]);';
