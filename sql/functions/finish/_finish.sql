@@ -48,8 +48,7 @@ begin
         begin
             with wanted as materialized (
                 select w.id, w.reservation, w.result, w.merged_into, coalesce(w.error, p_error) as error
-                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors)
-                    w (id, reservation, result, merged_into, error)
+                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors) w (id, reservation, result, merged_into, error)
                 order by w.id
             ),
             gone as (
@@ -62,8 +61,7 @@ begin
                 returning
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
-                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
-                    j.enqueued_by,
+                    j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers, j.enqueued_by,
                     j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
             dated as (
@@ -103,8 +101,7 @@ begin
                         when d.error is null then d.errors
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
-                    d.enqueued_by,
+                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress, d.enqueued_by,
                     d.depends_on, d.run_if, d.group_id,
                     case when d.has_steps then pgqueue._steps_as_json(d.id, p_state <> 'succeeded') end
                 from dated d
