@@ -20,6 +20,9 @@ TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task.", show_
 Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]
 
 
+tasks_schema.register(app)
+
+
 @app.command(name="list")
 def list_tasks(as_json: AsJson = False, dsn: Dsn = None) -> None:
     """List tasks with the options that hold, and which of them an operator has set."""

@@ -48,7 +48,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         *("worker", "migrate", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
-        *("tasks list", "tasks set", "workers list"),
+        *("tasks list", "tasks set", "tasks schema", "workers list", "web", "top", "metrics", "doctor"),
         *(f"limits {each}" for each in ("list", "set", "drop")),
         *(f"schedules {each}" for each in ("list", "show", "pause", "resume", "run", "remove")),
     }

@@ -48,8 +48,7 @@ begin
         begin
             with wanted as materialized (
                 select w.id, w.reservation, w.result, w.merged_into, coalesce(w.error, p_error) as error
-                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors)
-                    w (id, reservation, result, merged_into, error)
+                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors) w (id, reservation, result, merged_into, error)
                 order by w.id
             ),
             gone as (

@@ -88,8 +88,8 @@ begin
             )
         )).job_id;
     else
-        -- Not by a variable: a row that is declared costs each call, also the plain one.
         perform pgqueue._check_options(
+            -- No variable: a row that is declared costs each call, also the plain one.
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
@@ -117,10 +117,8 @@ begin
         coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
         coalesce(
             enqueue.priority, t.priority, (enqueue.declared ->> 'priority')::smallint,
-            (
-                select q.priority from pgqueue.queues q
-                where q.name = coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default')
-            ),
+            (select q.priority from pgqueue.queues q
+            where q.name = coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default')),
             0
         ),
         coalesce(v_run_at, v_now), coalesce(v_ready_at, v_now), v_now,
@@ -128,8 +126,7 @@ begin
         enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
     from (values (1)) one (row)
     left join (
-        select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e
-        where e.name = enqueue.task
+        select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e where e.name = enqueue.task
         offset 0
     ) t on true
     where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
