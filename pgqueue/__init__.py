@@ -18,6 +18,9 @@ What most programs use is here. The rest stands in its module: `pgqueue.errors`,
 
 __version__ = "0.1.0"
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_copy, enqueue_many, enqueue_outcome
 from pgqueue.errors import PgQueueError
 from pgqueue.job import Job, current_job
@@ -25,6 +28,9 @@ from pgqueue.signals import Cancel, Discard, Retry, Snooze
 from pgqueue.tasks import App
 from pgqueue.wait import wait
 from pgqueue.workflows import chain, emit_event
+
+if TYPE_CHECKING:
+    from pgqueue.lifespan import worker_lifespan
 
 __all__ = [
     "App",
@@ -43,4 +49,12 @@ __all__ = [
     "enqueue_many",
     "enqueue_outcome",
     "wait",
+    "worker_lifespan",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Producers do not pay for the worker.
+    if name != "worker_lifespan":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("pgqueue.lifespan").worker_lifespan

@@ -70,23 +70,33 @@ def check_dsn(source: str, dsn: str) -> str:
     return dsn
 
 
+def own_dsn(dsn: str, application_name: str = "pgqueue", environ: Mapping[str, str] = os.environ) -> str:
+    """Add what each connection of pgqueue's own needs: UTF-8, whatever the database is in, and a name if it has none.
+
+    Without it psycopg would read bytes from a database in SQL_ASCII, and JSON in another encoding from one in LATIN1.
+    """
+    extra = {"client_encoding": "UTF8"}
+    if "application_name" not in conninfo_to_dict(dsn) and not environ.get("PGAPPNAME"):
+        extra["application_name"] = application_name[:63]
+    return make_conninfo(dsn, **extra)
+
+
 def worker_dsn(dsn: str, application_name: str, lease: float = 30.0, environ: Mapping[str, str] = os.environ) -> str:
     """Add what a long-lived connection needs and neither the DSN nor the environment says.
 
-    That is a name, keepalives, a connect_timeout of a sixth of the lease (2 to 10 s, for each host of a list), and
-    target_session_attrs=read-write, by which it goes past a standby, or a primary that was demoted, to the server
+    That is UTF-8, a name, keepalives, a connect_timeout of a sixth of the lease (2 to 10 s, for each host of a list),
+    and target_session_attrs=read-write, by which it goes past a standby, or a primary that was demoted, to the server
     that can be written to.
     """
     given = conninfo_to_dict(dsn)
     extra = {name: value for name, value in _TCP_DEFAULTS.items() if name not in given}
     for name, variable, value in (
-        ("application_name", "PGAPPNAME", application_name[:63]),
         ("connect_timeout", "PGCONNECT_TIMEOUT", str(int(min(max(lease / 6, 2.0), 10.0)))),
         ("target_session_attrs", "PGTARGETSESSIONATTRS", "read-write"),
     ):
         if name not in given and not environ.get(variable):
             extra[name] = value
-    return make_conninfo(dsn, **extra)
+    return own_dsn(make_conninfo(dsn, **extra), application_name, environ)
 
 
 def describe_dsn(dsn: str) -> str:

@@ -42,6 +42,14 @@ class Target:
         """Check arguments and write them as JSON has them."""
         return dict(args)
 
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task."""
+        return drivers.run(connection, call)
+
+    def declared(self) -> Mapping[str, object]:
+        """Return what the code declares for it and the database needs at once, as the option `declared`, or nothing."""
+        return {}
+
 
 @overload
 def enqueue(
@@ -210,7 +218,7 @@ def send(
     codec = task.codec()
     traces = telemetry.is_on()
     if not middleware and codec is None and not traces:
-        return drivers.run(connection, statement(task.name, args, options))
+        return task.deliver(connection, statement(task.name, args, {**options, **task.declared()}))
     if not drivers.is_async(connection):
         for each in middleware:
             if is_async(each):
@@ -225,7 +233,7 @@ def send(
 
     def last(jobs: Enqueuing) -> T | Awaitable[T]:
         written = jobs.args if codec is None else [codec.encode(each) for each in jobs.args]
-        return drivers.run(connection, statement(task.name, written, jobs.options))
+        return task.deliver(connection, statement(task.name, written, {**jobs.options, **task.declared()}))
 
     return around_enqueue([*middleware, telemetry.around_enqueue] if traces else middleware, jobs, last)
 
@@ -262,5 +270,5 @@ def _send(
 def _named(job: Mapping[str, Any]) -> Mapping[str, Any]:
     task = job.get("task")
     if isinstance(task, Target):
-        return {**job, "task": task.name, "args": encoded(task, job.get("args") or {})}
+        return {**job, "task": task.name, "args": encoded(task, job.get("args") or {}), **task.declared()}
     return job if task is None or isinstance(task, str) or not hasattr(task, "name") else {**job, "task": task.name}

@@ -6,6 +6,7 @@ PgQueueError
 │   └── DuplicateTask   two functions under one task name
 ├── SchemaError         the database does not hold the schema that this version needs
 │   └── MigrationError  a migration could not be carried out; nothing was changed
+├── AccessDenied        SQLSTATE 42501: the role has no right to do this with the queue
 ├── InvalidArgument     SQLSTATE 22023: a value that the queue refuses, with a hint
 │   └── InvalidPayload  the arguments of a job do not fit its task: its annotations or its codec refuse them
 ├── UnsupportedOption   SQLSTATE 0A000: an option that is not supported yet
@@ -56,6 +57,10 @@ class SchemaError(PgQueueError):
 
 class MigrationError(SchemaError):
     """A migration could not be carried out. Nothing was changed."""
+
+
+class AccessDenied(PgQueueError):
+    """The role has no right to do this with the queue (SQLSTATE 42501). The owner grants it: `pgqueue grant`."""
 
 
 class InvalidArgument(PgQueueError):

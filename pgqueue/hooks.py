@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
+from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, Middleware, checked, is_async
@@ -71,6 +72,8 @@ class Hooks:
 
     codec: Codec | None = None
     error_formatter: ErrorFormatter | None = None
+    # What runs the statements that enqueue this App's tasks, instead of the database: see pgqueue.testing.inline.
+    deliver: Callable[[Any, Call[Any]], Any] | None = field(default=None, repr=False)
     _middleware: list[Middleware] = field(default_factory=list, repr=False)
     _enqueue_middleware: list[EnqueueMiddleware] = field(default_factory=list, repr=False)
     _on: dict[str, list[Callable[..., Any]]] = field(default_factory=dict, repr=False)
@@ -138,6 +141,10 @@ class Hooks:
     def has(self, kind: str) -> bool:
         """Return whether there is a hook of this kind."""
         return bool(self._on.get(kind))
+
+    def hooks_for(self, kind: str) -> tuple[Callable[..., Any], ...]:
+        """Return the hooks of this kind."""
+        return tuple(self._on.get(kind, ()))
 
     def around_execution(self) -> list[Middleware]:
         """Return the middleware around execution, outermost first."""

@@ -21,7 +21,7 @@ from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
 from pgqueue.steps import Plan, Steps, perform, perform_async
-from pgqueue.transaction import JobTransaction, Stage
+from pgqueue.transaction import Doors, JobTransaction, Stage
 
 _log = logging.getLogger("pgqueue.job")
 
@@ -103,13 +103,17 @@ class _Waking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What a worker provides to the jobs that it runs."""
+    """What a worker provides to the jobs that it runs.
+
+    `doors`: how `job.transaction()` gets to the database, where a test runs the job in a transaction of its own.
+    """
 
     dsn: str = ""
     prepare: bool = True
     stopping: Flag = field(default_factory=Flag)
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
+    doors: Doors | None = None
     ask: Callable[[Call[Any]], Awaitable[Any]] | None = None
     ask_from_thread: Callable[[Call[Any]], Any] | None = None
 
@@ -246,7 +250,7 @@ class Job:
                 connection.execute("update accounts set ...")
         """
         around = self._state.around
-        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at)
+        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at, around.doors)
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in the life of the job, whatever becomes of this attempt, and return its result.

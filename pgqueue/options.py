@@ -221,6 +221,16 @@ class TaskOptions:
         values = ((name, getattr(self, name)) for name in self.__slots__ if name not in _IN_PYTHON)
         return {name: value for name, value in values if value is not None}
 
+    def at_enqueue(self) -> dict[str, object]:
+        """Return the options that are set and that an enqueue applies, as JSON has them.
+
+        The others are applied by a worker, which has declared the task by then.
+        """
+        options = self.as_mapping()
+        if isinstance(self.expires_in, timedelta):
+            options["expires_in"] = f"{self.expires_in // timedelta(microseconds=1)} us"
+        return {name: options[name] for name in ("queue", "priority", "expires_in", "accumulate") if name in options}
+
 
 _NUMBERS: Mapping[str, tuple[float, float]] = {
     "priority": (-100, 100),

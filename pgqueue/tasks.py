@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 
 from pgqueue.cron import check_cron
 from pgqueue.db import produce
+from pgqueue.db.call import Call, T
 from pgqueue.db.declare import check_schedule_options
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
@@ -42,6 +43,8 @@ class Task(Target, Generic[P, R]):
         self.hooks = hooks or Hooks()
         self.function = function
         self.options = options
+        declared = options.at_enqueue()
+        self._declared: Mapping[str, object] = {"declared": declared} if declared else {}
         written = definition(function)
         if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
@@ -114,9 +117,23 @@ class Task(Target, Generic[P, R]):
         """Return its App's codec."""
         return self.hooks.codec
 
+    def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
+        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        if self.hooks.deliver is None:
+            return super().deliver(connection, call)
+        delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
+        return delivered
+
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
         return dict(args) if self.typed is None else self.typed.dump(args)
+
+    def declared(self) -> Mapping[str, object]:
+        """Return what its code declares and enqueue needs, as the option `declared`.
+
+        Before the first worker has written that to the database, nothing else could say into which queue its jobs go.
+        """
+        return self._declared
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
         """Read what a job holds with the App's codec. Raises InvalidPayload."""
@@ -220,7 +237,8 @@ class TaskCall(Generic[P]):
         """
         codec = self.task.codec()
         bound = self.task.bind(*args, **kwargs)
-        return {"task": self.task.name, "args": bound if codec is None else codec.encode(bound), **self.options}
+        encoded = bound if codec is None else codec.encode(bound)
+        return {"task": self.task.name, "args": encoded, **self.options, **self.task.declared()}
 
     @overload
     def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...

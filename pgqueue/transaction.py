@@ -36,7 +36,14 @@ class JobTransaction:
     """
 
     def __init__(
-        self, job_id: int, reservation: int, dsn: str, prepare: bool, given: Any, report: Callable[[Stage], None]
+        self,
+        job_id: int,
+        reservation: int,
+        dsn: str,
+        prepare: bool,
+        given: Any,
+        report: Callable[[Stage], None],
+        doors: Doors | None = None,
     ) -> None:
         self.result: Any = None
         self._pair = (job_id, reservation)
@@ -44,13 +51,16 @@ class JobTransaction:
         self._prepare = prepare
         self._given = given
         self._report = report
+        self._doors = doors
         self._sync: _Door | None = None
         self._async: _AsyncDoor | None = None
 
     def __enter__(self) -> Any:
-        if self._given is None:
+        if self._doors is not None:
+            door: _Door = self._doors.sync_door(self._given)
+        elif self._given is None:
             own = psycopg.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
-            door: _Door = _Psycopg(own, close=True)
+            door = _Psycopg(own, close=True)
         elif isinstance(self._given, psycopg.Connection):
             door = _Psycopg(self._given, close=False)
         elif _is_sqlalchemy(self._given, "Connection", "Session"):
@@ -90,9 +100,11 @@ class JobTransaction:
             self._report(Stage.COMPLETED)
 
     async def __aenter__(self) -> Any:
-        if self._given is None:
+        if self._doors is not None:
+            door: _AsyncDoor = self._doors.async_door(self._given)
+        elif self._given is None:
             own = await psycopg.AsyncConnection.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
-            door: _AsyncDoor = _AsyncPsycopg(own, close=True)
+            door = _AsyncPsycopg(own, close=True)
         elif isinstance(self._given, psycopg.AsyncConnection):
             door = _AsyncPsycopg(self._given, close=False)
         elif _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession"):
@@ -155,6 +167,13 @@ class _AsyncDoor(Protocol):
     async def begin(self) -> None: ...
     async def run(self, call: Call[T]) -> T: ...
     async def end(self, error: BaseException | None) -> None: ...
+
+
+class Doors(Protocol):
+    """Where `job.transaction()` goes instead of to the worker's database. For tests."""
+
+    def sync_door(self, given: Any) -> _Door: ...
+    def async_door(self, given: Any) -> _AsyncDoor: ...
 
 
 class _Psycopg:

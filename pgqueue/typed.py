@@ -51,6 +51,11 @@ class TypedArguments:
                 hint="annotate its parameters with types that pydantic knows, importable where the task is declared",
             ) from error
 
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of what a job holds: of its arguments, or of one payload."""
+        schema: dict[str, Any] = self._adapter.json_schema(by_alias=False, mode="validation")
+        return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
     def dump(self, value: object) -> dict[str, Any]:
         """Check Python values and convert them to JSON. Raises InvalidArgument."""
         try:

@@ -2,4 +2,5 @@
 
 revoke all on all tables in schema pgqueue from public;
 revoke all on type pgqueue.job_state, pgqueue.failure, pgqueue.failed_attempt from public;
-select pgqueue._apply_grants();
+-- Not SELECT: psql would print a table.
+do $$ begin perform pgqueue._apply_grants(); end $$;

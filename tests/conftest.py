@@ -20,8 +20,8 @@ import pytest
 
 from pgqueue.errors import EmbeddedError
 from pgqueue.testing import Clock
+from pgqueue.testing.server import Server, start_server
 from tests.databases import Cloner, Database
-from tests.server import Server, start_server
 
 _SERVER = pytest.StashKey[Server]()
 _CLONER = pytest.StashKey[Cloner]()
@@ -43,6 +43,12 @@ class XdistNode(Protocol):
 def cloner(request: pytest.FixtureRequest) -> Cloner:
     """Makes databases; tests of migrations take from it what they need."""
     return _cloner(request.config)
+
+
+@pytest.fixture(scope="session")
+def pgqueue_server(cloner: Cloner) -> str:
+    """The server of this run, for the fixtures of our own plugin."""
+    return cloner.server_dsn
 
 
 @pytest.fixture

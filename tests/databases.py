@@ -10,17 +10,15 @@ which anything else is new, changed or missing is dropped. Migrating each time i
 
 from __future__ import annotations
 
-import re
-import uuid
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
-from urllib.parse import quote, urlencode
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
 
+from pgqueue.testing import databases
+from pgqueue.testing.databases import uri
 from tests.sessions import Session
 
 # Everything that a test may have made, changed or dropped, save rows. Statistics too: plans go by them.
@@ -76,29 +74,14 @@ _MIGRATED = "migrated"
 _UNDIVIDED = "undivided"
 
 
-class Database:
-    """One database, with all that is opened through it. `dsn` is a URI that every driver reads."""
+class Database(databases.Database):
+    """One database of a test. `kind`: of which template; None: of none."""
 
     def __init__(self, dsn: str, kind: str | None = None) -> None:
-        self.dsn = dsn
-        # Of which template; None: of none.
+        super().__init__(dsn)
         self.kind = kind
-        self.name = str(conninfo_to_dict(dsn)["dbname"])
-        self._open: list[psycopg.Connection | psycopg.AsyncConnection] = []
         self._sessions: list[Session] = []
         self._observer: psycopg.Connection | None = None
-
-    def connect(self, *, autocommit: bool = True, **options: Any) -> psycopg.Connection:
-        """Open a connection. `options` are those of psycopg, and of libpq."""
-        conn = psycopg.connect(self.dsn, autocommit=autocommit, **options)
-        self._open.append(conn)
-        return conn
-
-    async def connect_async(self, *, autocommit: bool = True, **options: Any) -> psycopg.AsyncConnection:
-        """The same on the event loop."""
-        conn = await psycopg.AsyncConnection.connect(self.dsn, autocommit=autocommit, **options)
-        self._open.append(conn)
-        return conn
 
     def session(self, **options: Any) -> Session:
         """Open a connection that lives in a thread, for tests that force an order upon two of them."""
@@ -111,92 +94,60 @@ class Database:
     def close(self) -> None:
         for session in self._sessions:
             session.close()
-        for conn in self._open:
-            # Not close(): that of an async connection needs its event loop, which is gone by now.
-            conn.pgconn.finish()
+        super().close()
 
 
-class Cloner:
-    """Makes databases on one server for one test run; `run_id` is the same in all processes of the run."""
+class Cloner(databases.Databases):
+    """Makes databases, and hands those out again that a test left as it found them."""
 
     def __init__(self, server_dsn: str, run_id: str) -> None:
-        self._server_dsn = server_dsn
-        self._run_id = run_id
-        self._templates_are_ready = False
+        super().__init__(server_dsn, run_id)
         self._clean: dict[str, list[str]] = {_MIGRATED: [], _UNDIVIDED: []}
         self._fresh: dict[str, _Fresh] = {}
-        self._conn = psycopg.connect(server_dsn, autocommit=True)
-        # From 15 on. The other way to copy asks for two checkpoints of the whole server: it takes as long on
-        # ours, without fsync, but a server of yours may have other things to write.
-        by_wal = self._conn.info.server_version >= 150000
-        self._strategy = sql.SQL(" strategy wal_log") if by_wal else sql.SQL("")
 
     def empty(self) -> Database:
         """Create a database without our schema."""
-        return self._create(sql.SQL("template template0"))
+        return Database(super().empty().dsn)
 
     def migrated(self, *, partitions: bool = False) -> Database:
         """Create a database in which the migrations have run; with their `partitions`, or with two for all times."""
         kind = _MIGRATED if partitions else _UNDIVIDED
-        self._make_templates()
+        self.make_template()
         if self._clean[kind]:
-            return Database(uri(self._server_dsn, dbname=self._clean[kind].pop()), kind)
-        database = self._create(sql.SQL("template {}").format(self._template(kind)) + self._strategy)
-        database.kind = kind
+            return Database(uri(self.server_dsn, dbname=self._clean[kind].pop()), kind)
+        database = Database(self._create(self._template(kind)).dsn, kind)
         if kind not in self._fresh:
             with psycopg.connect(database.dsn, autocommit=True) as conn:
                 self._fresh[kind] = _Fresh.read(conn)
         return database
 
-    def drop(self, database: Database) -> None:
+    def drop(self, database: databases.Database) -> None:
         """Make the database clean for the next test, or drop it where that cannot be."""
+        kind = database.kind if isinstance(database, Database) else None
         database.close()
-        if database.kind is not None and self._fresh[database.kind].restore(database, self._conn):
-            self._clean[database.kind].append(database.name)
+        if kind is not None and self._fresh[kind].restore(database, self._conn):
+            self._clean[kind].append(database.name)
             return
-        # Force: the worker processes that a test has started may still hold connections.
-        self._conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(database.name)))
+        super().drop(database)
 
     def close(self) -> None:
         for name in chain(*self._clean.values()):
-            self._conn.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-        self._conn.close()
+            self._drop(name)
+        super().close()
 
     def drop_templates(self) -> None:
-        for kind in (_MIGRATED, _UNDIVIDED):
-            self._conn.execute(sql.SQL("drop database if exists {} with (force)").format(self._template(kind)))
+        super().drop_templates()
+        self._drop(self._template(_UNDIVIDED))
 
-    def _template(self, kind: str) -> sql.Identifier:
-        return sql.Identifier(f"pgqueue_{kind}_{self._run_id}")
-
-    def _create(self, how: sql.Composable) -> Database:
-        name = f"pgqueue_test_{self._run_id}_{uuid.uuid4().hex[:8]}"
-        self._conn.execute(sql.SQL("create database {} ").format(sql.Identifier(name)) + how)
-        return Database(uri(self._server_dsn, dbname=name))
+    def _last_template(self) -> str:
+        return self._template(_UNDIVIDED)
 
     def _make_templates(self) -> None:
-        if self._templates_are_ready:
-            return
-        # One process of the run makes them; the others wait here.
-        self._conn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [self._run_id])
+        super()._make_templates()
+        migrated, undivided = (sql.Identifier(self._template(kind)) for kind in (_MIGRATED, _UNDIVIDED))
         try:
-            name = self._template(_UNDIVIDED).as_string().strip('"')
-            if self._conn.execute("select 1 from pg_database where datname = %s", [name]).fetchone() is None:
-                self._migrate_templates()
-        finally:
-            self._conn.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [self._run_id])
-        self._templates_are_ready = True
-
-    def _migrate_templates(self) -> None:
-        # Here, so that the tests which need no schema run when this import fails.
-        from pgqueue.schema.migrate import migrate  # noqa: PLC0415
-
-        migrated, undivided = (self._template(kind) for kind in (_MIGRATED, _UNDIVIDED))
-        self._conn.execute(sql.SQL("create database {} template template0").format(migrated))
-        try:
-            migrate(uri(self._server_dsn, dbname=migrated.as_string().strip('"')))
             self._conn.execute(sql.SQL("create database {} template {}").format(undivided, migrated))
-            dsn = uri(self._server_dsn, dbname=undivided.as_string().strip('"'))
+            dsn = uri(self.server_dsn, dbname=self._template(_UNDIVIDED))
             with psycopg.connect(dsn, autocommit=True) as conn:
                 _leave_two_partitions(conn)
         except BaseException:
@@ -252,7 +203,7 @@ class _Fresh:
         partitions = frozenset(oid for oid, _ in conn.execute(_PARTITIONS.encode()))
         return cls(_one(conn, _SCHEMA), _one(conn, _CLOCK), tables, partitions)
 
-    def restore(self, database: Database, server: psycopg.Connection) -> bool:
+    def restore(self, database: databases.Database, server: psycopg.Connection) -> bool:
         """Whether this database is as fresh as ever now; if not, it must be dropped."""
         try:
             # A process that a test has started may still be connected. It is waited for: its locks must be gone.
@@ -292,19 +243,3 @@ class _Fresh:
 def _one(conn: psycopg.Connection, question: str) -> str:
     [[answer]] = conn.execute(question.encode()).fetchall()
     return str(answer)
-
-
-def uri(dsn: str, **changes: str) -> str:
-    """A DSN of any form as a URI, which asyncpg and SQLAlchemy read too, with some parts changed."""
-    parts = {name: str(value) for name, value in conninfo_to_dict(dsn, **changes).items() if value is not None}
-    user = quote(parts.pop("user", ""), safe="")
-    password = quote(parts.pop("password", ""), safe="")
-    login = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    database = quote(parts.pop("dbname", ""), safe="")
-    # A TCP host where every driver expects it; a socket's directory only fits into the query.
-    host = ""
-    if re.fullmatch(r"[\w.-]+", parts.get("host", "")):
-        host = parts.pop("host")
-        host += f":{parts.pop('port')}" if "port" in parts else ""
-    query = f"?{urlencode(parts, quote_via=quote, safe='')}" if parts else ""
-    return f"postgresql://{login}{host}/{database}{query}"

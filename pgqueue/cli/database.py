@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,7 @@ import psycopg
 
 from pgqueue import embedded
 from pgqueue.cli import output
-from pgqueue.config import find_dsn
+from pgqueue.config import find_dsn, own_dsn
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import ConfigError
 from pgqueue.schema.status import status
@@ -47,8 +49,19 @@ def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str
 @contextmanager
 def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database to use."""
-    with database(explicit) as dsn, psycopg.connect(dsn, autocommit=True) as connection:
+    with (
+        database(explicit) as dsn,
+        psycopg.connect(own_dsn(dsn), autocommit=True, fallback_application_name=_program()) as connection,
+    ):
         yield connection
+
+
+def _program() -> str:
+    # The audit shows it: who is behind the role.
+    try:
+        return f"pgqueue cli ({getpass.getuser()}@{socket.gethostname()})"[:63]
+    except (OSError, KeyError):
+        return "pgqueue cli"
 
 
 def ask(explicit: str | None, call: Call[Any]) -> Any:

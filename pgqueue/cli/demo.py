@@ -22,6 +22,7 @@ from pgqueue.cli.database import database
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.progress import progress
 from pgqueue.cli.tables import Table
+from pgqueue.config import own_dsn
 from pgqueue.db import operate, produce
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError, PgQueueError
@@ -77,7 +78,7 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool) -> bool:
             f"receipts cannot be written to {directory}: {error.strerror}", hint="give another --directory"
         ) from error
 
-    with psycopg.connect(dsn, autocommit=True, row_factory=tuple_row) as connection:
+    with psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row) as connection:
         first_id = _prepare(connection, examples)
         say(f"Two workers, queues critical and default; {orders} orders, every fifth changes its mind.")
         with _workers(dsn, examples, directory):

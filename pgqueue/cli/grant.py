@@ -34,4 +34,4 @@ def grant(
     if as_json:
         output.print_json({"role": role, "kind": kind, "granted": not revoke, "changed": changed})
     else:
-        output.line(f"{role} is {'no longer' if revoke else 'now'} a {kind}.")
+        output.line(f"{role} is {'no longer' if revoke else 'now'} {'an' if kind == 'operator' else 'a'} {kind}.")

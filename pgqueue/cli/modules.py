@@ -13,6 +13,7 @@ import pgqueue
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.tasks import App
+from pgqueue.worker import django
 
 
 def load(modules: list[str]) -> App:
@@ -20,6 +21,7 @@ def load(modules: list[str]) -> App:
     if not modules:
         raise ConfigError("no module with tasks was given", hint="name it: pgqueue worker -r package.module")
     sys.path.insert(0, os.getcwd())
+    _set_django_up()
     together = App()
     for each in modules:
         name, _, attribute = each.partition(":")
@@ -36,6 +38,14 @@ def load(modules: list[str]) -> App:
     return together
 
 
+def _set_django_up() -> None:
+    try:
+        django.set_up()
+    except Exception as error:
+        settings = os.environ.get("DJANGO_SETTINGS_MODULE")
+        raise _refusal(f"Django cannot be set up with DJANGO_SETTINGS_MODULE={settings}", error) from error
+
+
 def _imported(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
@@ -45,11 +55,15 @@ def _imported(name: str) -> ModuleType:
                 f"there is no module {name!r}",
                 hint="give -r as it is written after import, from the directory you are in",
             ) from error
-        shown, place = _described(error)
-        refusal = ConfigError(f"module {name!r} cannot be imported: {place}{type(error).__name__}: {one_line(error)}")
-        # Below the line that says what is wrong.
-        refusal.add_note(shown)
-        raise refusal from error
+        raise _refusal(f"module {name!r} cannot be imported", error) from error
+
+
+def _refusal(what: str, error: Exception) -> ConfigError:
+    shown, place = _described(error)
+    refusal = ConfigError(f"{what}: {place}{type(error).__name__}: {one_line(error)}")
+    # Below the line that says what is wrong.
+    refusal.add_note(shown)
+    return refusal
 
 
 def _described(error: Exception) -> tuple[str, str]:

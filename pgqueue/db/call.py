@@ -16,6 +16,7 @@ from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
 from pgqueue.errors import (
+    AccessDenied,
     DuplicateJob,
     InvalidArgument,
     LockTimeout,
@@ -135,8 +136,18 @@ def meaning(found: Diagnosis) -> PgQueueError | None:
         # Ours; PostgreSQL's own names a constraint.
         case "23505" if found.constraint is None:
             return DuplicateJob(message, hint=hint)
-        case "3F000" | "42883" | "42P01":
+        case "3F000" | "42P01":
             return SchemaError(f"the queue is not installed here: {message}", hint="run: pgqueue migrate")
+        case "42883":
+            return SchemaError(
+                f"the queue is not installed here, or its schema is of another version: {message}",
+                hint="run: pgqueue migrate",
+            )
+        case "42501":
+            return AccessDenied(
+                f"the role has no right to do this: {message}",
+                hint="as the owner of the schema: pgqueue grant producer (or worker, operator, reader) ROLE",
+            )
         case str(state) if state.startswith("22"):
             return InvalidArgument(message, hint=hint)
     return None

@@ -246,9 +246,12 @@ def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object])
     )
 
 
-def beat(worker: str) -> Call[bool]:
-    """Send a heartbeat; reads whether it is registered."""
-    return Call(b"select pgqueue.beat(%s::text)", (worker,), read_first)
+def beat(worker: str, ended: Sequence[Mapping[str, object]] = ()) -> Call[bool]:
+    """Send a heartbeat, with what has ended since the last one; reads whether the worker is registered."""
+    if not ended:
+        return Call(b"select pgqueue.beat(%s::text)", (worker,), read_first)
+    params = (worker, to_json({"jobs": list(ended)}, "report"))
+    return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb)", params, read_first)
 
 
 def bye(worker: str) -> Call[None]:

@@ -109,7 +109,7 @@ def _option_of_row(name: str, value: object, what: str) -> object:
         raise InvalidArgument(
             f"{name} of {what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
         )
-    if name == "headers":
+    if name in ("headers", "declared"):
         return to_json(value, f"{name} of {what}")
     if name in ("tags", "depends_on") and isinstance(value, Iterable):
         return list(value)

@@ -251,6 +251,7 @@ def _sent_as(value: object) -> str:
 
 # In this order: a bool is an int, and a datetime a date.
 _SENT_AS: Sequence[tuple[type, str]] = (
+    (type(None), "text"),
     (str, "text"),
     (bool, "boolean"),
     (int, "bigint"),

@@ -125,6 +125,20 @@ def resume_queue(queue: str) -> Call[bool]:
     return Call(b"select pgqueue.resume_queue(%s::text)", (queue,), read_first)
 
 
+def configure_queue(queue: str, priority: int | None, weight: int | None, reset: Sequence[str]) -> Call[bool]:
+    """Set or take back options of a queue; reads whether that changed anything."""
+    return Call(
+        b"select pgqueue.configure_queue(%s::text, %s::integer, %s::integer, reset => %s::text[])",
+        (queue, priority, weight, list(reset)),
+        read_first,
+    )
+
+
+def reset_task(task: str, options: Sequence[str]) -> Call[bool]:
+    """Take back what an operator set for a task; reads whether that changed anything."""
+    return Call(b"select pgqueue.configure_task(%s::text, reset => %s::text[])", (task, list(options)), read_first)
+
+
 def list_schedules() -> Call[list[dict[str, Any]]]:
     """Read all schedules, the next one due first."""
     return Call(

@@ -37,6 +37,7 @@ OPTION_TYPES = {
     "retry_queue": "text",
     "limit_key": "text",
     "debounce_max": "interval",
+    "declared": "jsonb",
     "run_if": "text",
     "group_id": "bigint",
 }
@@ -118,7 +119,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             raise InvalidArgument(
                 f"{name} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
             )
-        if name == "headers":
+        if name in ("headers", "declared"):
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
             value = list(value)

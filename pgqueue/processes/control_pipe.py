@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.running_jobs import RunningJobs
 
 # Set in the environment of a worker process that has a supervisor, and removed from it at once.
@@ -26,6 +27,12 @@ VARIABLE = "_PGQUEUE_CONTROL_PIPE"
 
 # A command of the supervisor, one a line: reserve nothing more, end when all running jobs have ended.
 RETIRE = b"retire\n"
+
+# Entries of counts in a line: each has two names of up to 128 bytes, which JSON may write six times as long.
+_PER_LINE = 2
+
+# The supervisor, as a reader of counts.
+_READER = "supervisor"
 
 # Seconds between reports.
 INTERVAL = 0.5
@@ -81,18 +88,33 @@ class ControlPipe:
 
         threading.Thread(target=listen, name="pgqueue-control-pipe", daemon=True).start()
 
-    async def report_forever(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        """Report the status of this process every half second."""
+    async def report_forever(self, status: Callable[[], Mapping[str, Any]], counts: Counts) -> None:
+        """Report the status of this process every half second, and what has ended meanwhile."""
+        counts.follow(_READER)
         while True:
             self.report(status())
+            self.report_ends(counts)
             await asyncio.sleep(INTERVAL)
 
-    def report(self, status: Mapping[str, Any]) -> None:
-        """Report a status now. Does not wait for a supervisor that does not read."""
+    def report(self, status: Mapping[str, Any]) -> bool:
+        """Report a status now. Does not wait for a supervisor that does not read: False then."""
         line = orjson.dumps(status, default=str) + b"\n"
-        if len(line) <= _MOST:
-            with suppress(OSError):
-                os.write(self.reports, line)
+        if len(line) > _MOST:
+            return False
+        try:
+            os.write(self.reports, line)
+        except OSError:
+            return False
+        return True
+
+    def report_ends(self, counts: Counts) -> None:
+        """Report what has ended since the last call, a few tasks a line; what cannot be sent goes with the next."""
+        ended = counts.take(_READER)
+        while ended:
+            some, ended = ended[:_PER_LINE], ended[_PER_LINE:]
+            if not self.report({"ended": some}):
+                counts.put_back(_READER, [*some, *ended])
+                return
 
 
 def _die_with_parent() -> None:

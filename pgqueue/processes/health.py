@@ -3,14 +3,14 @@
 /live     200 as long as the process answers
 /ready    200 when it reserves jobs, else 503 and the reason
 /status   the whole status, as JSON
-/metrics  the same for Prometheus, when prometheus-client is installed (the extra `metrics`)
+/metrics  the same for Prometheus; 501 and what to install, where prometheus-client (the extra `metrics`) is not
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from importlib.util import find_spec
@@ -18,7 +18,9 @@ from typing import Any
 
 import orjson
 
+from pgqueue import metrics
 from pgqueue.errors import ConfigError
+from pgqueue.worker.counts import Entry
 
 log = logging.getLogger("pgqueue.health")
 
@@ -28,25 +30,15 @@ Status = dict[str, Any]
 _PATIENCE = 5.0
 _MOST = 50
 
-_METRICS = {
-    "running": ("gauge", "Handlers that run."),
-    "free": ("gauge", "Slots that are free."),
-    "buffered": ("gauge", "Jobs reserved and not started."),
-    "concurrency": ("gauge", "Handlers that may run at a time."),
-    "succeeded": ("counter", "Jobs that succeeded."),
-    "failed": ("counter", "Attempts that failed."),
-    "memory": ("gauge", "Resident memory in bytes."),
-    "uptime": ("gauge", "Seconds since the start."),
-    "outage": ("gauge", "Seconds since the database cannot be used."),
-    "ready": ("gauge", "1 when it reserves jobs."),
-}
+_NO_METRICS = b"prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'\n"
 
 
 class Health:
-    """Serves what `status` returns: a mapping with at least `ready` and `reason`."""
+    """Serves what `status` returns: a mapping with at least `ready` and `reason`; and what `ended` does, as metrics."""
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    def __init__(self, status: Callable[[], Status], ended: Callable[[], list[Entry]]) -> None:
         self._status = status
+        self._ended = ended
         self._server: asyncio.Server | None = None
         self._open = 0
 
@@ -113,33 +105,12 @@ class Health:
             return code, "text/plain", f"{status['reason'] or 'ready'}\n".encode()
         if path == "/status":
             return HTTPStatus.OK, "application/json", orjson.dumps(status, default=str, option=orjson.OPT_INDENT_2)
-        if path == "/metrics" and find_spec("prometheus_client") is not None:
-            return HTTPStatus.OK, "text/plain; version=0.0.4", as_metrics(status)
-        return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready and /status\n"
-
-
-def as_metrics(status: Status) -> bytes:
-    """Write a status, that of a supervisor with all of its workers, in the text format of Prometheus."""
-    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415
-
-    workers = status.get("workers", [status])
-
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            return _families(workers)
-
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collector())
-    return bytes(generate_latest(registry))
-
-
-def _families(workers: list[Status]) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
-
-    for name, (kind, help_text) in _METRICS.items():
-        family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
-            f"pgqueue_worker_{name}", help_text, labels=["worker"]
-        )
-        for each in workers:
-            family.add_metric([str(each.get("worker", ""))], float(each.get(name) or 0))
-        yield family
+        if path == "/metrics":
+            if find_spec("prometheus_client") is None:
+                return HTTPStatus.NOT_IMPLEMENTED, "text/plain", _NO_METRICS
+            return (
+                HTTPStatus.OK,
+                "text/plain; version=0.0.4",
+                metrics.as_text(metrics.of_workers(status, self._ended())),
+            )
+        return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready, /status and /metrics\n"

@@ -27,6 +27,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
 from pgqueue.processes.health import Health
 from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
+from pgqueue.worker.counts import Totals
 
 log = logging.getLogger("pgqueue.supervisor")
 
@@ -82,6 +83,7 @@ class Supervisor:
         self._environment = dict(environment)
         self._slots = [_Slot() for _ in range(processes)]
         self._workers: dict[int, WorkerProcess] = {}
+        self._ended = Totals()
         self._starting: set[int] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._watches: set[asyncio.Task[None]] = set()
@@ -100,7 +102,7 @@ class Supervisor:
         0: all ended well. 1: jobs were cut off, or a worker had to be killed, or none could be started. 2: the first
         worker reported wrong settings. 128 + signal: ended at once, by a second signal.
         """
-        serving = Health(self.status)
+        serving = Health(self.status, self._ended.entries)
         if health is not None:
             await serving.start(*health)
         self._handle_signals()
@@ -247,6 +249,8 @@ class Supervisor:
         finally:
             self._starting.discard(number)
         # Nothing is awaited in between: the number is never free.
+        # Of all processes together: what one that is gone has counted stays.
+        worker.ended = self._ended
         self._workers[number] = worker
         if slot is not None:
             slot.worker = worker

@@ -47,7 +47,7 @@ async def _run(
 ) -> int:
     worker = Worker(app, dsn, config)
     worker.handle_signals()
-    serving = Health(worker.status)
+    serving = Health(worker.status, worker.counts.entries)
     reporting: asyncio.Task[None] | None = None
     try:
         if pipe is not None:
@@ -59,6 +59,7 @@ async def _run(
         await worker.run()
         if pipe is not None:
             pipe.report(worker.status())
+            pipe.report_ends(worker.counts)
         return worker.exit_code
     finally:
         _ignore_signals()
@@ -78,7 +79,7 @@ def _ignore_signals() -> None:
 
 
 async def _report(worker: Worker, pipe: ControlPipe) -> None:
-    reports = asyncio.create_task(pipe.report_forever(worker.status))
+    reports = asyncio.create_task(pipe.report_forever(worker.status, worker.counts))
     try:
         await worker.started.wait()
         # At once: the supervisor waits for it.

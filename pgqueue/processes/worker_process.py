@@ -16,6 +16,7 @@ import orjson
 
 from pgqueue.processes.control_pipe import RETIRE, ControlPipe
 from pgqueue.worker import memory, running_jobs
+from pgqueue.worker.counts import Totals
 
 # The exit code of a worker that wants to be replaced, and of one that cannot start.
 REPLACE_ME = 75
@@ -51,6 +52,8 @@ class WorkerProcess:
     kill_at: float = math.inf
     has_run: bool = False
     unread: bytes = b""
+    # What has ended, as its process counts it.
+    ended: Totals = field(default_factory=Totals)
 
     @classmethod
     async def start(
@@ -109,8 +112,12 @@ class WorkerProcess:
         if not data:
             return False
         *lines, self.unread = (self.unread + data).split(b"\n")
-        if lines:
-            self.status = orjson.loads(lines[-1])
+        for line in lines:
+            report = orjson.loads(line)
+            if "ended" in report:
+                self.ended.add(report["ended"])
+            else:
+                self.status = report
             self.heard_at = time.monotonic()
         return True
 

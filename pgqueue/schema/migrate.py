@@ -23,6 +23,7 @@ from alembic.util.exc import CommandError
 from psycopg import sql
 
 from pgqueue import __version__
+from pgqueue.config import own_dsn
 from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status, read_status, status
@@ -61,6 +62,9 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
         except psycopg.errors.LockNotAvailable as error:
             blocked: Exception | None = error
         except sqlalchemy.exc.DBAPIError as error:
+            if isinstance(error.orig, psycopg.OperationalError) and error.orig.sqlstate is None:
+                # There is no connection.
+                raise error.orig from None
             if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
                 raise _failed(error.orig or error) from error
             blocked = error.orig
@@ -103,7 +107,8 @@ def script(*, start: str = "base") -> str:
         "    perform pg_sleep(0.2);\nend loop; end $$;",
         "create schema if not exists pgqueue;",
         *([] if start == "base" else [_DROP_ROUTINES]),
-        tables.getvalue(),
+        # psql would print what alembic asks back from its INSERT.
+        re.sub(r"\s+RETURNING [\w.]*version_num;", ";", tables.getvalue()),
         "set local check_function_bodies = off;",
         *(file.read_text() for file in bundled.sql_files()),
         _AFTER,
@@ -151,7 +156,7 @@ $$;
 """
 
 # All partitions of history, so that maintenance has none to make while jobs wait.
-_AFTER = "select pgqueue._make_partitions();"
+_AFTER = "do $$ begin perform pgqueue._make_partitions(); end $$;"
 
 _RELEASE = sql.SQL("insert into pgqueue.releases (revision, digest, version) values (%s, %s, %s)")
 
@@ -164,7 +169,7 @@ def _release() -> tuple[str, str, str]:
 def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(dsn, application_name="pgqueue migrate"),
+        creator=lambda: psycopg.connect(own_dsn(dsn, "pgqueue migrate")),
         poolclass=sqlalchemy.NullPool,
         isolation_level="READ COMMITTED",
     )

@@ -10,6 +10,7 @@ from typing import Any
 from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job
 from pgqueue.tasks import App
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.held import Held
 
 # Seconds that the hooks for the worker's end have.
@@ -19,10 +20,11 @@ _STOP_HOOKS = 5.0
 class Events:
     """Calls the hooks of `app` for the worker `name`. Nothing is reported before `start`."""
 
-    def __init__(self, app: App, name: str) -> None:
+    def __init__(self, app: App, name: str, counts: Counts) -> None:
         self.is_on = False
         self._app = app
         self._name = name
+        self._counts = counts
         self._is_started = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -47,6 +49,8 @@ class Events:
 
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         """Report what happened to a job."""
+        if kind == "lost":
+            self._counts.ended(held, kind)
         if self.is_on:
             row = held.row
             self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, held.seconds))
@@ -64,7 +68,7 @@ class Events:
     def dead(self, held: Held, job_of: Callable[[Held], Job]) -> None:
         """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""
         if self._app.has("dead"):
-            self._call_later(self._app.call("dead", _dead(job_of(held), held)))
+            self._call_later(self._app.call("dead", dead_of(job_of(held), held)))
 
     def _call_later(self, hooks: Coroutine[Any, Any, None]) -> None:
         call = asyncio.create_task(hooks, name="pgqueue-hooks")
@@ -72,7 +76,8 @@ class Events:
         call.add_done_callback(self._calls.discard)
 
 
-def _dead(job: Job, held: Held) -> Dead:
+def dead_of(job: Job, held: Held) -> Dead:
+    """Return what the hooks for dead jobs get."""
     payloads = [held.args]
     if held.payloads is not None or held.leader is not None:
         # Of a batch the first payload of the key dies and the others go on; discarded, all of them die.

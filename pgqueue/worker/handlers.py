@@ -42,6 +42,8 @@ class Handlers:
         # Set by the worker: the table that outlives this process, the middleware, and who wants events.
         self.running_jobs: RunningJobs | None = None
         self.around: Around | None = None
+        # What is called instead of a task's own function, by the task's name.
+        self.functions: dict[str, Callable[..., Any]] = {}
         self.on_event: Callable[[str, Held], None] | None = None
         self._app = app
         self._most = threads
@@ -175,7 +177,10 @@ class Handlers:
         subject.set(held)
         set_current(partial(self.job_of, held))
         job_log.started(held)
-        return task.function(**self._arguments(held, task))
+        return self._function(task)(**self._arguments(held, task))
+
+    def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
+        return self.functions.get(task.name, task.function)
 
     def _arguments(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
         given = arguments(held, task)
@@ -196,7 +201,7 @@ class Handlers:
                 if task.is_async and self.around is None:
                     held.runner = me
                     try:
-                        result = await task.function(**given)
+                        result = await self._function(task)(**given)
                     finally:
                         held.runner = None
                 else:
@@ -230,13 +235,13 @@ class Handlers:
         if self.around is not None:
             return await self.around.run(
                 self.job_of(held),
-                partial(task.function, **given),
+                partial(self._function(task), **given),
                 task.is_async,
                 self._in_thread,
                 partial(_set_runner, held),
             )
         context = contextvars.copy_context()
-        result = await self._in_thread(partial(context.run, task.function, **given))
+        result = await self._in_thread(partial(context.run, self._function(task), **given))
         if inspect.isawaitable(result):
             # A plain function around an async one: left alone, it would succeed without having run.
             return await self._on_loop(held, result)

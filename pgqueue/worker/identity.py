@@ -13,6 +13,7 @@ import os
 import platform
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +61,9 @@ class Identity:
             "python": platform.python_version(),
             "concurrency": self._config.concurrency,
             "heartbeat": round(self.heartbeat, 3),
+            "clock": round(time.time(), 3),
+            "listen": self._config.listen,
+            "pooled": self._config.pooled,
             "instance": self.instance,
             "processes_of": _process_table(),
         }

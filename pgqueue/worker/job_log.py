@@ -16,6 +16,7 @@ from typing import Any
 
 from pgqueue.db import operate
 from pgqueue.db.call import Call
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.held import Held
 
 log = logging.getLogger("pgqueue.jobs")
@@ -30,10 +31,11 @@ _PATIENCE = 2.0
 
 
 class JobLog:
-    """Logs the ends of jobs. `ask` runs a call on the database: when failed jobs run again."""
+    """Logs and counts the ends of jobs. `ask` runs a call on the database: when failed jobs run again."""
 
-    def __init__(self, ask: Callable[[Call[Any]], Awaitable[Any]]) -> None:
+    def __init__(self, ask: Callable[[Call[Any]], Awaitable[Any]], counts: Counts) -> None:
         self._ask = ask
+        self._counts = counts
         self._ends = 0
         self._is_summing = False
         self._succeeded: Counter[str] = Counter()
@@ -46,6 +48,7 @@ class JobLog:
 
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
+        self._counts.succeeded(batch)
         if not batch or not log.isEnabledFor(logging.INFO):
             return
         if self._has_a_line_each(len(batch)):
@@ -59,6 +62,7 @@ class JobLog:
 
     def failed(self, held: Held, state: str) -> None:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
+        self._counts.ended(held, state)
         level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
         if not log.isEnabledFor(level):
             return
@@ -79,6 +83,7 @@ class JobLog:
 
     def snoozed(self, held: Held, delay: object) -> None:
         """This job runs again after `delay`, and the attempt does not count."""
+        self._counts.ended(held, "snoozed")
         if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
             _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
 

@@ -11,6 +11,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.db.call import Call
 from pgqueue.worker.connection import Link
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.identity import Identity
 
 # An idle worker still calls maintain() this often: it alone makes and drops tables.
@@ -24,12 +25,15 @@ _FULL_RUN_MAX_AGE = 0.1
 class Registration:
     """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`."""
 
-    def __init__(self, config: WorkerConfig, identity: Identity, link: Link, is_idle: Callable[[], bool]) -> None:
+    def __init__(
+        self, config: WorkerConfig, identity: Identity, link: Link, is_idle: Callable[[], bool], counts: Counts
+    ) -> None:
         self.channel = ""
         self._config = config
         self._identity = identity
         self._link = link
         self._is_idle = is_idle
+        self._counts = counts
 
     def hello(self) -> Call[str]:
         """Return the statement that registers the worker."""
@@ -40,15 +44,31 @@ class Registration:
         self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:
-        """Send heartbeats, save while idle() serves as one."""
+        """Send heartbeats, and what has ended with them; none while idle() serves as one and nothing has."""
         while True:
             # At least once a minute, however long the lease: a worker that is silent for five minutes is forgotten.
             await asyncio.sleep(self._identity.heartbeat)
-            if self._is_idle():
-                continue
-            if not await self._link.perform(consume.beat(self._config.name)):
-                # Forgotten after minutes of silence, on a laptop that was suspended.
-                await self._link.perform(self.hello())
+            await self.report()
+
+    async def report_rest(self) -> None:
+        """Send what has ended since the last heartbeat, if anything has."""
+        if ended := self._counts.take("beat"):
+            await self._link.perform(consume.beat(self._config.name, ended))
+
+    async def report(self) -> None:
+        """Send a heartbeat with what has ended since the last one."""
+        ended = self._counts.take("beat")
+        if self._is_idle() and not ended:
+            return
+        try:
+            is_registered = await self._link.perform(consume.beat(self._config.name, ended))
+        except BaseException:
+            self._counts.put_back("beat", ended)
+            raise
+        if not is_registered:
+            # Forgotten after minutes of silence, on a laptop that was suspended.
+            self._counts.put_back("beat", ended)
+            await self._link.perform(self.hello())
 
     async def maintain_forever(self) -> None:
         """Run maintenance about once a second, save while idle() does so."""

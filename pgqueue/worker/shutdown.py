@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from pgqueue.config import WorkerConfig
@@ -45,6 +45,7 @@ class Shutdown:
         leases: Leases,
         reporter: Reporter,
         state: State,
+        report: Callable[[], Awaitable[None]],
     ) -> None:
         self._app = app
         self._config = config
@@ -54,6 +55,7 @@ class Shutdown:
         self._leases = leases
         self._reporter = reporter
         self._state = state
+        self._report = report
 
     async def run(self, claiming: asyncio.Task[None], stopping: Flag) -> bool:
         """Let handlers end and store how. True when none was cut off and all is stored.
@@ -94,6 +96,7 @@ class Shutdown:
         with suppress(TimeoutError):
             async with asyncio.timeout(_WITHIN):
                 await self._exchange.give_back_unknown(self._link, self._leases.held)
+                await self._report()
                 await self._link.perform(consume.bye(self._config.name))
 
     async def _end_claims(self, claiming: asyncio.Task[None]) -> None:

@@ -12,6 +12,7 @@ from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
 from pgqueue.schema import bundled
 from pgqueue.tasks import App
+from pgqueue.worker import django
 from pgqueue.worker.connection import Link
 from pgqueue.worker.declarations import declare
 from pgqueue.worker.events import Events
@@ -26,6 +27,8 @@ async def prepare(app: App, link: Link, events: Events, handlers: Handlers, plac
     await _check_schema(link, place)
     await declare(app, partial(link.perform, patient=False))
     await events.start()
+    if django.is_on():
+        handlers.functions = {task.name: django.closing(task) for task in app.tasks.values()}
     _put_around(app, events, handlers)
 
 

@@ -16,6 +16,7 @@ from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.blocked_loop import Watchdog
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.connection import Link
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.events import Events
 from pgqueue.worker.exchange import Exchange
 from pgqueue.worker.held import End, Held
@@ -67,7 +68,8 @@ class Worker:
             on_reply_lost=self._state.rouse,
         )
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
-        self._events = Events(app, config.name)
+        self.counts = Counts(config.lease)
+        self._events = Events(app, config.name, self.counts)
         self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
         self._progress = Progress(self._links.keeping)
         self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
@@ -83,11 +85,19 @@ class Worker:
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
         self._identity = Identity(config)
         self._registration = Registration(
-            config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle
+            config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
         )
         self._claimer = self._make_claimer()
         self._shutdown = Shutdown(
-            app, config, self._links.finishing, self._exchange, self._runner, self._leases, self._reporter, self._state
+            app,
+            config,
+            self._links.finishing,
+            self._exchange,
+            self._runner,
+            self._leases,
+            self._reporter,
+            self._state,
+            self._registration.report_rest,
         )
         self._listener = make_listener(
             dsn,
@@ -171,6 +181,7 @@ class Worker:
             "last_error": self._outage.error[:300] or None,
             "memory": memory.resident(),
             "uptime": round(time.monotonic() - self._began, 3),
+            "claims": self.counts.claims.as_dict(),
         }
 
     async def run(self) -> bool:
@@ -296,7 +307,7 @@ class Worker:
             self._leases,
             self._events,
             self._state,
-            JobLog(self._links.keeping.perform),
+            JobLog(self._links.keeping.perform, self.counts),
             knows=self._app.tasks.__contains__,
             job_of=lambda held: self._runner.handlers.job_of(held),
             capacity_beside=lambda: self._claimer.capacity_beside(),
@@ -312,10 +323,17 @@ class Worker:
             self._leases,
             self._events,
             self._state,
-            report_and_claim=lambda link, capacity, patient: self._reporter.claim(link, capacity, patient=patient),
+            report_and_claim=self._report_and_claim,
             is_behind=lambda: self._reporter.is_behind,
             hello=self._registration.hello,
         )
+
+    async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:
+        began = time.monotonic()
+        try:
+            return await self._reporter.claim(link, capacity, patient=patient)
+        finally:
+            self.counts.claims.add(time.monotonic() - began)
 
     async def _introduce(self, link: Link) -> None:
         await self._registration.register(link)

@@ -10,7 +10,7 @@ select
     j.lease_expires_at, j.cancel_requested_at, null::timestamptz as finished_at, null::timestamptz as kept_until,
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
     j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into,
-    j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress,
+    j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress, j.enqueued_by,
     j.depends_on, j.run_if, j.group_id
 from pgqueue.jobs j
 union all
@@ -19,7 +19,7 @@ select
     h.created_at, null, h.reserved_at, h.reserved_by, null, null, null, h.finished_at, h.kept_until,
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
     h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into,
-    h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress,
+    h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress, h.enqueued_by,
     h.depends_on, h.run_if, h.group_id
 from pgqueue.history h;
 
@@ -60,6 +60,7 @@ comment on column pgqueue.all_jobs.timeout is 'How long one attempt may take, wh
 comment on column pgqueue.all_jobs.crashes is 'How many workers died while they ran it; at max_crashes of its task (3) it is dead.';
 comment on column pgqueue.all_jobs.crashed_on is 'The workers that died while they ran it.';
 comment on column pgqueue.all_jobs.progress is 'The last progress that its handler reported: done, total, note, at.';
+comment on column pgqueue.all_jobs.enqueued_by is 'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
 comment on column pgqueue.all_jobs.depends_on is 'The jobs that it was to wait for.';
 comment on column pgqueue.all_jobs.run_if is 'What must become of those before it starts: succeeded, finished or failed.';
 comment on column pgqueue.all_jobs.group_id is 'The group that it is a member of.';

@@ -117,6 +117,8 @@ COMMANDS = dict(commands(tree))
 # benchmark that there is not, a directory that cannot be made.
 LEFT_OUT = {("worker",): {"require"}}
 FORCED = {
+    ("top",): {"once": "--once"},
+    ("web",): {"prefix": "--prefix=no-path"},
     ("bench",): {"names": "nope"},
     ("demo",): {"directory": "--directory=/dev/null/receipts"},
     ("psql",): {"arguments": "--command=select 1"},

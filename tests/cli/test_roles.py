@@ -17,7 +17,7 @@ READING = ("reader", "operator")
 KINDS = ("producer", "worker", *READING)
 
 # They go on until they are stopped, or for minutes; they are for the owner of the queue; or they ask it nothing.
-LEFT_OUT = {("worker",), ("demo",), ("bench",), ("server",), ("migrate",), ("psql",), ("dsn",)}
+LEFT_OUT = {("worker",), ("demo",), ("bench",), ("server",), ("migrate",), ("psql",), ("dsn",), ("web",), ("top",)}
 
 
 @pytest.fixture

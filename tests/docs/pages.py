@@ -144,10 +144,15 @@ class Runner:
         environment = {
             **os.environ,
             "PGQUEUE_DSN": self._dsn,
+            "PGQUEUE_TEST_DSN": self._dsn,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
-        if command.startswith("pgqueue worker") and "--until-empty" not in command:
-            self._worker(shlex.split(command), environment)
+        words = shlex.split(command)
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            environment[name] = value
+        if words[:2] == ["pgqueue", "worker"] and "--until-empty" not in words:
+            self._worker(words, environment)
             return
         process = subprocess.run(
             ["bash", "-eu", "-c", command],

@@ -19,7 +19,16 @@ TASKS = next(block.text for block in blocks("README.md") if block.file == "tasks
 # The pages that take more for granted than an empty queue.
 SET_UP = {
     "README.md": SetUp(sql="create table orders (id bigint, email text)"),
-    "docs/worker.md": SetUp(files={"package/tasks.py": TASKS, "package/__init__.py": "", "tasks.py": TASKS}),
+    "docs/worker.md": SetUp(
+        files={
+            "package/tasks.py": TASKS,
+            "package/__init__.py": "",
+            "tasks.py": TASKS,
+            "shop/tasks.py": TASKS,
+            "shop/__init__.py": "",
+            "shop/settings.py": "SECRET_KEY = 'x'",
+        }
+    ),
     "docs/failover.md": SetUp(files={"tasks.py": TASKS}),
     "docs/upgrades.md": SetUp(clean_up="drop owned by shop_web; drop role shop_web"),
     "docs/operating.md": SetUp(sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pgqueue.errors import ConfigError, MigrationError
+from pgqueue.errors import AccessDenied, ConfigError, MigrationError
 from pgqueue.schema import bundled
 from pgqueue.schema.migrate import migrate, script, status
 from pgqueue.testing import Clock
@@ -122,7 +123,7 @@ def test_a_reload_that_fails_leaves_the_release_before_in_place(
     database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, stood = catalog(database), status(database.dsn)
-    edit(sources / "sql/functions/worker/beat.sql", "return found;", "return not found;")
+    edit(sources / "sql/functions/worker/beat.sql", "return true;", "return not true;")
     (sources / "sql/functions/worker/zzz.sql").write_text("select 1 / 0;\n")
     with pytest.raises(MigrationError):
         migrate(database.dsn)
@@ -139,6 +140,19 @@ def test_the_script_makes_the_same_schema_as_migrate(empty_database: Database, d
     assert migrate(empty_database.dsn).current
     job_id = enqueue(empty_database.connect())
     assert ids(reserve(empty_database.connect())) == [job_id]
+
+
+def test_the_script_prints_nothing(empty_database: Database) -> None:
+    conn = empty_database.connect()
+    for start in ("base", bundled.revisions()[-1]):
+        cursor = conn.execute(script(start=start).encode())
+        printed = []
+        while True:
+            if cursor.description is not None:
+                printed.append((cursor.statusmessage, cursor.fetchall()))
+            if not cursor.nextset():
+                break
+        assert printed == []
 
 
 def test_the_script_from_head_reloads_the_functions(database: Database, sources: Path) -> None:
@@ -195,8 +209,8 @@ def test_an_argument_more_replaces_the_function_and_leaves_no_second_one(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat = sources / "sql/functions/worker/beat.sql"
-    edit(beat, "pgqueue.beat(worker text)", "pgqueue.beat(worker text, older int default 0)")
-    edit(beat, "pgqueue.beat(text)", "pgqueue.beat(text, int)")
+    edit(beat, "report jsonb default null)", "report jsonb default null, older int default 0)")
+    edit(beat, "pgqueue.beat(text, jsonb)", "pgqueue.beat(text, jsonb, int)")
     migrate(empty_database.dsn)
     monkeypatch.undo()
     migrate(empty_database.dsn)
@@ -245,7 +259,11 @@ def test_a_changed_function_with_a_dependent_names_it_and_changes_nothing(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit(sources / "sql/functions/operate/stats.sql", "returns jsonb", "returns json")
-    edit(sources / "sql/functions/operate/stats.sql", "    return jsonb_build_object(", "    return json_build_object(")
+    edit(
+        sources / "sql/functions/operate/stats.sql",
+        "    return v_numbers || jsonb_build_object(",
+        "    return json_build_object(",
+    )
     migrate(empty_database.dsn)
     conn = empty_database.connect()
     conn.execute("create view public.my_numbers as select pgqueue.stats() as numbers")
@@ -298,6 +316,38 @@ def test_another_migration_under_way_is_waited_for(database: Database, sources: 
         migrate(database.dsn, patience=0)
     other.commit()
     assert migrate(database.dsn).current
+
+
+@pytest.fixture
+def role(database: Database) -> Iterator[str]:
+    """A role without any right."""
+    conn = database.connect()
+    name = f"test_{database.name[-8:]}"
+    conn.execute(f"create role {name}".encode())
+    yield name
+    conn.execute(f"drop owned by {name}; drop role {name}".encode())
+
+
+@pytest.mark.parametrize("kind", ["producer", "worker", "reader", "operator"])
+def test_every_role_with_a_grant_may_ask_where_the_schema_stands(kind: str, database: Database, role: str) -> None:
+    conn = database.connect()
+    own = f"{database.dsn}&options=-c%20role%3D{role}"
+    with pytest.raises(AccessDenied, match=f"role {role} may not use the schema pgqueue") as refused:
+        status(own)
+    assert f"pgqueue grant worker {role}" in (refused.value.hint or "")
+    conn.execute(f"grant usage on schema pgqueue to {role}".encode())
+    with pytest.raises(AccessDenied, match=r"may not call pgqueue\.version"):
+        status(own)
+    conn.execute("select pgqueue.grant_access(%s, %s::text::name)", [kind, role])
+    assert status(own).current
+
+
+def test_below_head_only_the_owner_may_ask_where_the_schema_stands(database: Database, role: str) -> None:
+    database.connect().execute("select pgqueue.grant_access('operator', %s::text::name)", [role])
+    migrate(database.dsn, to=bundled.revisions()[-2])
+    with pytest.raises(AccessDenied, match=f"role {role} may not read its revision"):
+        status(f"{database.dsn}&options=-c%20role%3D{role}")
+    assert status(database.dsn).revision == bundled.revisions()[-2]
 
 
 def test_a_role_that_may_not_is_told_what_to_do(empty_database: Database) -> None:

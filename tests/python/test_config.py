@@ -47,6 +47,7 @@ def test_a_worker_adds_what_its_connections_need_and_leaves_alone_what_is_said()
     plain = conninfo_to_dict(worker_dsn("host=h", "n" * 100, environ={}))
     assert plain == {
         "host": "h",
+        "client_encoding": "UTF8",
         "application_name": "n" * 63,
         "connect_timeout": "5",
         "target_session_attrs": "read-write",

@@ -158,7 +158,8 @@ async def test_payloads_of_an_accumulating_task_are_typed(database: Database, co
         gather.using(key="k", score=1).enqueue(conn, ITEM),
         gather.using(key="k", score=2).enqueue(conn, {"sku": "b"}),
         gather.using(key="k", score=3).enqueue(conn, sku="c", count="3"),
-        gather.enqueue(conn, ITEM),
+        # Without a key, from a producer that does not know that it accumulates.
+        enqueue(conn, "gather", {"sku": "a", "count": 2, "unitPrice": "1.10"}),
     ]
     with pytest.raises(InvalidArgument, match="sku: Field required"):
         gather.enqueue(conn, {"n": 1})

@@ -116,6 +116,21 @@ def test_prometheus_finds_its_metrics(start_worker: Start) -> None:
     assert re.search(r'^pgqueue_worker_concurrency\{worker="w"\} 20\.0$', text, re.MULTILINE)
 
 
+def test_without_the_extra_the_metrics_say_what_to_install(
+    start_worker: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A finder before all others that knows no prometheus_client, as where it is not installed.
+    (tmp_path / "without.py").write_text(
+        "import sys\nclass Without:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'prometheus_client':\n            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Without())\nsys.modules['prometheus_client'] = None\n"
+        "import pgqueue\napp = pgqueue.App()\n"
+    )
+    worker = start_worker("-r", "jobs", "-r", "without", "--health-port", "0").started()
+    code, text = get(worker, "/metrics")
+    assert (code, text) == (501, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'\n")
+
+
 @pytest.mark.parametrize(
     ("request_", "answer"),
     [
@@ -141,7 +156,7 @@ def test_what_is_no_question_harms_nobody(request_: bytes, answer: bytes, start_
 
 async def test_a_client_that_does_not_read_its_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_PATIENCE", 0.3)
-    serving = health.Health(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000})
+    serving = health.Health(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000}, list)
     port = await serving.start("127.0.0.1", 0)
     before = asyncio.all_tasks()
     with socket.create_connection(("127.0.0.1", port)) as client:

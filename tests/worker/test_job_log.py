@@ -17,6 +17,7 @@ from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import _Coloured
 from pgqueue.worker import job_log
+from pgqueue.worker.counts import Counts
 from pgqueue.worker.held import Held
 from pgqueue.worker.job_log import MOST, JobLog
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
@@ -36,7 +37,7 @@ def ended(job_id: int, task: str = "send_email", seconds: float = 0.2134) -> Hel
         priority=0,
         attempt=2,
         max_attempts=11,
-        reservation=1,
+        reservation=1 << 20,
         run_at=0,
         created_at=0,
         lease_expires_at=0,
@@ -80,14 +81,14 @@ def level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_success_is_one_line_with_the_task_the_id_and_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    JobLog(unreachable).succeeded([ended(17)])
+    JobLog(unreachable, Counts(30.0)).succeeded([ended(17)])
     assert messages(caplog) == ["send_email[17] succeeded in 0.213 s"]
     [record] = caplog.records
     assert (record.job_id, record.queue, record.attempt, record.seconds) == (17, "mail", 2, 0.2134)  # type: ignore[attr-defined]
 
 
 async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    JobLog(unreachable).failed(failed(17), "dead")
+    JobLog(unreachable, Counts(30.0)).failed(failed(17), "dead")
     assert messages(caplog) == ["send_email[17] is dead after attempt 2 of 11 in 0.213 s: OSError: no route"]
     assert caplog.records[0].levelno == logging.ERROR
     assert caplog.text.endswith("OSError: no route\nTraceback\n  line\nOSError\n")
@@ -95,7 +96,7 @@ async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCap
 
 async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     at = datetime(2030, 1, 1, 12, 0, 30, tzinfo=UTC)
-    lines = JobLog(answering(at))
+    lines = JobLog(answering(at), Counts(30.0))
     lines.failed(failed(1), "failed")
     await lines.close()
     local = at.astimezone().strftime("%H:%M:%S")
@@ -107,7 +108,7 @@ async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogC
 
 
 async def test_a_failed_attempt_is_logged_when_the_database_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
-    lines = JobLog(unreachable)
+    lines = JobLog(unreachable, Counts(30.0))
     lines.failed(failed(1), "failed")
     await lines.close()
     assert messages(caplog) == ["send_email[1] failed attempt 2 of 11 in 0.213 s: OSError: no route"]
@@ -116,7 +117,7 @@ async def test_a_failed_attempt_is_logged_when_the_database_does_not_answer(capl
 async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     asked = failed(1)
     asked.signalled = True
-    lines = JobLog(answering(datetime.now(UTC)))
+    lines = JobLog(answering(datetime.now(UTC)), Counts(30.0))
     lines.failed(asked, "failed")
     lines.failed(asked, "cancelled")
     lines.snoozed(asked, "5 min")
@@ -137,7 +138,7 @@ async def test_many_ends_in_a_second_are_one_summary_for_each_task(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "_WINDOW", 0.05)
-    lines = JobLog(unreachable)
+    lines = JobLog(unreachable, Counts(30.0))
     lines.succeeded([ended(n) for n in range(MOST + 1)])
     lines.succeeded([ended(n, task="resize") for n in range(10)])
     for _ in range(3):
@@ -158,7 +159,7 @@ async def test_ends_are_summed_until_a_second_is_quiet(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "_WINDOW", 0.05)
-    lines = JobLog(unreachable)
+    lines = JobLog(unreachable, Counts(30.0))
     for round_ in range(1, 4):
         lines.succeeded([ended(n) for n in range(MOST + 1)])
         await wait_until_async(lambda n=round_: len(messages(caplog)) == n)
@@ -166,7 +167,7 @@ async def test_ends_are_summed_until_a_second_is_quiet(
 
 
 async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:
-    lines = JobLog(unreachable)
+    lines = JobLog(unreachable, Counts(30.0))
     lines.succeeded([ended(n) for n in range(200)])
     await lines.close()
     assert messages(caplog) == ["send_email: 200 succeeded in 213.4 ms each"]
@@ -174,7 +175,7 @@ async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.L
 
 async def test_no_line_is_made_where_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "pgqueue.jobs")
-    lines = JobLog(unreachable)
+    lines = JobLog(unreachable, Counts(30.0))
     lines.succeeded([ended(1)])
     lines.failed(failed(1), "failed")
     assert (lines._timer, lines._asking) == (None, None)
@@ -250,4 +251,4 @@ def test_no_text_of_a_job_reaches_a_terminal_as_a_command() -> None:
 
 async def test_close_waits_for_nothing_where_nothing_was_logged() -> None:
     async with asyncio.timeout(1):
-        await JobLog(unreachable).close()
+        await JobLog(unreachable, Counts(30.0)).close()

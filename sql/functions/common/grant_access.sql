@@ -17,6 +17,7 @@ begin
     perform pgqueue._check_grant(grant_access.kind, grant_access.role);
     insert into pgqueue.grants (role, kind) values (grant_access.role, grant_access.kind) on conflict do nothing;
     perform pgqueue._apply_grants();
+    perform pgqueue._audit('grant_access', jsonb_build_object('kind', grant_access.kind, 'role', grant_access.role));
 end
 $$;
 
@@ -90,6 +91,7 @@ begin
         end loop;
         if v_grant.kind in ('reader', 'operator') then
             execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits to %I', v_grant.role);
+            execute format('grant select on pgqueue.samples, pgqueue.audit to %I', v_grant.role);
             execute format('grant select on pgqueue.schedules to %I', v_grant.role);
             for v_view in
                 select c.oid::regclass as name from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
@@ -222,6 +224,10 @@ as $$
             ('drop_limit', '{operator}'),
             ('explain', '{reader,operator}'),
             ('stats', '{reader,operator}'),
+            ('search', '{reader,operator}'),
+            ('metrics', '{reader,operator}'),
+            ('dead_groups', '{reader,operator}'),
+            ('doctor', '{reader,operator}'),
             -- A producer may slow down by it.
             ('depth', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),

@@ -14,6 +14,9 @@ declare
 begin
     delete from pgqueue.grants where role = revoke_access.role and kind = revoke_access.kind;
     v_found := found;
+    perform pgqueue._audit(
+        'revoke_access', jsonb_build_object('kind', revoke_access.kind, 'role', revoke_access.role), v_found::integer::bigint
+    );
     if v_found and exists (select from pg_roles r where r.rolname = revoke_access.role) then
         execute format('revoke all on all functions in schema pgqueue from %I', revoke_access.role);
         execute format('revoke all on all tables in schema pgqueue from %I', revoke_access.role);

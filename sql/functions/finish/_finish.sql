@@ -63,6 +63,7 @@ begin
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
+                    j.enqueued_by,
                     j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
             dated as (
@@ -89,7 +90,8 @@ begin
                     id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
                     max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
                     errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress, depends_on, run_if, group_id,
+                    merged_into, timeout, crashed_on, progress, enqueued_by,
+                    depends_on, run_if, group_id,
                     steps
                 )
                 select
@@ -102,6 +104,7 @@ begin
                         else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
                     end,
                     d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
+                    d.enqueued_by,
                     d.depends_on, d.run_if, d.group_id,
                     case when d.has_steps then pgqueue._steps_as_json(d.id, p_state <> 'succeeded') end
                 from dated d

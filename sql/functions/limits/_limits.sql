@@ -188,7 +188,7 @@ $$;
 comment on function pgqueue._recheck_limit(text, text) is
     'Private: makes the next maintain() check whether jobs that a limit blocks may go on.';
 
-create or replace function pgqueue._limits_now()
+create or replace function pgqueue._limits_now(p_most integer)
 returns jsonb
 language sql
 stable
@@ -202,25 +202,33 @@ as $$
             jsonb_build_object(
                 'kind', l.kind, 'target', l.target, 'max_executing', l.max_executing, 'rate', l.rate, 'per', l.per,
                 'executing', case
-                    when p.prefix is null then pgqueue._count_executing(l.kind, l.target, 1000000)
+                    when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most)
                     else (
                         select count(*)
-                        from pgqueue.jobs j
-                        where j.state = 'executing'
-                            and j.limit_key is not null
-                            and (j.leader is null or j.leader = j.id)
-                            and starts_with(j.limit_key, p.prefix)
+                        from (
+                            select
+                            from pgqueue.jobs j
+                            where j.state = 'executing'
+                                and j.limit_key is not null
+                                and (j.leader is null or j.leader = j.id)
+                                and starts_with(j.limit_key, p.prefix)
+                            limit p_most
+                        ) c
                     )
                 end,
                 'parked', (
                     select count(*)
-                    from pgqueue.jobs j
-                    where j.state = 'blocked'
-                        and j.blocked_on is not null
-                        and case
-                            when p.prefix is null then j.blocked_on = l.kind || ':' || l.target
-                            else starts_with(j.blocked_on, 'limit_key:' || p.prefix)
-                        end
+                    from (
+                        select
+                        from pgqueue.jobs j
+                        where j.state = 'blocked'
+                            and j.blocked_on is not null
+                            and case
+                                when p.prefix is null then j.blocked_on = l.kind || ':' || l.target
+                                else starts_with(j.blocked_on, 'limit_key:' || p.prefix)
+                            end
+                        limit p_most
+                    ) c
                 )
             )
             order by l.kind, l.target
@@ -233,4 +241,4 @@ as $$
     ) p
 $$;
 
-comment on function pgqueue._limits_now() is 'Private: the limits as stats() shows them.';
+comment on function pgqueue._limits_now(integer) is 'Private: the limits as stats() shows them, each number counted to p_most.';

@@ -43,6 +43,9 @@ begin
         end if;
     end if;
     perform pgqueue._recheck_limit(drop_limit.kind, drop_limit.target);
+    perform pgqueue._audit(
+        'drop_limit', jsonb_build_object('kind', drop_limit.kind, 'target', drop_limit.target, 'part', drop_limit.part)
+    );
     return true;
 end
 $$;

@@ -12,7 +12,7 @@ returns table (number integer, step text, every interval, slice integer, is_ddl 
 language sql
 immutable
 parallel safe
-rows 20
+rows 22
 as $$
     values
         (1, 'leases', null::interval, 1000, false),
@@ -35,7 +35,9 @@ as $$
         (18, 'tidy_maintenance', '1 min', 10000, false),
         (19, 'hidden', '1 min', 1, false),
         (20, 'partitions', '5 min', 6, true),
-        (21, 'drop', '1 min', 1, true)
+        (21, 'drop', '1 min', 1, true),
+        (22, 'sample', '10 s', 1, false),
+        (23, 'tidy_samples', '1 min', 10000, false)
 $$;
 
 comment on function pgqueue._steps() is
@@ -46,7 +48,7 @@ returns setof pgqueue.maintenance_steps
 language sql
 stable
 parallel safe
-rows 20
+rows 22
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -72,7 +74,7 @@ returns table (state pgqueue.maintenance_steps, number integer, every interval, 
 language sql
 stable
 parallel safe
-rows 20
+rows 22
 set search_path = pg_catalog, pg_temp
 as $$
     select l, s.number, s.every, s.slice
@@ -374,6 +376,10 @@ begin
             perform pgqueue._tidy_events(v_now, p_slice);
         when 'tidy_maintenance' then
             v_count := pgqueue._tidy_maintenance(p_slice);
+        when 'sample' then
+            perform pgqueue._sample(v_now);
+        when 'tidy_samples' then
+            v_count := pgqueue._tidy_samples(v_now, p_slice);
         when 'hidden' then
             run.hidden := run.hidden + pgqueue._find_hidden();
         when 'partitions' then

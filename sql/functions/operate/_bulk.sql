@@ -180,6 +180,7 @@ begin
             perform pgqueue._reopen_children(v_places.ids);
         end if;
     end if;
+    perform pgqueue._audit(p_action, p_filter, changed);
     passed_over := cardinality(v_found.live_ids) + cardinality(v_found.ended_ids) - changed;
 
     next_after := v_found.next_after;

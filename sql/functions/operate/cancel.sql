@@ -31,6 +31,7 @@ begin
         if pgqueue._may_notify() then
             perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
         end if;
+        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
         return 'requested';
     end if;
     if v_job.is_group then
@@ -42,6 +43,7 @@ begin
         return case when exists (select from pgqueue.jobs j where j.id = v_job.id) then 'requested' else 'cancelled' end;
     end if;
     perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
+    perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
     return 'cancelled';
 end
 $$;

@@ -58,7 +58,15 @@ begin
         retry_budget = case when 'retry_budget' <> all (v_reset) then coalesce(configure_queue.retry_budget, t.retry_budget) end
     where t.name = configure_queue.queue
     returning t.* into v_after;
-    return v_after is distinct from v_before;
+    if v_after is not distinct from v_before then
+        return false;
+    end if;
+    perform pgqueue._audit(
+        'configure_queue',
+        jsonb_build_object('queue', configure_queue.queue, 'before', pgqueue._difference(to_jsonb(v_before), to_jsonb(v_after)),
+            'after', pgqueue._difference(to_jsonb(v_after), to_jsonb(v_before)))
+    );
+    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of queue %s is out of range', quote_literal(configure_queue.queue)), sqlerrm,

@@ -90,7 +90,15 @@ begin
         store_result = case when 'store_result' <> all (v_reset) then coalesce(configure_task.store_result, t.store_result) end
     where t.name = configure_task.task
     returning t.* into v_after;
-    return v_after is distinct from v_before;
+    if v_after is not distinct from v_before then
+        return false;
+    end if;
+    perform pgqueue._audit(
+        'configure_task',
+        jsonb_build_object('task', configure_task.task, 'before', pgqueue._difference(to_jsonb(v_before), to_jsonb(v_after)),
+            'after', pgqueue._difference(to_jsonb(v_after), to_jsonb(v_before)))
+    );
+    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of task %s is out of range', quote_literal(configure_task.task)), sqlerrm,

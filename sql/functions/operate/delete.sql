@@ -16,12 +16,18 @@ as $$
 #variable_conflict use_column
 declare
     v_place record;
+    v_count bigint := 0::bigint;
 begin
     if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
+        perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id));
         return true;
     end if;
     select h.id, h.granularity, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
-    return found and pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) > 0;
+    if found then
+        v_count := pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    end if;
+    perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
+    return v_count > 0;
 end
 $$;
 

@@ -15,7 +15,11 @@ begin
     insert into pgqueue.queues as q (name, paused_at)
     values (pause_queue.queue, pgqueue._clock())
     on conflict (name) do update set paused_at = excluded.paused_at where q.paused_at is null;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._audit('pause_queue', jsonb_build_object('queue', pause_queue.queue));
+    return true;
 end
 $$;
 

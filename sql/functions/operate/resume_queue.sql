@@ -16,6 +16,7 @@ begin
         return false;
     end if;
     perform pgqueue._wake(resume_queue.queue, pgqueue._clock(), 2, null);
+    perform pgqueue._audit('resume_queue', jsonb_build_object('queue', resume_queue.queue));
     return true;
 end
 $$;

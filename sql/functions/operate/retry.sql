@@ -24,10 +24,13 @@ declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
     v_place record;
+    v_count bigint := 0::bigint;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
     if found then
-        return pgqueue._run_now(array[retry.job_id]) > 0;
+        v_count := pgqueue._run_now(array[retry.job_id]);
+        perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+        return v_count > 0;
     end if;
     select h.id, h.granularity, h.kept_until
     into v_place
@@ -40,13 +43,14 @@ begin
             'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
         );
     end if;
-    if v_place.id is null or pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]) = 0 then
-        return false;
+    if v_place.id is not null then
+        v_count := pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
     end if;
-    if retry.dependents then
+    if v_count > 0 and retry.dependents then
         perform pgqueue._reopen_children(array[v_place.id]);
     end if;
-    return true;
+    perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
+    return v_count > 0;
 end
 $$;
 
@@ -127,14 +131,16 @@ begin
             insert into pgqueue.jobs (
                 id, reservation, run_at, ready_at, created_at, reserved_at, retention, state, max_attempts, losses,
                 priority, resumed, queue, task, key, reserved_by, tags, args, headers, errors, retry, score, limit_key,
-                dedupe, timeout, depends_on, run_if, group_id, has_steps
+                dedupe, timeout, enqueued_by,
+                depends_on, run_if, group_id, has_steps
             )
             overriding system value
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
                 g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
-                g.score, g.limit_key, g.dedupe, g.timeout, g.depends_on, g.run_if, g.group_id,
+                g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
+                g.depends_on, g.run_if, g.group_id,
                 case when g.steps is not null then true end
             from gone g
             returning queue, priority, key, depends_on, group_id

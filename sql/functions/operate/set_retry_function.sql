@@ -26,6 +26,9 @@ begin
         update pgqueue.tasks
         set retry_function = null, retry_policy = nullif(retry_policy, 'function')
         where name = set_retry_function.task;
+        if found then
+            perform pgqueue._audit('set_retry_function', jsonb_build_object('task', set_retry_function.task));
+        end if;
         return;
     end if;
 
@@ -44,6 +47,9 @@ begin
     values (set_retry_function.task, 'function', set_retry_function.function)
     on conflict (name) do update
     set retry_policy = 'function', retry_function = excluded.retry_function;
+    perform pgqueue._audit(
+        'set_retry_function', jsonb_build_object('task', set_retry_function.task, 'function', set_retry_function.function)
+    );
 end
 $$;
 

@@ -1,7 +1,7 @@
 -- stats: numbers for people and monitors, as one JSON document. Reads only. Counts live jobs by a scan, which takes
--- about a second with millions of them.
+-- about a second with millions of them; with recent => true it reads the last samples instead, whatever the backlog.
 
-create or replace function pgqueue.stats()
+create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
 language plpgsql
 stable
@@ -9,80 +9,13 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
-    v_queues jsonb;
-    v_total jsonb;
+    v_numbers jsonb := case when stats.recent then pgqueue._recent_numbers(v_now) else pgqueue._numbers_now(v_now) end;
 begin
-    with live as (
-        select
-            j.queue,
-            count(*) filter (where j.state = 'waiting') as waiting,
-            count(*) filter (where j.state = 'failed') as failed,
-            count(*) filter (where j.state = 'blocked') as blocked,
-            count(*) filter (where j.state = 'executing') as executing,
-            count(*) filter (where j.state in ('waiting', 'failed') and j.ready_at > v_now) as scheduled,
-            min(j.ready_at) filter (where j.state in ('waiting', 'failed') and j.ready_at <= v_now) as oldest
-        from pgqueue.jobs j
-        where j.queue <> '@groups'
-        group by j.queue
-    ),
-    ended as (
-        select h.queue, count(*) filter (where h.state = 'dead') as dead
-        from pgqueue.history h
-        where h.state <> 'succeeded' and h.kept_until > v_now and h.queue <> '@groups'
-        group by h.queue
-    ),
-    named as (
-        select l.queue from live l
-        union
-        select e.queue from ended e
-        union
-        select q.name from pgqueue.queues q
-        union
-        select a.queue from pgqueue.lanes a
-    ),
-    counted as (
-        select
-            n.queue,
-            coalesce(l.waiting, 0) as waiting,
-            coalesce(l.failed, 0) as failed,
-            coalesce(l.blocked, 0) as blocked,
-            coalesce(l.executing, 0) as executing,
-            coalesce(l.scheduled, 0) as scheduled,
-            coalesce(e.dead, 0) as dead,
-            coalesce(round(extract(epoch from v_now - l.oldest), 3), 0) as lag,
-            q.paused_at
-        from named n
-        left join live l on l.queue = n.queue
-        left join ended e on e.queue = n.queue
-        left join pgqueue.queues q on q.name = n.queue
-    )
-    select
-        coalesce(
-            jsonb_agg(
-                jsonb_build_object(
-                    'queue', c.queue, 'length', c.waiting + c.failed, 'waiting', c.waiting, 'failed', c.failed,
-                    'scheduled', c.scheduled, 'blocked', c.blocked, 'executing', c.executing, 'dead', c.dead,
-                    'lag', c.lag, 'paused_at', c.paused_at
-                )
-                order by c.queue
-            ),
-            '[]'
-        ),
-        jsonb_build_object(
-            'length', coalesce(sum(c.waiting + c.failed), 0), 'waiting', coalesce(sum(c.waiting), 0),
-            'failed', coalesce(sum(c.failed), 0), 'scheduled', coalesce(sum(c.scheduled), 0),
-            'blocked', coalesce(sum(c.blocked), 0), 'executing', coalesce(sum(c.executing), 0),
-            'dead', coalesce(sum(c.dead), 0), 'lag', coalesce(max(c.lag), 0)
-        )
-    into v_queues, v_total
-    from counted c;
-
-    return jsonb_build_object(
+    return v_numbers || jsonb_build_object(
         'at', v_now,
-        'queues', v_queues,
-        'total', v_total,
         'workers', (
             select coalesce(
                 jsonb_agg(
@@ -108,7 +41,7 @@ begin
             )
             from pgqueue.effective_schedules s
         ),
-        'limits', pgqueue._limits_now(),
+        'limits', pgqueue._limits_now(case when stats.recent then 10000 else 1000000000 end),
         'housekeeping', (
             select jsonb_build_object(
                 'last_at', max(h.at),
@@ -145,7 +78,140 @@ begin
 end
 $$;
 
-comment on function pgqueue.stats() is
+comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (not due yet; counted in length too), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
-    'limits (for each: executing, and parked, the jobs that it blocks); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were cut by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions).';
+    'limits (for each: executing, and parked, the jobs that it blocks); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were cut by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
+    'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs, with due, and counted_to where a number that high means at least that many; its cost does not depend on the backlog.';
+
+create or replace function pgqueue._numbers_now(p_now timestamptz)
+returns jsonb
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    with live as (
+        select
+            j.queue,
+            count(*) filter (where j.state = 'waiting') as waiting,
+            count(*) filter (where j.state = 'failed') as failed,
+            count(*) filter (where j.state = 'blocked') as blocked,
+            count(*) filter (where j.state = 'executing') as executing,
+            count(*) filter (where j.state in ('waiting', 'failed') and j.ready_at > p_now) as scheduled,
+            min(j.ready_at) filter (where j.state in ('waiting', 'failed') and j.ready_at <= p_now) as oldest
+        from pgqueue.jobs j
+        where j.queue <> '@groups'
+        group by j.queue
+    ),
+    ended as (
+        select h.queue, count(*) filter (where h.state = 'dead') as dead
+        from pgqueue.history h
+        where h.state <> 'succeeded' and h.kept_until > p_now and h.queue <> '@groups'
+        group by h.queue
+    ),
+    named as (
+        select l.queue from live l
+        union
+        select e.queue from ended e
+        union
+        select q.name from pgqueue.queues q
+        union
+        select a.queue from pgqueue.lanes a
+    ),
+    counted as (
+        select
+            n.queue,
+            coalesce(l.waiting, 0) as waiting,
+            coalesce(l.failed, 0) as failed,
+            coalesce(l.blocked, 0) as blocked,
+            coalesce(l.executing, 0) as executing,
+            coalesce(l.scheduled, 0) as scheduled,
+            coalesce(e.dead, 0) as dead,
+            coalesce(round(extract(epoch from p_now - l.oldest), 3), 0) as lag,
+            q.paused_at
+        from named n
+        left join live l on l.queue = n.queue
+        left join ended e on e.queue = n.queue
+        left join pgqueue.queues q on q.name = n.queue
+    )
+    select pgqueue._numbers_document(coalesce(
+        jsonb_agg(
+            jsonb_build_object(
+                'queue', c.queue, 'length', c.waiting + c.failed, 'waiting', c.waiting, 'failed', c.failed,
+                'scheduled', c.scheduled, 'blocked', c.blocked, 'executing', c.executing, 'dead', c.dead,
+                'lag', c.lag, 'paused_at', c.paused_at
+            )
+            order by c.queue
+        ),
+        '[]'
+    ))
+    from counted c
+$$;
+
+comment on function pgqueue._numbers_now(timestamptz) is 'Private: queues and total of stats(), counted now.';
+
+create or replace function pgqueue._recent_numbers(p_now timestamptz)
+returns jsonb
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select pgqueue._numbers_document(coalesce(
+        jsonb_agg(
+            jsonb_build_object(
+                'queue', n.queue, 'length', coalesce(s.waiting + s.failed, 0), 'waiting', coalesce(s.waiting, 0),
+                'failed', coalesce(s.failed, 0), 'scheduled', coalesce(s.scheduled, 0), 'due', coalesce(s.due, 0),
+                'blocked', coalesce(s.blocked, 0), 'executing', coalesce(s.executing, 0), 'dead', coalesce(s.dead, 0),
+                'counted_to', s.counted_to,
+                'lag', case
+                    when s.oldest_due_at is null then 0
+                    else round(extract(epoch from greatest(s.at - s.oldest_due_at, '0')), 3)
+                end,
+                'paused_at', q.paused_at
+            )
+            order by n.queue
+        ),
+        '[]'
+    )) || jsonb_build_object(
+        'sampled_at', (select max(s.at) from pgqueue.samples s where s.span = 10)
+    )
+    from (
+        select l.queue from pgqueue._last_samples() l
+        union
+        select q.name from pgqueue.queues q
+        union
+        select a.queue from pgqueue.lanes a
+    ) n
+    left join pgqueue._last_samples() s on s.queue = n.queue
+    left join pgqueue.queues q on q.name = n.queue
+$$;
+
+comment on function pgqueue._recent_numbers(timestamptz) is 'Private: queues and total of stats(), from the last samples.';
+
+create or replace function pgqueue._numbers_document(p_queues jsonb)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select jsonb_build_object(
+        'queues', p_queues,
+        'total', jsonb_build_object(
+            'length', coalesce(sum(q.length), 0), 'waiting', coalesce(sum(q.waiting), 0),
+            'failed', coalesce(sum(q.failed), 0), 'scheduled', coalesce(sum(q.scheduled), 0),
+            'blocked', coalesce(sum(q.blocked), 0), 'executing', coalesce(sum(q.executing), 0),
+            'dead', coalesce(sum(q.dead), 0), 'lag', coalesce(max(q.lag), 0)
+        ) || jsonb_strip_nulls(jsonb_build_object('due', sum(q.due)))
+    )
+    from jsonb_to_recordset(p_queues) q (
+        length bigint, waiting bigint, failed bigint, scheduled bigint, blocked bigint, executing bigint, dead bigint,
+        due bigint, lag numeric
+    )
+$$;
+
+comment on function pgqueue._numbers_document(jsonb) is 'Private: queues and total of stats().';

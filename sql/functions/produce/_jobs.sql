@@ -12,11 +12,27 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job pgqueue.jobs;
+    v_task record;
 begin
     perform pgqueue._check_options(p_options);
     perform pgqueue._check_args(p_options.args);
-    if p_options.key is null and exists (select from pgqueue.effective_tasks t where t.name = p_options.task and t.accumulate) then
-        perform pgqueue._refuse_without_key(p_options.task);
+    if p_options.key is null or p_options.declared is not null then
+        select t.queue, t.priority, t.expires_in, t.accumulate
+        into v_task
+        from (values (1)) one (row)
+        left join pgqueue.effective_tasks t on t.name = p_options.task;
+        if p_options.key is null and coalesce(v_task.accumulate, (p_options.declared ->> 'accumulate')::boolean) then
+            perform pgqueue._refuse_without_key(p_options.task);
+        end if;
+    end if;
+    if p_options.declared is not null then
+        p_options.queue := coalesce(p_options.queue, v_task.queue, p_options.declared ->> 'queue');
+        p_options.priority := coalesce(
+            p_options.priority, v_task.priority, (p_options.declared ->> 'priority')::integer
+        );
+        p_options.expires_in := coalesce(
+            p_options.expires_in, v_task.expires_in, (p_options.declared ->> 'expires_in')::interval
+        );
     end if;
 
     v_job.id := p_id;
@@ -71,6 +87,7 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    v_enqueued_by text := pgqueue._enqueued_by();
     v_lane record;
 begin
     for v_lane in
@@ -78,7 +95,8 @@ begin
             insert into pgqueue.jobs (
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
                 expires_at, max_attempts, retention, retry, key, score, limit_key, dedupe,
-                timeout, state, blocked_on, depends_on, run_if, group_id
+                timeout, enqueued_by,
+                state, blocked_on, depends_on, run_if, group_id
             )
             overriding system value
             select
@@ -86,7 +104,8 @@ begin
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
                 coalesce(n.expires_at, greatest(n.run_at, n.created_at) + t.expires_in),
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
-                n.timeout, coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
+                n.timeout, v_enqueued_by,
+                coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task
             cross join lateral (select coalesce(n.queue, t.queue, 'default') as queue) w

@@ -60,10 +60,49 @@ begin
     if num_nonnulls(p_options.dedupe, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max) > 0 then
         perform pgqueue._check_dedupe(p_options);
     end if;
+    if p_options.declared is not null and not pgqueue._is_declared(p_options.declared) then
+        perform pgqueue._refuse_declared(p_options.declared);
+    end if;
 end
 $$;
 
 comment on function pgqueue._check_options(pgqueue.job_options) is 'Private: refuses wrong options of a job, each by its name.';
+
+create or replace function pgqueue._refuse_declared(p_declared jsonb)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._refuse(
+        'declared is not what a task declares', format('It is %s.', left(p_declared::text, 200)),
+        'Give declared as an object with queue, priority, expires_in (above zero) and accumulate, or some of them, such as {"queue": "mail"}.'
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_declared(jsonb) is 'Private: refuses what no code can declare for a task.';
+
+-- Not pinned, so that it is inlined: it is asked of each row of a load.
+create or replace function pgqueue._is_declared(p_declared jsonb)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select case when pg_catalog.jsonb_typeof(p_declared) = 'object' then
+        p_declared - '{queue,priority,expires_in,accumulate}'::text[] = '{}'
+        and coalesce(pg_catalog.jsonb_typeof(p_declared -> 'queue') = 'string', true)
+        and coalesce(pg_catalog.octet_length(p_declared ->> 'queue') between 1 and 128, true)
+        and coalesce(p_declared ->> 'priority' ~ '^-?([0-9]{1,2}|100)$', true)
+        and coalesce((p_declared ->> 'expires_in')::interval between '1 us' and '9999 years', true)
+        and coalesce(pg_catalog.jsonb_typeof(p_declared -> 'accumulate') = 'boolean', true)
+    else false end
+$$;
+
+comment on function pgqueue._is_declared(jsonb) is 'Private: whether this is what the code may declare for a task, as enqueue(declared) takes it.';
 
 create or replace function pgqueue._check_dependencies(p_options pgqueue.job_options)
 returns void

@@ -36,6 +36,7 @@ create or replace function pgqueue.enqueue(
     retry_queue text default null,
     limit_key text default null,
     debounce_max interval default null,
+    declared jsonb default null,
     run_if text default null,
     group_id bigint default null
 )
@@ -72,19 +73,23 @@ begin
             enqueue.run_if, enqueue.group_id
         ) = 0
     then
-        null;
+        -- Not one condition: the inlined function would be compiled for each call, also the plain one.
+        if enqueue.declared is not null then
+            if not pgqueue._is_declared(enqueue.declared) then
+                perform pgqueue._refuse_declared(enqueue.declared);
+            end if;
+        end if;
     elsif num_nonnulls(enqueue.dedupe, enqueue.depends_on, enqueue.group_id) > 0 then
-        select o.job_id into v_id
-        from pgqueue._enqueue_row(
+        return (pgqueue._enqueue_row(
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared,
+                enqueue.run_if, enqueue.group_id
             )
-        ) o;
-        return v_id;
+        )).job_id;
     else
         -- Not by a variable: a row that is declared costs each call, also the plain one.
         perform pgqueue._check_options(
@@ -93,7 +98,8 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared,
+                enqueue.run_if, enqueue.group_id
             )
         );
         perform pgqueue._check_args(enqueue.args);
@@ -112,24 +118,25 @@ begin
         expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
     )
     select
-        coalesce(enqueue.queue, t.queue, 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
+        coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
         coalesce(
-            enqueue.priority,
-            t.priority,
-            (select q.priority from pgqueue.queues q where q.name = coalesce(enqueue.queue, t.queue, 'default')),
+            enqueue.priority, t.priority, (enqueue.declared ->> 'priority')::smallint,
+            (
+                select q.priority from pgqueue.queues q
+                where q.name = coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default')
+            ),
             0
         ),
         coalesce(v_run_at, v_now), coalesce(v_ready_at, v_now), v_now,
-        greatest(v_run_at, v_now) + coalesce(enqueue.expires_in, t.expires_in), enqueue.max_attempts,
-        enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
+        greatest(v_run_at, v_now) + coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval),
+        enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
     from (values (1)) one (row)
     left join (
-        select e.queue, e.priority, e.expires_in, e.accumulate
-        from pgqueue.effective_tasks e
+        select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e
         where e.name = enqueue.task
         offset 0
     ) t on true
-    where enqueue.key is not null or t.accumulate is not true
+    where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
     returning
         id, queue, priority,
         exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
@@ -140,8 +147,7 @@ begin
         -- A head from the future: the clock stepped back, and _register_lane sees to it.
         and coalesce(
             (
-                select h.at
-                from pgqueue.heads h
+                select h.at from pgqueue.heads h
                 where h.queue = jobs.queue and h.priority = jobs.priority and h.resumed = false
                 order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
                 limit 1
@@ -164,7 +170,8 @@ $$;
 
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, text, bigint
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
+    text, bigint
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
@@ -179,6 +186,8 @@ comment on function pgqueue.enqueue(
     'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority are those of this '
     'call), merge (args || these args), debounce (run_at moves out to the one of this call, and no further than debounce_max '
     'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
+    'declared: what the code of the producer declares for the task, as JSON (queue, priority, expires_in, accumulate): it '
+    'holds where neither the job, nor an operator, nor a worker says otherwise. '
     'depends_on: ids of jobs; it starts when they have ended, as run_if says: succeeded (all of them; should one not, it is '
     'cancelled; the default), finished (whatever became of them) or failed (as soon as one did not succeed; else it is cancelled). '
     'group_id: the group that it joins, see open_group().';

@@ -92,7 +92,12 @@ begin
                     )
                 else false
             end as is_plain
-        from unnest(enqueue_batch.jobs) with ordinality a (job, ord)
+        from (
+            select
+                case when jsonb_typeof(g.job) = 'object' and g.job ? 'declared' then pgqueue._with_declared(g.job) else g.job end as job,
+                g.ord
+            from unnest(enqueue_batch.jobs) with ordinality g (job, ord)
+        ) a
         order by a.ord
     ) r;
 
@@ -157,6 +162,33 @@ comment on function pgqueue.enqueue_batch(jsonb[]) is
     'arguments of enqueue(), times and intervals as text. "ref" names a job for the depends_on of those after it in the call: '
     '{"task": "load", "depends_on": ["a", 17]}. '
     'select * from pgqueue.enqueue_batch(array[''{"task": "resize", "args": {"id": 1}}'', ''{"task": "mail", "delay": "1 hour"}'']::jsonb[]);';
+
+-- What neither the job nor the database says becomes an option of the job; what is left to check stays as it is.
+create or replace function pgqueue._with_declared(p_job jsonb)
+returns jsonb
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    select case
+        when pgqueue._is_declared(p_job -> 'declared') and (p_job ? 'key' or not p_job -> 'declared' ? 'accumulate') then
+            jsonb_strip_nulls(
+                jsonb_build_object(
+                    'queue', case when t.queue is null then p_job -> 'declared' -> 'queue' end,
+                    'priority', case when t.priority is null then p_job -> 'declared' -> 'priority' end,
+                    'expires_in', case when t.expires_in is null then p_job -> 'declared' -> 'expires_in' end
+                )
+            ) || (p_job - 'declared')
+        else p_job
+    end
+    from (values (1)) one (row)
+    left join pgqueue.effective_tasks t on t.name = p_job ->> 'task'
+$$;
+
+comment on function pgqueue._with_declared(jsonb) is
+    'Private: a job of a batch with what its code declares written out, where neither an operator nor a worker says otherwise.';
 
 -- p_deduped: the numbers of the jobs that have dedupe keys. They take the keys in one order, and share one wait.
 create or replace function pgqueue._batch_deduped(
@@ -274,7 +306,7 @@ begin
                 'retention', 'retry_policy', 'retry_delay', 'retry_queue', 'limit_key', 'debounce_max', 'run_if', 'ref'
             ) then 'string'
             when o.option in ('priority', 'max_attempts', 'score', 'group_id') then 'number'
-            when o.option in ('args', 'headers') then 'object'
+            when o.option in ('args', 'headers', 'declared') then 'object'
             when o.option in ('depends_on', 'tags') then 'array'
         end as type
     ) t

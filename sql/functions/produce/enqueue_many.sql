@@ -27,6 +27,7 @@ create or replace function pgqueue.enqueue_many(
     retry_queue text default null,
     limit_key text default null,
     debounce_max interval default null,
+    declared jsonb default null,
     run_if text default null,
     group_id bigint default null
 )
@@ -50,6 +51,7 @@ declare
     v_accumulate boolean;
     v_options pgqueue.job_options;
     v_retry jsonb;
+    v_enqueued_by text := pgqueue._enqueued_by();
 begin
     v_options := row(
         enqueue_many.task, null::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
@@ -57,7 +59,8 @@ begin
         enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
         enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
-        enqueue_many.debounce_max, enqueue_many.run_if, enqueue_many.group_id
+        enqueue_many.debounce_max, enqueue_many.declared,
+        enqueue_many.run_if, enqueue_many.group_id
     );
     perform pgqueue._check_options(v_options);
     v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
@@ -101,14 +104,20 @@ begin
     select
         w.queue,
         p.priority,
-        coalesce(enqueue_many.expires_in, t.expires_in),
-        t.accumulate
+        coalesce(enqueue_many.expires_in, t.expires_in, (enqueue_many.declared ->> 'expires_in')::interval),
+        coalesce(t.accumulate, (enqueue_many.declared ->> 'accumulate')::boolean)
     into v_queue, v_priority, v_expires_in, v_accumulate
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task
-    cross join lateral (select coalesce(enqueue_many.queue, t.queue, 'default') as queue) w
+    cross join lateral (
+        select coalesce(enqueue_many.queue, t.queue, enqueue_many.declared ->> 'queue', 'default') as queue
+    ) w
     left join pgqueue.queues q on q.name = w.queue
-    cross join lateral (select coalesce(enqueue_many.priority, t.priority, q.priority, 0)::smallint as priority) p;
+    cross join lateral (
+        select coalesce(
+            enqueue_many.priority, t.priority, (enqueue_many.declared ->> 'priority')::integer, q.priority, 0
+        )::smallint as priority
+    ) p;
 
     if v_accumulate and enqueue_many.key is null then
         perform pgqueue._refuse_without_key(enqueue_many.task);
@@ -117,12 +126,14 @@ begin
     return query
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
+        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout,
+        enqueued_by
     )
     select
         v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
         v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention,
-        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key, enqueue_many.timeout
+        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key, enqueue_many.timeout,
+        v_enqueued_by
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
@@ -136,7 +147,8 @@ $$;
 
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, text, bigint
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
+    text, bigint
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
     'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue. '

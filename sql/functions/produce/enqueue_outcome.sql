@@ -27,6 +27,7 @@ create or replace function pgqueue.enqueue_outcome(
     retry_queue text default null,
     limit_key text default null,
     debounce_max interval default null,
+    declared jsonb default null,
     run_if text default null,
     group_id bigint default null
 )
@@ -52,7 +53,8 @@ begin
                 enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
                 enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention,
                 enqueue_outcome.retry_policy, enqueue_outcome.retry_delay, enqueue_outcome.retry_queue,
-                enqueue_outcome.limit_key, enqueue_outcome.debounce_max, enqueue_outcome.run_if,
+                enqueue_outcome.limit_key, enqueue_outcome.debounce_max, enqueue_outcome.declared,
+                enqueue_outcome.run_if,
                 enqueue_outcome.group_id
             ),
             'inserted';
@@ -69,7 +71,8 @@ begin
             enqueue_outcome.dedupe_for, enqueue_outcome.on_conflict, enqueue_outcome.depends_on,
             enqueue_outcome.headers, enqueue_outcome.tags, enqueue_outcome.retention, enqueue_outcome.retry_policy,
             enqueue_outcome.retry_delay, enqueue_outcome.retry_queue, enqueue_outcome.limit_key,
-            enqueue_outcome.debounce_max, enqueue_outcome.run_if, enqueue_outcome.group_id
+            enqueue_outcome.debounce_max, enqueue_outcome.declared,
+            enqueue_outcome.run_if, enqueue_outcome.group_id
         )
     ) o;
 end
@@ -77,7 +80,8 @@ $$;
 
 comment on function pgqueue.enqueue_outcome(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, text, bigint
+    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
+    text, bigint
 ) is
     'Enqueue one job as enqueue() does, and say what became of it: inserted; or, where another job stands for its dedupe key, '
     'whose job_id it then is, skipped, replaced, merged or debounced. '

@@ -28,6 +28,7 @@ declare
     v_lanes jsonb;
     v_lane record;
     v_outcomes jsonb := '{}'::jsonb;
+    v_enqueued_by text := pgqueue._enqueued_by();
 begin
     perform pgqueue._check_staged();
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
@@ -35,11 +36,11 @@ begin
     -- What there is, in one pass: how much of it is plain, and into which lanes that goes.
     with loads as (
         select
-            s.task, s.queue, s.priority, count(*) as n, min(greatest(s.run_at, v_now + s.delay, v_now)) as ready_at,
+            s.task, s.queue, s.priority, s.declared, count(*) as n, min(greatest(s.run_at, v_now + s.delay, v_now)) as ready_at,
             count(*) filter (
                 where pgqueue._is_plain(
                     v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
-                    s.limit_key, s.headers, s.max_attempts,
+                    s.limit_key, s.headers, s.max_attempts, s.declared,
                     num_nonnulls(
                         s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
                         s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max, s.run_if, s.group_id
@@ -47,13 +48,16 @@ begin
                 )
             ) as plain
         from pg_temp.pgqueue_staged s
-        group by s.task, s.queue, s.priority
+        group by s.task, s.queue, s.priority, s.declared
     ),
     lanes as (
-        select w.queue, coalesce(l.priority, t.priority, q.priority, 0) as priority, min(l.ready_at) as ready_at
+        select
+            w.queue,
+            coalesce(l.priority, t.priority, (l.declared ->> 'priority')::integer, q.priority, 0) as priority,
+            min(l.ready_at) as ready_at
         from loads l
         left join pgqueue.effective_tasks t on t.name = l.task
-        cross join lateral (select coalesce(l.queue, t.queue, 'default') as queue) w
+        cross join lateral (select coalesce(l.queue, t.queue, l.declared ->> 'queue', 'default') as queue) w
         left join pgqueue.queues q on q.name = w.queue
         where l.plain > 0
         group by 1, 2
@@ -76,25 +80,26 @@ begin
     -- The subquery numbers the rows as they stand, whatever a join does to their order.
     insert into pgqueue.jobs (
         id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key,
-        headers, max_attempts
+        headers, max_attempts, enqueued_by
     )
     overriding system value
     select
-        s.job_id, coalesce(s.queue, t.queue, 'default'), s.task, coalesce(s.args, '{}'),
-        coalesce(s.priority, t.priority, q.priority, 0), coalesce(s.run_at, v_now + s.delay, v_now),
+        s.job_id, coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default'), s.task, coalesce(s.args, '{}'),
+        coalesce(s.priority, t.priority, (s.declared ->> 'priority')::integer, q.priority, 0), coalesce(s.run_at, v_now + s.delay, v_now),
         greatest(s.run_at, v_now + s.delay, v_now), v_now,
-        greatest(s.run_at, v_now + s.delay, v_now) + coalesce(s.expires_in, t.expires_in), s.key, s.score, s.limit_key,
-        s.headers, s.max_attempts
+        greatest(s.run_at, v_now + s.delay, v_now)
+        + coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval),
+        s.key, s.score, s.limit_key, s.headers, s.max_attempts, v_enqueued_by
     from (
         select
             coalesce(p.id, nextval('pgqueue.jobs_id_seq')) as job_id,
             p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
-            p.headers, p.max_attempts
+            p.headers, p.max_attempts, p.declared
         from pg_temp.pgqueue_staged p
         where v_plain = v_rows
             or pgqueue._is_plain(
                 v_accumulating, p.task, p.args, p.queue, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score,
-                p.limit_key, p.headers, p.max_attempts,
+                p.limit_key, p.headers, p.max_attempts, p.declared,
                 num_nonnulls(
                     p.timeout, p.dedupe, p.dedupe_for, p.on_conflict, p.depends_on, p.tags, p.retention,
                     p.retry_policy, p.retry_delay, p.retry_queue, p.debounce_max, p.run_if, p.group_id
@@ -102,7 +107,7 @@ begin
             )
     ) s
     left join pgqueue.effective_tasks t on t.name = s.task
-    left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, 'default');
+    left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default');
 
     for v_lane in
         select l.queue, l.priority, l.ready_at
@@ -151,6 +156,7 @@ create or replace function pgqueue._is_plain(
     p_limit_key text,
     p_headers jsonb,
     p_max_attempts integer,
+    p_declared jsonb,
     p_others integer
 )
 returns boolean
@@ -175,13 +181,14 @@ as $$
         and (p_headers is null or pg_catalog.jsonb_typeof(p_headers) = 'object')
         and (p_headers is null or pg_catalog.pg_column_size(p_headers) <= 1000)
         and (p_max_attempts is null or p_max_attempts between 1 and 100000)
+        and (p_declared is null or (pgqueue._is_declared(p_declared) and (p_key is not null or not p_declared ? 'accumulate')))
         and (p_score is null or p_score not in ('NaN', 'Infinity', '-Infinity')),
         false
     )
 $$;
 
 comment on function pgqueue._is_plain(
-    text[], text, jsonb, text, integer, timestamptz, interval, interval, text, numeric, text, jsonb, integer, integer
+    text[], text, jsonb, text, integer, timestamptz, interval, interval, text, numeric, text, jsonb, integer, jsonb, integer
 ) is 'Private: whether a staged job is right beyond doubt and needs nothing but to be inserted.';
 
 create or replace function pgqueue._enqueue_staged_others(p_now timestamptz, p_accumulating text[])
@@ -213,7 +220,7 @@ begin
         ) n
         where not pgqueue._is_plain(
             p_accumulating, n.task, n.args, n.queue, n.priority, n.run_at, n.delay, n.expires_in, n.key, n.score,
-            n.limit_key, n.headers, n.max_attempts,
+            n.limit_key, n.headers, n.max_attempts, n.declared,
             num_nonnulls(
                 n.timeout, n.dedupe, n.dedupe_for, n.on_conflict, n.depends_on, n.tags, n.retention,
                 n.retry_policy, n.retry_delay, n.retry_queue, n.debounce_max, n.run_if, n.group_id
@@ -225,7 +232,8 @@ begin
             v_row.task, coalesce(v_row.args, '{}'), v_row.queue, v_row.priority, v_row.run_at, v_row.delay, v_row.expires_in,
             v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe, v_row.dedupe_for,
             v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention, v_row.retry_policy,
-            v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.run_if, v_row.group_id
+            v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.declared,
+            v_row.run_if, v_row.group_id
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         if v_job.dedupe is null then

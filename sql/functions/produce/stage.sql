@@ -48,6 +48,7 @@ begin
         retry_queue text,
         limit_key text,
         debounce_max interval,
+        declared jsonb,
         run_if text,
         group_id bigint,
         id bigint
@@ -57,7 +58,8 @@ begin
     grant insert (
         task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
         on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
-        debounce_max, run_if, group_id
+        debounce_max, declared,
+        run_if, group_id
     ) on pg_temp.pgqueue_staged to public;
 end
 $$;

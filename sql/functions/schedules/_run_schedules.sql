@@ -209,14 +209,15 @@ begin
         enqueued as (
             insert into pgqueue.jobs (
                 id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at, expires_at, max_attempts,
-                retention
+                retention, enqueued_by
             )
             overriding system value
             select
                 w.job_id, q.queue, t.task, t.args,
                 coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at), t.tags,
                 p.priority, a.run_at, greatest(a.run_at, p_now), p_now,
-                greatest(a.run_at, p_now) + coalesce(t.expires_in, e.expires_in), t.max_attempts, t.retention
+                greatest(a.run_at, p_now) + coalesce(t.expires_in, e.expires_in), t.max_attempts, t.retention,
+                'schedule ' || t.name
             from written w
             join turns t on t.name = w.schedule
             left join pgqueue.effective_tasks e on e.name = t.task

@@ -14,7 +14,11 @@ begin
     update pgqueue.schedules s
     set paused_at = pgqueue._clock()
     where s.name = pause_schedule.name and s.paused_at is null;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._audit('pause_schedule', jsonb_build_object('name', pause_schedule.name));
+    return true;
 end
 $$;
 

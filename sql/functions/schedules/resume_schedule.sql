@@ -22,6 +22,7 @@ begin
         return false;
     end if;
     perform pgqueue._plan_schedule(v_schedule, pgqueue._clock());
+    perform pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
     return true;
 end
 $$;

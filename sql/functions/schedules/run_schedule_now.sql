@@ -34,6 +34,7 @@ begin
     );
     insert into pgqueue.schedule_runs (schedule, decided_at, outcome, job_id)
     values (v_schedule.name, v_now, 'manual', v_id);
+    perform pgqueue._audit('run_schedule_now', jsonb_build_object('name', v_schedule.name, 'job_id', v_id));
     return v_id;
 end
 $$;

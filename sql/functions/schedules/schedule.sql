@@ -105,6 +105,11 @@ begin
         excluded.priority, excluded.max_attempts, excluded.expires_in, excluded.headers, excluded.tags,
         excluded.retention, excluded.spec
     );
+    if found then
+        perform pgqueue._audit(
+            'schedule', jsonb_build_object('name', schedule.name, 'expression', schedule.expression, 'every', schedule.every)
+        );
+    end if;
 
     select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name;
     select r.next_at, r.rule into v_next_at, v_rule

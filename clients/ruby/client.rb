@@ -1,0 +1,131 @@
+#!/usr/bin/env ruby
+# frozen_string_literal: true
+
+# A producer and a worker in Ruby, with pg. See docs/protocol.md for what each call does.
+#
+#     client.rb enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
+#     client.rb worker QUEUE                     runs jobs until TERM or INT
+#
+# PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).
+
+require "json"
+require "pg"
+require "securerandom"
+
+LEASE = Float(ENV.fetch("PGQUEUE_LEASE", "30"))
+
+def connect = PG.connect(ENV.fetch("PGQUEUE_DSN"))
+
+def enqueue(task, args, queue, key = nil)
+  db = connect
+  db.transaction do
+    db.exec_params("insert into client_orders (note) values ($1)", [task])
+    db.exec_params("select pgqueue.enqueue($1, $2::jsonb, queue => $3, key => $4)", [task, args, queue, key]).getvalue(0, 0)
+  end
+ensure
+  db&.close
+end
+
+class Interrupted < StandardError; end
+
+# The handlers. Each gets a connection and the job.
+module Handlers
+  def self.note(db, job)
+    statement = "insert into client_notes (job_id, args) values ($1, $2) returning seconds"
+    sleep(db.exec_params(statement, [job["id"], job["args"]]).getvalue(0, 0).to_f)
+  end
+
+  def self.fail(_db, _job) = raise("no such order")
+end
+
+class Worker
+  End = Struct.new(:id, :reservation, :error)
+
+  def initialize(queue)
+    @queue = queue
+    @name = "ruby:#{Process.pid}:#{SecureRandom.hex(4)}"
+    @stopping = false
+    %w[TERM INT].each { |signal| trap(signal) { @stopping = true } }
+  end
+
+  def run
+    @db = connect
+    channel = ask("select pgqueue.hello($1, array[$2], '{\"client\": \"ruby\"}')", @name, @queue).getvalue(0, 0)
+    @db.exec("listen #{@db.quote_ident(channel)}")
+    ended = []
+    polls = 0
+    until @stopping
+      answer = exchange(1, ended)
+      # Another session has the row of a locked one: nothing was changed, report it again.
+      locked = answer.select { |row| row["outcome"] == "locked" }.map { |row| row["id"] }
+      ended = ended.select { |each| locked.include?(each.id) }
+      if (job = answer.find { |row| row["outcome"] == "reserved" })
+        ended.concat(attempt(job))
+        polls = 0
+      else
+        polls += 1
+        wait(polls)
+      end
+    end
+    exchange(0, ended)
+    ask("select pgqueue.bye($1)", @name)
+    @db.close
+  end
+
+  private
+
+  def ask(statement, *values) = @db.exec_params(statement, values)
+
+  # Registered as idle, it polls four times in a second, and then blocks until it is notified or a job is due.
+  def wait(polls)
+    seconds = ask(<<~SQL, @name, @queue).getvalue(0, 0).to_f
+      select least(extract(epoch from call_again_in), extract(epoch from next_due - now())) from pgqueue.idle($1, array[$2])
+    SQL
+    left = polls <= 4 ? 0.25 : [seconds, 0.01].max
+    # In slices: a signal does not end the wait.
+    left -= 0.25 until @stopping || left <= 0 || @db.wait_for_notify([left, 0.25].min)
+  end
+
+  # Reports how jobs ended, and claims up to max.
+  def exchange(max, ended)
+    bad, good = ended.partition(&:error)
+    array = PG::TextEncoder::Array.new
+    pairs = [good, bad].flat_map { |ends| [array.encode(ends.map(&:id)), array.encode(ends.map(&:reservation))] }
+    errors = array.encode(bad.map { |each| JSON.generate(message: each.error) })
+    ask(<<~SQL, @name, max, @queue, LEASE, *pairs, errors).to_a
+      select outcome, id, task, args, reservation from pgqueue.exchange(
+        $1, $2, array[$3], lease => make_interval(secs => $4),
+        completed => $5, completed_reservations => $6, failed => $7, failed_reservations => $8, errors => $9::jsonb[])
+    SQL
+  end
+
+  # Runs one job to its end in a thread, and extends its lease meanwhile, every third of it.
+  def attempt(job)
+    handler = Thread.new do
+      Thread.current.report_on_exception = false
+      own = connect
+      raise "there is no task #{job["task"]}" unless Handlers.respond_to?(job["task"])
+
+      Handlers.public_send(job["task"], own, job)
+    ensure
+      own&.close
+    end
+    pair = ["{#{job["id"]}}", "{#{job["reservation"]}}"]
+    until handler.join(LEASE / 3)
+      rows = ask("select cancel_requested from pgqueue.extend($1, $2, make_interval(secs => $3))", *pair, LEASE).values
+      next if rows == [["f"]]
+
+      # No row: the lease is lost. True: a user asked to cancel; given back, the job ends as cancelled.
+      handler.raise(Interrupted)
+      handler.join rescue nil
+      ask("select pgqueue.release($1, $2)", *pair)
+      return []
+    end
+    [End.new(job["id"], job["reservation"], nil)]
+  rescue StandardError => error
+    [End.new(job["id"], job["reservation"], error.message)]
+  end
+end
+
+command, *given = ARGV
+command == "enqueue" ? puts(enqueue(*given)) : Worker.new(*given).run

@@ -1,0 +1,73 @@
+"""`pgqueue doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import connected
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.db import consume, observe
+from pgqueue.db.call import perform
+from pgqueue.schema import bundled
+
+app = commands()
+
+SEVERITIES = ("critical", "warning", "info")
+
+_COLOURS = {"critical": "red", "warning": "yellow", "info": "dim"}
+
+
+@app.command()
+def doctor(
+    fail_on: Annotated[
+        str, typer.Option("--fail-on", help="Exit with 1 at this severity or worse: critical, warning, info, never.")
+    ] = "warning",
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Say what is wrong, and the command that mends it.
+
+    Exits with 1 when it finds something of the severity --fail-on or worse.
+    """
+    if fail_on not in (*SEVERITIES, "never"):
+        raise typer.BadParameter("give critical, warning, info or never", param_hint="--fail-on")
+    with connected(dsn) as connection:
+        findings = [*schema(perform(connection, consume.version())), *perform(connection, observe.doctor())]
+    if as_json:
+        output.print_json(findings)
+    else:
+        _show(findings)
+    if any(_is_as_bad(each["severity"], fail_on) for each in findings):
+        raise typer.Exit(1)
+
+
+def schema(installed: tuple[str, str, str] | None) -> list[dict[str, str]]:
+    """Return what is wrong with the schema, by what this package knows of it."""
+    revision, digest = bundled.revisions()[-1], bundled.sql_digest()
+    if installed is not None and (installed[1] > revision or (installed[1] == revision and installed[2] == digest)):
+        return []
+    return [
+        {
+            "severity": "critical",
+            "topic": "schema",
+            "subject": "pgqueue",
+            "evidence": f"the schema is at {installed[1] if installed else None}, older than this program ({revision})",
+            "remedy": "pgqueue migrate",
+        }
+    ]
+
+
+def _is_as_bad(severity: str, least: str) -> bool:
+    return least != "never" and SEVERITIES.index(severity) <= SEVERITIES.index(least)
+
+
+def _show(findings: list[dict[str, str]]) -> None:
+    if not findings:
+        output.line("Nothing is wrong.")
+    for each in findings:
+        output.line(f"{each['severity']}: {each['topic']}: {each['subject']}", _COLOURS[each["severity"]])
+        output.line(f"    {each['evidence']}")
+        output.line(f"    do: {each['remedy']}")

@@ -1,0 +1,37 @@
+"""`pgqueue metrics`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from pgqueue import metrics as families
+from pgqueue.cli import output
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import Dsn, commands
+from pgqueue.db import observe
+from pgqueue.errors import ConfigError
+
+app = commands()
+
+
+@app.command()
+def metrics(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: name, labels and value.")] = False,
+    dsn: Dsn = None,
+) -> None:
+    """Print the metrics of the database in the format of Prometheus.
+
+    For the textfile collector, or a cron job; `pgqueue web` serves them at /metrics.
+    """
+    rows = ask(dsn, observe.metrics())
+    if as_json:
+        output.print_json([{"name": name, "labels": labels, "value": value} for name, labels, value in rows])
+        return
+    if not families.is_available():
+        raise ConfigError(
+            "prometheus-client is not installed", hint="pip install 'pgqueue-sql[metrics]', or give --json"
+        )
+    sys.stdout.write(families.as_text(families.of_database(rows)).decode())

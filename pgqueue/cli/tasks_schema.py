@@ -1,0 +1,56 @@
+"""`pgqueue tasks schema`: the JSON schema of the arguments of tasks, for producers in other languages."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.modules import load
+from pgqueue.cli.options import commands
+from pgqueue.errors import ConfigError
+
+
+def register(to: typer.Typer) -> None:
+    """Add the command to a group of commands."""
+    to.command(name="schema")(schema)
+
+
+def schema(
+    task: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]...", help="Only these; default: all.", show_envvar=False)
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require", "-r", help="Module with the tasks: package.module or package.module:app. Repeatable."
+        ),
+    ] = None,
+) -> None:
+    """Print the JSON schemas of the arguments of tasks with validate=True: one object, a schema for each task.
+
+    It asks no database. Of an accumulating task it is the schema of one payload.
+    """
+    app = load(require or [])
+    for name in task or ():
+        if name not in app.tasks:
+            raise ConfigError(f"there is no task {name!r}", hint=f"known: {', '.join(sorted(app.tasks)) or 'none'}")
+        if app.tasks[name].typed is None:
+            raise ConfigError(f"task {name} does not check its arguments", hint="declare it with validate=True")
+    schemas = {
+        name: each.typed.schema()
+        for name, each in sorted(app.tasks.items())
+        if each.typed is not None and (not task or name in task)
+    }
+    output.line(json.dumps(schemas, indent=2, ensure_ascii=False))
+
+
+app = commands("Look at tasks.")
+register(app)
+
+
+@app.callback()
+def _tasks() -> None:
+    """Look at tasks."""

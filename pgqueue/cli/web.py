@@ -1,0 +1,122 @@
+"""`pgqueue web`: serve the operator's pages."""
+
+from __future__ import annotations
+
+import ipaddress
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.database import database
+from pgqueue.cli.options import Dsn, commands
+from pgqueue.errors import ConfigError
+
+app = commands()
+
+
+@app.command()
+def web(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8081,
+    prefix: Annotated[str, typer.Option(help="Path before all pages, such as /jobs.")] = "",
+    user: Annotated[str | None, typer.Option(help="Name to log in with; with --password.")] = None,
+    password: Annotated[str | None, typer.Option(help="Its password. Rather set PGQUEUE_WEB_PASSWORD.")] = None,
+    trust_header: Annotated[
+        str | None, typer.Option(help="Header in which a proxy says who asks, such as X-Forwarded-User.")
+    ] = None,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody in, on any address.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="No actions.")] = False,
+    hide_args: Annotated[bool, typer.Option("--hide-args", help="Show no args, headers and results.")] = False,
+    redact: Annotated[
+        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden; again for more.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="Name by which it may be asked; again for more; * for any.")
+    ] = None,
+    origin: Annotated[
+        str | None, typer.Option(help="Where browsers see it, such as https://ops.example.com, behind a proxy.")
+    ] = None,
+    trace_url: Annotated[str | None, typer.Option(help="Address of a trace, with {trace_id}.")] = None,
+    dsn: Dsn = None,
+) -> None:
+    """Serve the operator's pages until Ctrl-C.
+
+    Without --user, --trust-header or --no-auth it listens on loopback addresses only.
+    """
+    if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
+        raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
+    # Here: who enqueues a job should not wait for these.
+    import uvicorn  # noqa: PLC0415
+
+    from pgqueue.web import dashboard  # noqa: PLC0415
+    from pgqueue.web.render import REDACT  # noqa: PLC0415
+
+    authorize = _authorize(user, password, trust_header, no_auth, host, hide_args)
+    if prefix and (not prefix.startswith("/") or prefix.endswith("/")):
+        raise ConfigError(f"--prefix is {prefix!r}", hint="give it as /jobs")
+    with database(dsn) as found:
+        pages: Any = dashboard(
+            found,
+            authorize=authorize,
+            read_only=read_only,
+            redact=tuple(redact) if redact else REDACT,
+            allowed_hosts=[*(allowed_host or ()), *([] if _is_wildcard(host) else [host])],
+            origin=origin,
+            trace_url=trace_url,
+        )
+        if prefix:
+            from starlette.applications import Starlette  # noqa: PLC0415
+            from starlette.routing import Mount  # noqa: PLC0415
+
+            pages = Starlette(routes=[Mount(prefix, pages)])
+        shown = f"[{host}]" if ":" in host else host
+        output.message(f"The pages are at http://{shown}:{port}{prefix}/ until Ctrl-C.")
+        uvicorn.run(pages, host=host, port=port, log_level="warning", server_header=False, lifespan="on")
+
+
+def _authorize(
+    user: str | None, password: str | None, trust_header: str | None, no_auth: bool, host: str, hide_args: bool
+) -> Any:
+    from pgqueue.web import users  # noqa: PLC0415
+
+    if (user is None) != (password is None):
+        raise ConfigError("--user and --password go together", hint="or PGQUEUE_WEB_USER and PGQUEUE_WEB_PASSWORD")
+    if sum([user is not None, trust_header is not None, no_auth]) > 1:
+        raise ConfigError("several ways to log in are given", hint="give one of --user, --trust-header, --no-auth")
+    if user is not None and password is not None:
+        found = users.by_password(user, password)
+    elif trust_header is not None:
+        found = users.by_header(trust_header)
+    elif no_auth or _is_loopback(host):
+        found = users.anyone
+    else:
+        raise ConfigError(
+            f"{host} can be reached from other machines, and nobody would have to log in",
+            hint="give --user with PGQUEUE_WEB_PASSWORD, --trust-header behind a proxy, or --no-auth",
+        )
+    if not hide_args:
+        return found
+
+    def without_args(request: Any) -> Any:
+        asks: Any = found(request)
+        return None if asks is None else users.User(asks.name, asks.can - {"args"})
+
+    return without_args
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False

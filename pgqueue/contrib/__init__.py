@@ -1,0 +1,1 @@
+"""What fits pgqueue to other frameworks. Nothing else of pgqueue imports a framework."""

@@ -1,0 +1,28 @@
+"""A backend for Django's tasks: `django.tasks` (Django 6), or the package `django_tasks` before it.
+
+    INSTALLED_APPS = [..., "pgqueue.contrib.django"]
+    TASKS = {"default": {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": []}}
+
+See docs/django.md. What stands here is imported when it is asked for, as Django imports an app before its settings are
+ready.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pgqueue.contrib.django.backend import Backend, PgqueueTask, task
+    from pgqueue.contrib.django.handlers import make_app
+    from pgqueue.contrib.django.testing import drain
+
+_WHERE = {"Backend": "backend", "PgqueueTask": "backend", "task": "backend", "make_app": "handlers", "drain": "testing"}
+
+__all__ = ["Backend", "PgqueueTask", "drain", "make_app", "task"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,169 @@
+"""The queue in Django's admin: read-only, save for actions through the queue's own functions. It counts no rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Paginator
+from django.db import connections
+from django.http import HttpRequest
+
+from pgqueue.contrib.django.models import Job, Limit, Queue, Schedule, Worker
+from pgqueue.contrib.django.schema import aliases
+from pgqueue.db import drivers, operate
+
+# Jobs of a page, and the pages that it can be turned to: older ones are found by the filters, and by `before=ID`.
+_PAGE = 50
+_PAGES = 20
+
+_STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
+
+
+class CountlessPaginator(Paginator):
+    """Reads one row more than it shows to learn whether there is another page, and never counts the rows of history."""
+
+    @property
+    def count(self) -> int:
+        """As many rows as can be turned to, or as there are if they are fewer."""
+        most = self.per_page * _PAGES
+        if not hasattr(self, "_count"):
+            self._count = len(self.object_list.values_list("pk", flat=True)[:most])
+        return int(self._count)
+
+
+class JobChangeList(ChangeList):
+    """Goes on by the id of the last row: `before=ID`."""
+
+    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
+        self.before = request.GET.get("before", "")
+        super().__init__(request, *args, **kwargs)
+
+    def get_filters_params(self, params: Any = None) -> Any:
+        """Return the filters, without our own parameter."""
+        found = super().get_filters_params(params)
+        found.pop("before", None)
+        return found
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return the jobs older than `before`."""
+        found = super().get_queryset(request, *args, **kwargs)
+        return found.filter(pk__lt=int(self.before)) if self.before.isdigit() else found
+
+
+class ReadOnly(admin.ModelAdmin):
+    """Shows rows and changes none."""
+
+    show_full_result_count = False
+    paginator = CountlessPaginator
+    list_per_page = _PAGE
+    actions: Any = None
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Read the database that the queue is in."""
+        return super().get_queryset(request).using(_database())
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Nothing is added here."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nothing is changed here."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Nothing is deleted here, save by an action."""
+        return False
+
+
+class StateFilter(admin.SimpleListFilter):
+    """The states, without asking the table for those that it has."""
+
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        """Return the choices."""
+        return [(state, state) for state in _STATES]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        """Return the jobs of a state."""
+        return queryset.filter(state=self.value()) if self.value() in _STATES else queryset
+
+
+def _action(name: str, done: str) -> Any:
+    @admin.action(description=f"{name.replace('_', ' ').capitalize()} selected jobs", permissions=["operate"])
+    def act(model_admin: JobAdmin, request: HttpRequest, jobs: Any) -> None:
+        model_admin.act(request, name, done, list(jobs.values_list("pk", flat=True)))
+
+    act.__name__ = f"{name}_selected"
+    return act
+
+
+@admin.register(Job)
+class JobAdmin(ReadOnly):
+    """Jobs, newest first, with actions through the queue's functions."""
+
+    list_display = ("id", "task", "queue", "state", "attempts", "key", "created_at", "finished_at", "reserved_by")
+    list_filter = (StateFilter,)
+    search_fields = ("=id", "=task", "=queue", "=key")
+    ordering = ("-id",)
+    sortable_by = ()
+    actions = [
+        _action("run_now", "will run now"),
+        _action("retry", "will be retried"),
+        _action("cancel", "cancelled"),
+        _action("kill", "killed"),
+        _action("delete", "deleted"),
+    ]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
+        """Return the list that goes on by ids."""
+        return JobChangeList
+
+    def has_operate_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may act on jobs."""
+        return bool(request.user.has_perm("pgqueue.operate"))
+
+    def act(self, request: HttpRequest, name: str, done: str, ids: list[int]) -> None:
+        """Act on jobs, write that into the admin's log, and say how many were changed."""
+        call = operate.bulk(name.replace("_now", ""), {"job_ids": ids}, len(ids))
+        chunk: Any = drivers.run(connections[_database()], call)
+        for job in self.get_queryset(request).filter(pk__in=ids):
+            self.log_change(request, job, name.replace("_", " "))
+        level = messages.SUCCESS if chunk.changed == len(ids) else messages.WARNING
+        left = len(ids) - chunk.changed
+        self.message_user(request, f"{chunk.changed} {done}" + (f", {left} left as they were" if left else ""), level)
+
+
+@admin.register(Queue)
+class QueueAdmin(ReadOnly):
+    """Queues that have options."""
+
+    list_display = ("name", "paused_at", "priority", "weight")
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(ReadOnly):
+    """Schedules."""
+
+    list_display = ("name", "task", "expression", "every", "paused_at", "next_at", "last_at", "last_outcome")
+
+
+@admin.register(Limit)
+class LimitAdmin(ReadOnly):
+    """Limits."""
+
+    list_display = ("kind", "target", "max_executing", "rate", "per")
+
+
+@admin.register(Worker)
+class WorkerAdmin(ReadOnly):
+    """Registered workers."""
+
+    list_display = ("worker", "queues", "is_alive", "executing", "started_at", "last_heartbeat_at")
+
+
+def _database() -> str:
+    return next(iter(aliases()), "default")

@@ -1,0 +1,51 @@
+"""The app `pgqueue` of a Django project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.core import checks
+from django.db.models.signals import post_migrate
+
+
+class PgqueueConfig(AppConfig):
+    """Migrates the queue's schema with the project's, checks it, and shows it in the admin."""
+
+    name = "pgqueue.contrib.django"
+    label = "pgqueue"
+    verbose_name = "pgqueue"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Register the check, and what follows a migration."""
+        checks.register(check_schema, checks.Tags.database)
+        post_migrate.connect(_load_functions, sender=self, dispatch_uid="pgqueue")
+
+
+def check_schema(app_configs: Any = None, databases: Any = None, **kwargs: Any) -> list[checks.CheckMessage]:
+    """Check that the schema is the one that this version needs: `manage.py check --database default`."""
+    from pgqueue.contrib.django.schema import aliases, standing  # noqa: PLC0415
+
+    found: list[checks.CheckMessage] = []
+    for alias in aliases():
+        if alias in (databases or ()):
+            status = standing(alias)
+            if not status.current:
+                found.append(
+                    checks.Error(
+                        f"The queue's schema in the database {alias!r} is at {status.revision}, and this version of"
+                        f" pgqueue needs {status.head}.",
+                        hint="Run: manage.py migrate",
+                        id="pgqueue.E001",
+                    )
+                )
+    return found
+
+
+def _load_functions(using: str, **kwargs: Any) -> None:
+    from pgqueue.contrib.django.schema import aliases, bring_to_head  # noqa: PLC0415
+
+    # A release may change functions without a new revision.
+    if using in aliases():
+        bring_to_head(using)

@@ -1,0 +1,41 @@
+"""Django's databases: which one the queue is in, and its connections around a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import connections, reset_queries
+from psycopg.conninfo import make_conninfo
+
+from pgqueue.errors import ConfigError
+
+# What psycopg takes, and libpq does not.
+_NOT_LIBPQ = {"context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "isolation_level", "pool"}
+
+
+def dsn_of(alias: str) -> str:
+    """Return the DSN of one of Django's databases. Raises ConfigError when that is no PostgreSQL."""
+    connection: Any = connections[alias]
+    if connection.vendor != "postgresql":
+        raise ConfigError(
+            f"the database {alias!r} is {connection.vendor}, and the queue needs PostgreSQL",
+            hint='name another one: TASKS = {"default": {..., "OPTIONS": {"database": "alias"}}}',
+        )
+    names = {"database": "dbname"}
+    parameters = {
+        names.get(name, name): value
+        for name, value in connection.get_connection_params().items()
+        if name not in _NOT_LIBPQ and value is not None
+    }
+    return make_conninfo("", **parameters)
+
+
+def clean_connections() -> None:
+    """Close connections that are broken or too old, before and after a job in its thread, as around a request.
+
+    One in an atomic block is left alone: it is the caller's, such as that of a TestCase.
+    """
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:
+            connection.close_if_unusable_or_obsolete()
+    reset_queries()

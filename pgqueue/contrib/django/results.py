@@ -1,0 +1,95 @@
+"""What became of a job, as Django's tasks have it."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any
+
+from django.db import connections
+from django.utils.module_loading import import_string
+
+from pgqueue.contrib.django import backend as backends
+from pgqueue.contrib.django.api import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from pgqueue.db import drivers
+from pgqueue.db.call import Call, read_maybe_one
+from pgqueue.db.json import loaded
+
+_JOB = b"""
+select j.id, j.task, j.state::text, j.queue, j.priority, j.run_at, j.created_at, j.reserved_at, j.finished_at,
+    j.args::text, j.errors::text, j.result::text, j.attempts, j.reserved_by
+from pgqueue.all_jobs j
+where j.id = %s::bigint
+"""
+
+_STATUS = {
+    "waiting": TaskResultStatus.READY,
+    "failed": TaskResultStatus.READY,
+    "blocked": TaskResultStatus.READY,
+    "executing": TaskResultStatus.RUNNING,
+    "succeeded": TaskResultStatus.SUCCESSFUL,
+    "dead": TaskResultStatus.FAILED,
+    "cancelled": TaskResultStatus.FAILED,
+}
+
+# Ends that no exception of a handler stands for.
+_CLASSES = {"Timeout": "builtins.TimeoutError"}
+
+
+def read(backend: Any, result_id: str) -> Any:
+    """Read the result of a job. Raises TaskResultDoesNotExist."""
+    if not result_id.isascii() or not result_id.isdigit() or len(result_id) > 18:
+        raise TaskResultDoesNotExist(result_id)
+    row: Any = drivers.run(connections[backend.database], Call(_JOB, (int(result_id),), read_maybe_one))
+    if row is None:
+        raise TaskResultDoesNotExist(result_id)
+    job_id, path, state, queue, priority, run_at, created_at, reserved_at, finished_at, *texts, attempts, worker = row
+    args, errors, result = (loaded(text) for text in texts)
+    task = _task(path)
+    if task is None or not isinstance(args, dict) or not {"args", "kwargs"} <= args.keys():
+        # A job of the queue, but none of Django's.
+        raise TaskResultDoesNotExist(result_id)
+    task = task.using(queue_name=queue, backend=backend.alias, run_after=run_at if run_at > created_at else None)
+    task = task.using(priority=priority)
+    status = _STATUS[state]
+    found = TaskResult(
+        task=task,
+        id=str(job_id),
+        status=status,
+        enqueued_at=created_at,
+        started_at=reserved_at,
+        last_attempted_at=reserved_at,
+        finished_at=finished_at,
+        args=args["args"],
+        kwargs=args["kwargs"],
+        backend=backend.alias,
+        errors=[error_of(each) for each in errors or []],
+        worker_ids=worker_ids(errors or [], attempts, worker),
+    )
+    object.__setattr__(found, "_return_value", result)
+    return found
+
+
+def error_of(error: Mapping[str, Any]) -> Any:
+    """Return a stored error of an attempt."""
+    name = str(error.get("class", ""))
+    if "." not in name:
+        known = isinstance(getattr(builtins, name, None), type)
+        name = f"builtins.{name}" if known else _CLASSES.get(name, "pgqueue.errors.PgQueueError")
+    return TaskError(exception_class_path=name, traceback=str(error.get("traceback") or error.get("message", "")))
+
+
+def worker_ids(errors: list[Mapping[str, Any]], attempts: int, worker: str | None) -> list[str]:
+    """Name the worker of each attempt. Of the first ones of many, which the job has forgotten, the name is empty."""
+    known = {each["attempt"]: str(each.get("worker") or "") for each in errors if "attempt" in each}
+    return [known.get(n, (worker or "") if n == attempts else "") for n in range(1, attempts + 1)]
+
+
+def _task(path: str) -> Any:
+    task = backends.declared.get(path)
+    if task is None:
+        try:
+            task = import_string(path)
+        except ImportError:
+            return None
+    return task if isinstance(task, Task) else None

@@ -1,0 +1,74 @@
+"""The queue's schema in Django's databases. Alembic's table in it is the truth; Django's migrations lead there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from django.conf import settings
+from django.db import connections
+from django.db.migrations.operations import RunPython
+
+from pgqueue.contrib.django.connections import dsn_of
+from pgqueue.schema import bundled
+from pgqueue.schema.status import Status, status
+
+_BACKEND = "pgqueue.contrib.django."
+
+
+def aliases() -> list[str]:
+    """Return the databases that hold a queue, by the settings."""
+    tasks = getattr(settings, "TASKS", None) or {}
+    ours = [each for each in tasks.values() if str(each.get("BACKEND", "")).startswith(_BACKEND)]
+    found = [each.get("OPTIONS", {}).get("database", "default") for each in ours] or ["default"]
+    return [alias for alias in dict.fromkeys(found) if connections[alias].vendor == "postgresql"]
+
+
+def standing(alias: str) -> Status:
+    """Read where the schema of a database stands; as nowhere, when the database cannot be asked."""
+    try:
+        return status(dsn_of(alias))
+    except psycopg.OperationalError:
+        return Status(None, None, bundled.revisions()[-1], bundled.sql_digest())
+
+
+def bring_to(alias: str, revision: str) -> None:
+    """Migrate a database to a revision of ours, unless it is there or further."""
+    now = standing(alias).revision
+    if now is None or now < revision:
+        _migrate(alias, revision)
+
+
+def bring_to_head(alias: str) -> None:
+    """Migrate a database to the newest revision, and load the functions of this version."""
+    now = standing(alias)
+    # One that a newer version has migrated is left alone.
+    if not now.current and (now.revision is None or now.revision <= now.head):
+        _migrate(alias, "head")
+
+
+class Migrate(RunPython):
+    """The operation of a migration: bring the queue's schema to a revision. Backwards it does nothing."""
+
+    def __init__(self, revision: str) -> None:
+        self.revision = revision
+        super().__init__(self._forwards, RunPython.noop, atomic=False)
+
+    def deconstruct(self) -> Any:
+        """Return how this operation is written."""
+        return type(self).__qualname__, [self.revision], {}
+
+    def describe(self) -> str:
+        """Return what `migrate --plan` shows."""
+        return f"Bring the queue's schema to {self.revision}"
+
+    def _forwards(self, apps: Any, schema_editor: Any) -> None:
+        if schema_editor.connection.alias in aliases():
+            bring_to(schema_editor.connection.alias, self.revision)
+
+
+def _migrate(alias: str, revision: str) -> None:
+    # Alembic and SQLAlchemy take long to import.
+    from pgqueue.schema.migrate import migrate  # noqa: PLC0415
+
+    migrate(dsn_of(alias), to=revision)

@@ -1,0 +1,182 @@
+"""Statements of a page, a terminal or a monitor that looks at the queue: all of them read, and none counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
+from pgqueue.db.json import Document, to_json
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found. `next_before` is where to go on, None at the end; `is_cut`: it stopped for its bound."""
+
+    ids: list[int]
+    next_before: int | None
+    is_cut: bool
+
+
+def stats() -> Call[dict[str, Any]]:
+    """Read the numbers of the queue from its last samples."""
+    return Call(b"select pgqueue.stats(recent => true)", (), read_first)
+
+
+def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
+    """Read the numbers for a monitor: name, labels, value."""
+    return Call(b"select name, labels, value from pgqueue.metrics()", (), read_rows)
+
+
+def doctor() -> Call[list[dict[str, str]]]:
+    """Read what is wrong, the worst first."""
+    return Call(b"select to_jsonb(d) from pgqueue.doctor() d", (), read_column)
+
+
+def search(filter: Mapping[str, object], before: int | None, max_jobs: int) -> Call[Found]:
+    """Find jobs, newest first."""
+    return Call(
+        b"select job_ids, next_before, is_cut from pgqueue.search(%s::text::jsonb, %s::bigint, %s::integer)",
+        (to_json(filter, "filter"), before, max_jobs),
+        lambda rows: Found(*rows[0]),
+    )
+
+
+def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
+    """Read the dead by what they died of, the latest first."""
+    return Call(b"select to_jsonb(d) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column)
+
+
+_LISTED = (
+    b"select to_jsonb(x) from (select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.key,"
+    b" j.tags, j.run_at, j.due_at, j.created_at, j.reserved_at, j.reserved_by, j.finished_at, j.progress, j.blocked_on,"
+    b" j.errors -> -1 ->> 'class' as error_class, left(j.errors -> -1 ->> 'message', 300) as error"
+    b" from pgqueue.all_jobs j where j.id = any(%s::bigint[]) order by j.id desc) x"
+)
+
+
+def jobs(ids: Sequence[int]) -> Call[list[dict[str, Any]]]:
+    """Read these jobs for a list, newest first."""
+    return Call(_LISTED, (list(ids),), read_column)
+
+
+def job(job_id: int) -> Call[Document | None]:
+    """Read everything about one job."""
+    return Call(
+        b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c)"
+        b" from pgqueue.all_jobs j where j.id = %s::bigint",
+        (job_id,),
+        lambda rows: Document(rows[0][0]) if rows else None,
+    )
+
+
+def running(worker: str) -> Call[list[dict[str, Any]]]:
+    """Read what a worker executes, the oldest first: 200 jobs at most."""
+    return Call(
+        b"select to_jsonb(x) from (select j.id, j.queue, j.task, j.key, j.attempts, j.reserved_at, j.reserved_by,"
+        b" j.lease_expires_at, j.progress from pgqueue.all_jobs j where j.state = 'executing'"
+        b" and j.reserved_by = %s::text order by j.reserved_at limit 200) x",
+        (worker,),
+        read_column,
+    )
+
+
+def queues() -> Call[list[dict[str, Any]]]:
+    """Read the options of queues."""
+    return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)
+
+
+def tasks() -> Call[list[dict[str, Any]]]:
+    """Read the options of tasks: what code declares, what an operator set, what holds."""
+    return Call(
+        b"select to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e)) from pgqueue.tasks t"
+        b" join pgqueue.effective_tasks e on e.name = t.name order by t.name limit 500",
+        (),
+        read_column,
+    )
+
+
+def workers() -> Call[list[dict[str, Any]]]:
+    """Read the workers, those that are silent first."""
+    return Call(
+        b"select to_jsonb(w) from pgqueue.worker_status w order by w.is_alive nulls first, w.worker limit 500",
+        (),
+        read_column,
+    )
+
+
+def schedules() -> Call[list[dict[str, Any]]]:
+    """Read the schedules with their next three times and last three runs."""
+    return Call(
+        b"select to_jsonb(s) || jsonb_build_object('runs', coalesce((select jsonb_agg(to_jsonb(r) order by r.n desc)"
+        b" from (select h.* from pgqueue.schedule_history h where h.schedule = s.name and h.outcome <> 'planned'"
+        b" order by h.n desc limit 3) r), '[]'))"
+        b" from pgqueue.effective_schedules s order by s.next_at nulls last, s.name limit 500",
+        (),
+        read_column,
+    )
+
+
+def audit(before: int | None) -> Call[list[dict[str, Any]]]:
+    """Read what operators did, newest first."""
+    return Call(
+        b"select to_jsonb(a) from pgqueue.audit a where a.n < coalesce(%s::bigint, 9223372036854775807)"
+        b" order by a.n desc limit 100",
+        (before,),
+        read_column,
+    )
+
+
+def settings() -> Call[dict[str, Any]]:
+    """Read the settings of the queue."""
+    return Call(b"select to_jsonb(s) - 'one' from pgqueue.settings s", (), read_first)
+
+
+def sampled_at() -> Call[str | None]:
+    """Read when the last sample was taken."""
+    return Call(b"select max(at)::text from pgqueue.samples where span = 10", (), read_maybe_first)
+
+
+def series(queue: str, seconds: int) -> Call[list[Row]]:
+    """Read (epoch, span, due, executing, failed, dead, lag, ended) of a queue, "" for all, over a time until now."""
+    return Call(
+        b"select extract(epoch from s.at)::float8, s.span, s.due, s.executing, s.failed, s.dead,"
+        b" coalesce(extract(epoch from s.at - s.oldest_due_at), 0)::float8, s.ended from pgqueue.samples s"
+        b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s'"
+        b" and s.queue = %s::text order by s.at",
+        (10 if seconds <= 3 * 3600 else 600, seconds, queue),
+        read_rows,
+    )
+
+
+def ended_by_task(seconds: int) -> Call[list[Row]]:
+    """Read (task, ended) of each sample of each queue over a time until now."""
+    return Call(
+        b"select e.key, e.value from pgqueue.samples s cross join jsonb_each(s.ended) e"
+        b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s' and s.queue <> ''",
+        (10 if seconds <= 3 * 3600 else 600, seconds),
+        read_rows,
+    )
+
+
+def rights() -> Call[dict[str, Any]]:
+    """Read what this role may do here, and whether the server takes writes."""
+    return Call(
+        b"select jsonb_build_object('role', current_user, 'database', current_database(),"
+        b" 'read', has_function_privilege('pgqueue.stats(boolean)', 'execute'),"
+        b" 'act', has_function_privilege('pgqueue.cancel(bigint)', 'execute'),"
+        b" 'standby', pg_is_in_recovery(), 'server', current_setting('server_version'),"
+        b" 'clock', extract(epoch from clock_timestamp()))",
+        (),
+        read_first,
+    )
+
+
+def as_actor(actor: str, via: str) -> Call[None]:
+    """Say who acts in this transaction, for the audit."""
+    return Call(
+        b"select set_config('pgqueue.actor', %s::text, true), set_config('pgqueue.via', %s::text, true)",
+        (actor, via),
+        lambda rows: None,
+    )

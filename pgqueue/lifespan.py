@@ -1,0 +1,135 @@
+"""A worker inside of another program: a web application, or any that runs on asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from pgqueue.config import WorkerConfig
+from pgqueue.tasks import App
+from pgqueue.worker import Worker
+
+log = logging.getLogger("pgqueue.worker")
+
+# A worker that crashes is started again so often within so many seconds; after that the host gets its error.
+_RESTARTS = 3
+_WITHIN = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`live`: its loop runs. `ready`: it reserves jobs; otherwise `reason` says why not. `status` has the numbers."""
+
+    live: bool
+    ready: bool
+    reason: str
+    status: dict[str, Any]
+
+
+def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
+    """Return a worker to be run inside of this process: as the `lifespan=` of a web application, or by `async with`.
+
+    It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more, lets
+    running jobs end for `shutdown_timeout`, and releases the rest. A worker that cannot start raises here; one that
+    crashes is started again three times a minute at most, and then its error comes out of the block. Trouble with the
+    database is no crash. `settings` are those of `WorkerConfig`, such as concurrency=10.
+
+    Each process of the web server has a worker of its own: four processes with concurrency=10 run forty jobs. For
+    production, a process for itself is better: `pgqueue worker`.
+
+        api = FastAPI(lifespan=worker_lifespan(queue, dsn, concurrency=10))
+
+        async with worker_lifespan(queue, dsn) as worker:
+            ...
+    """
+    return WorkerLifespan(app, dsn, settings)
+
+
+class WorkerLifespan:
+    """Made by `worker_lifespan`. Called with the web application, as Starlette does, it returns a context manager."""
+
+    def __init__(self, app: App, dsn: str, settings: dict[str, Any]) -> None:
+        self._app = app
+        self._dsn = dsn
+        self._settings = settings
+        self._worker = self._make()
+        self._serving: asyncio.Task[None] | None = None
+        self._stops = False
+
+    def __call__(self, application: object = None) -> AbstractAsyncContextManager[None]:
+        """Return this worker as the lifespan of a web application."""
+        return self._lifespan()
+
+    async def __aenter__(self) -> WorkerLifespan:
+        """Start the worker. Raises what keeps it from starting."""
+        self._stops = False
+        self._worker = self._make()
+        host = asyncio.current_task()
+        starting = asyncio.create_task(self._worker.started.wait())
+        self._serving = asyncio.create_task(self._serve(host), name="pgqueue-worker")
+        await asyncio.wait([self._serving, starting], return_when=asyncio.FIRST_COMPLETED)
+        starting.cancel()
+        if self._serving.done():
+            await self._serving
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the worker. Raises the error of one that has crashed too often."""
+        assert self._serving is not None
+        host = asyncio.current_task()
+        if self._serving.done() and self._serving.exception() is not None:
+            if host is not None and host.cancelling():
+                # It is our own cancellation: see _serve.
+                host.uncancel()
+            self._serving.result()
+        self._stops = True
+        self._worker.stop()
+        await self._serving
+
+    def health(self) -> Health:
+        """Return how the worker is, for a route of the host's own."""
+        status = self._worker.status()
+        live = self._serving is not None and not self._serving.done()
+        reason = str(status["reason"]) if live else "the worker has ended"
+        return Health(live, live and bool(status["ready"]), reason, status)
+
+    @asynccontextmanager
+    async def _lifespan(self) -> AsyncIterator[None]:
+        async with self:
+            yield
+
+    def _make(self) -> Worker:
+        return Worker(self._app, self._dsn, WorkerConfig(**self._settings))
+
+    async def _serve(self, host: asyncio.Task[Any] | None) -> None:
+        """Run the worker; start another one when it crashes. The last error cancels the host, and waits in the task."""
+        crashes: list[float] = []
+        while True:
+            try:
+                await self._worker.run()
+                return
+            except Exception as error:
+                now = time.monotonic()
+                crashes = [*(each for each in crashes if each > now - _WITHIN), now]
+                if not self._worker.started.is_set() and len(crashes) == 1:
+                    raise
+                if self._stops:
+                    raise
+                if len(crashes) > _RESTARTS:
+                    log.exception(
+                        "the worker has crashed %d times in %g s and is not started again", len(crashes), _WITHIN
+                    )
+                    if host is not None and not host.done():
+                        host.cancel()
+                    raise
+                log.exception("the worker crashed (%s) and is started again", type(error).__name__)
+                await asyncio.sleep(2.0 ** (len(crashes) - 1) / 10)
+                self._worker = self._make()

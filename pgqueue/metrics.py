@@ -1,0 +1,138 @@
+"""Metrics in the text format of Prometheus: of workers, as they count, and of a database, as `pgqueue.metrics()` says.
+
+Needs prometheus-client (the extra `metrics`); `is_available` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from pgqueue.worker.counts import BOUNDS, OUTCOMES, Entry
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# As pgqueue.metrics() returns them: name, labels, value.
+Rows = Iterable[tuple[str, Mapping[str, str], float]]
+
+_OF_WORKERS = {
+    "running": ("gauge", "Handlers that run."),
+    "free": ("gauge", "Slots that are free."),
+    "buffered": ("gauge", "Jobs reserved and not started."),
+    "concurrency": ("gauge", "Handlers that may run at a time."),
+    "succeeded": ("counter", "Jobs that succeeded."),
+    "failed": ("counter", "Attempts that failed."),
+    "memory": ("gauge", "Resident memory in bytes."),
+    "uptime": ("gauge", "Seconds since the start."),
+    "outage": ("gauge", "Seconds since the database cannot be used."),
+    "ready": ("gauge", "1 when it reserves jobs."),
+}
+
+OF_DATABASE = {
+    "pgqueue_queue_jobs": "Jobs of a queue by state; due: waiting or failed, and may start now; scheduled: not yet.",
+    "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
+    "pgqueue_queue_paused": "1 while a queue is paused.",
+    "pgqueue_workers": "Workers that serve a queue, with a heartbeat within a minute.",
+    "pgqueue_limit_executing": "Jobs that a limit counts.",
+    "pgqueue_limit_parked": "Jobs that wait for a limit.",
+    "pgqueue_schedule_lag_seconds": "Seconds since a schedule was due and has not run.",
+    "pgqueue_task_info": "1 for each task, with its queue.",
+    "pgqueue_sample_age_seconds": "Age of the numbers of queues.",
+    "pgqueue_housekeeping_age_seconds": "Seconds since maintain() last ran.",
+    "pgqueue_rescued_total": "Lapsed leases that were taken back.",
+    "pgqueue_unparked_total": "Jobs that were blocked without a reason, and released.",
+    "pgqueue_partitions_overdue": "Partitions of history that should be dropped.",
+    "pgqueue_dead_tuples": "Dead rows of a table.",
+    "pgqueue_oldest_xmin_age_seconds": "Age of the oldest transaction that holds back vacuum.",
+    "pgqueue_notify_queue_usage_ratio": "Used part of the queue of notifications.",
+}
+
+
+def is_available() -> bool:
+    """Tell whether prometheus-client is installed."""
+    return find_spec("prometheus_client") is not None
+
+
+def as_text(families: Iterable[Any]) -> bytes:
+    """Write families of metrics."""
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415
+
+    found = list(families)
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            return iter(found)
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector())
+    return bytes(generate_latest(registry))
+
+
+def of_database(rows: Rows) -> Iterator[Any]:
+    """Return the families of what `pgqueue.metrics()` returned."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    by_name: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    for name, labels, value in rows:
+        by_name.setdefault(name, []).append((labels, value))
+    for name, samples in by_name.items():
+        names = list(samples[0][0])
+        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family = kind(name, OF_DATABASE.get(name, name), labels=names)
+        for labels, value in samples:
+            family.add_metric([str(labels[each]) for each in names], value)
+        yield family
+
+
+def of_workers(status: Mapping[str, Any], ended: Sequence[Entry]) -> Iterator[Any]:
+    """Return the families of a worker's status, or of a supervisor's with all of its workers, and of what ended."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
+
+    workers = status.get("workers", [status])
+    for name, (kind, help_text) in _OF_WORKERS.items():
+        family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+            f"pgqueue_worker_{name}", help_text, labels=["worker"]
+        )
+        for each in workers:
+            family.add_metric([str(each.get("worker", ""))], float(each.get(name) or 0))
+        yield family
+    slots = GaugeMetricFamily("pgqueue_worker_slots", "Slots of a worker by state.", labels=["worker", "state"])
+    for each in workers:
+        for state in ("running", "free"):
+            slots.add_metric([str(each.get("worker", "")), state], float(each.get(state) or 0))
+    yield slots
+    yield _histogram(
+        "pgqueue_reserve_seconds",
+        "Time of a call that claims jobs.",
+        ["worker"],
+        [([str(each.get("worker", ""))], each["claims"]) for each in workers if each.get("claims")],
+    )
+    yield from _of_ends(ended)
+
+
+def _of_ends(ended: Sequence[Entry]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+    jobs = CounterMetricFamily("pgqueue_jobs_total", "Attempts by outcome.", labels=["queue", "task", "outcome"])
+    for entry in ended:
+        for outcome in OUTCOMES:
+            if outcome in entry:
+                jobs.add_metric([entry["queue"], entry["task"], outcome], entry[outcome])
+    yield jobs
+    for name, text in (("run", "How long handlers ran."), ("wait", "From due to reserved, of first attempts.")):
+        samples = [([entry["queue"], entry["task"]], entry[name]) for entry in ended if name in entry]
+        yield _histogram(f"pgqueue_job_{name}_seconds", text, ["queue", "task"], samples)
+
+
+def _histogram(name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], Entry]]) -> Any:
+    from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
+
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, times in samples:
+        total, buckets = 0, []
+        for bound, count in zip([*map(str, BOUNDS), "+Inf"], times["buckets"], strict=True):
+            total += count
+            buckets.append((bound, total))
+        family.add_metric(values, buckets, times["sum"])
+    return family

@@ -1,0 +1,203 @@
+"""The language of filters, the same on the page, on the command line and in `pgqueue top`.
+
+    queue:mail,sms task:send_* state:failed,dead key:order:17 tag:vip worker:w1 id:1..500 age:>1h error:Timeout
+    args.user.id:17 priority:>5 run:<tomorrow
+
+A word is a name, a colon and a value; all words must fit. Values are exact, or end with * for any end; a comma gives
+alternatives, quotes hold spaces and commas. A number alone is an id. `parse` returns what `pgqueue.search()` takes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pgqueue.errors import InvalidArgument
+
+STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
+
+# Words whose values are names, by the field of the filter.
+_NAMES = {
+    "queue": "queues",
+    "task": "tasks",
+    "key": "keys",
+    "tag": "tags",
+    "worker": "workers",
+    "class": "classes",
+    "line": "lines",
+    "error": "errors",
+}
+
+# Words that compare, by the beginning of the two fields.
+_NUMBERS = {"priority": "priority", "attempts": "attempts"}
+_TIMES = {"created": "created", "run": "run", "finished": "finished"}
+
+WORDS = (
+    *("queue", "task", "state", "key", "tag", "worker", "id", "age", "created", "run", "finished", "priority"),
+    *("attempts", "error", "class", "line", "args.NAME"),
+)
+
+_HINT = f"words: {', '.join(f'{word}:' for word in WORDS)}; such as queue:mail state:failed,dead age:>1h"
+
+_WORD = re.compile(r'\s*((?:[^\s"]|"(?:[^"\\]|\\.)*")+)')
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|m|min|h|d|w)?")
+_UNITS = {"m": "min", "d": "days", "w": "weeks", "h": "hours", None: "s"}
+
+Filter = dict[str, Any]
+
+
+def parse(text: str) -> Filter:
+    """Return the filter that a line of text is. Raises InvalidArgument, with the words that there are."""
+    found: Filter = {}
+    for word in _words(text):
+        name, colon, value = word.partition(":")
+        if not colon and name.isdigit():
+            name, value = "id", name
+        elif not colon or not value:
+            raise InvalidArgument(f"{_short(word)} is no word of a filter", hint=_HINT)
+        _reader_of(name, word)(found, name, value)
+    return found
+
+
+def exactly(name: str) -> str:
+    """Return a name as a filter that stands for no other: * at its end would be any end."""
+    return f"{name[:-1]}\\*" if name.endswith("*") else name
+
+
+def quoted(value: str) -> str:
+    """Return a value as a filter says it exactly."""
+    return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
+
+
+def _words(text: str) -> Iterator[str]:
+    position = 0
+    while text[position:].strip():
+        match = _WORD.match(text, position)
+        if match is None:
+            raise InvalidArgument("a quote is not closed", hint='write line:"no answer", and \\" for a quote within')
+        yield match[1]
+        position = match.end()
+
+
+def _reader_of(name: str, word: str) -> Callable[[Filter, str, str], None]:
+    if name in _NAMES:
+        return _names
+    if name in _NUMBERS:
+        return _numbers
+    if name in _TIMES:
+        return _times
+    if name.startswith("args.") and len(name) > len("args."):
+        return _args
+    try:
+        return {"state": _states, "id": _ids, "age": _age}[name]
+    except KeyError:
+        raise InvalidArgument(f"{_short(word)}: there is no word {_short(name)}", hint=_HINT) from None
+
+
+def _names(found: Filter, name: str, value: str) -> None:
+    found.setdefault(_NAMES[name], []).extend(_alternatives(value))
+
+
+def _states(found: Filter, name: str, value: str) -> None:
+    states = _alternatives(value)
+    for each in states:
+        if each not in STATES:
+            raise InvalidArgument(f"there is no state {_short(each)}", hint=f"states: {', '.join(STATES)}")
+    found.setdefault("states", []).extend(states)
+
+
+def _ids(found: Filter, name: str, value: str) -> None:
+    low, dots, high = value.partition("..")
+    if dots:
+        if low:
+            found["id_from"] = _id(low)
+        if high:
+            found["id_to"] = _id(high)
+        return
+    found.setdefault("ids", []).extend(_id(each) for each in value.split(","))
+
+
+def _numbers(found: Filter, name: str, value: str) -> None:
+    low, high = _range(value, lambda text: _integer(text, name))
+    field = _NUMBERS[name]
+    if low is not None:
+        found[f"{field}_from"] = low
+    if high is not None:
+        found[f"{field}_to"] = high
+
+
+def _times(found: Filter, name: str, value: str) -> None:
+    field = _TIMES[name]
+    if value[0] not in "<>":
+        raise InvalidArgument(f"{name}: takes < or >", hint=f"write {name}:>2026-12-24 or {name}:<tomorrow")
+    instant = _unquoted(value.lstrip("<>="))
+    if not instant:
+        raise InvalidArgument(f"{name}: has no time", hint=f"write {name}:>2026-12-24 or {name}:<tomorrow")
+    found[f"{field}_{'to' if value[0] == '<' else 'from'}"] = instant
+
+
+def _age(found: Filter, name: str, value: str) -> None:
+    match = _INTERVAL.fullmatch(value.lstrip("<>=").strip())
+    if value[0] not in "<>" or match is None:
+        raise InvalidArgument("age: takes < or > and a time", hint="write age:>1h, age:<90s or age:>2d")
+    unit = _UNITS.get(match[2], match[2])
+    found["age_to" if value[0] == "<" else "age_from"] = f"{match[1]} {unit}"
+
+
+def _args(found: Filter, name: str, value: str) -> None:
+    try:
+        leaf = json.loads(value)
+    except ValueError:
+        leaf = value
+    except RecursionError:
+        raise InvalidArgument(f"{_short(name)}: nests too deep") from None
+    for part in reversed(name.split(".")[1:]):
+        leaf = {part: leaf}
+    found.setdefault("args", []).append(leaf)
+
+
+def _range(value: str, read: Callable[[str], int]) -> tuple[int | None, int | None]:
+    """Return the least number that fits, and the least above it that does not."""
+    for sign, low, high in ((">=", 0, None), ("<=", None, 1), (">", 1, None), ("<", None, 0)):
+        if value.startswith(sign):
+            number = read(value[len(sign) :])
+            return (None if low is None else number + low), (None if high is None else number + high)
+    number = read(value)
+    return number, number + 1
+
+
+def _integer(text: str, name: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,9}", text):
+        raise InvalidArgument(f"{name}: takes a whole number, not {_short(text)}", hint=f"write {name}:5 or {name}:>5")
+    return int(text)
+
+
+def _id(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise InvalidArgument(f"{_short(text)} is no id", hint="write id:17, id:17,18 or id:1..500")
+    return int(text)
+
+
+def _alternatives(value: str) -> list[str]:
+    parts = re.findall(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)', value)
+    if not parts:
+        raise InvalidArgument(f"{_short(value)} has no value", hint=_HINT)
+    return [_unquoted(each) for each in parts]
+
+
+def _unquoted(value: str) -> str:
+    def inner(match: re.Match[str]) -> str:
+        try:
+            return str(json.loads(match[0]))
+        except ValueError:
+            raise InvalidArgument(
+                f"{_short(match[0])} cannot be read", hint='within quotes, write \\" and \\\\'
+            ) from None
+
+    return re.sub(r'"(?:[^"\\]|\\.)*"', inner, value)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:60] + "…")

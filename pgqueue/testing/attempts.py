@@ -1,0 +1,206 @@
+"""Run handlers as a worker does, but in the calling thread: the same arguments, middleware, signals and retry rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pgqueue.errors import ConfigError
+from pgqueue.hooks import log as hooks_log
+from pgqueue.job import Surroundings
+from pgqueue.middleware import Around, Middleware, is_async
+from pgqueue.tasks import App, Task
+from pgqueue.testing.doors import stepped
+from pgqueue.worker.handlers import Handlers
+from pgqueue.worker.held import End, Held
+
+T = TypeVar("T")
+
+
+class Attempts(Handlers):
+    """Runs one attempt after another. After `attempt`, `error` is what the handler raised, or None.
+
+    A sync handler runs in this thread, where no event loop runs meanwhile unless the caller runs one. An async handler
+    runs on the caller's loop, or on one of its own: `attempt` is a coroutine that never suspends where there is none.
+    """
+
+    def __init__(self, app: App, surroundings: Surroundings, *, on_loop: bool, uses_asgiref: bool = False) -> None:
+        super().__init__(app, 1, surroundings, self._took_end)
+        self.error: BaseException | None = None
+        self.value: object = None
+        self._middleware = app.around_execution()
+        # Never None: then all handlers come to `_call`, which sees what they return.
+        self.around = self._around = Around(self._middleware)
+        self._on_loop_of_caller = on_loop
+        self._uses_asgiref = uses_asgiref
+        self._runner: asyncio.Runner | None = None
+
+    def close(self) -> None:
+        """Close the event loop that async handlers had, if there was one."""
+        if self._runner is not None:
+            self._runner.close()
+
+    async def attempt(self, held: Held, task: Task[Any, Any]) -> End:
+        """Run a handler to its end, and return how it ended; `held` has the rest."""
+        self.error = self.value = None
+        if self._threads is not None:
+            # They belong to the loop of the attempt before.
+            self._threads.close()
+            self._threads = None
+        held.started = time.monotonic()
+        async_middleware = any(map(is_async, self._middleware))
+        with self._timeout(held, task):
+            if self._on_loop_of_caller:
+                await self._as_task(held, task)
+            elif task.is_async or async_middleware:
+                self.run_on_loop(partial(self._as_task, held, task))
+            else:
+                context = contextvars.copy_context()
+                context.run(stepped, self.run(held, task, cast("asyncio.Task[Any]", None)))
+        held.seconds = time.monotonic() - held.started
+        assert held.ended is not None
+        _raise_tests_own(self.error)
+        return held.ended
+
+    def run_on_loop(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine on an event loop of its own, in this thread."""
+        _refuse_running_loop()
+        if self._uses_asgiref:
+            # Then Django's async ORM comes back to this thread, and so to this transaction.
+            from asgiref.sync import async_to_sync  # noqa: PLC0415
+
+            return async_to_sync(call)()
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        return self._runner.run(call())
+
+    async def call_hooks(self, kind: str, argument: object) -> None:
+        """Call the hooks of the App for a dead job: plain ones here, async ones on a loop."""
+        for function in self._app.hooks_for(kind):
+            try:
+                if not is_async(function):
+                    function(argument)
+                elif self._on_loop_of_caller:
+                    await function(argument)
+                else:
+                    self.run_on_loop(partial(function, argument))
+            except Exception:
+                hooks_log.exception("a hook for %s raised", kind)
+
+    def describe(self, error: BaseException) -> dict[str, object]:
+        """Return what is stored of an error, and remember the error."""
+        self.error = error
+        return super().describe(error)
+
+    async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
+        # A task of its own: a timeout cancels it, and not the test.
+        async def running() -> None:
+            me = asyncio.current_task()
+            assert me is not None
+            await self.run(held, task, me)
+
+        await asyncio.create_task(running(), name="pgqueue-attempt", context=contextvars.copy_context())
+        test = asyncio.current_task()
+        if test is not None and test.cancelling():
+            raise asyncio.CancelledError
+
+    async def _call(self, held: Held, task: Task[Any, Any], given: dict[str, Any]) -> object:
+        handler = partial(task.function, **given)
+        if any(map(is_async, self._middleware)) or (self._middleware and task.is_async):
+            in_thread = super()._in_thread if task.is_async else self._in_thread
+            self.value = await self._around.run(
+                self.job_of(held), handler, task.is_async, in_thread, partial(_set_runner, held)
+            )
+            return self.value
+        call: Callable[[], Any] = (
+            _chained(self._middleware, self.job_of(held), handler) if self._middleware else handler
+        )
+        result = call()
+        self.value = await self._on_loop(held, result) if isinstance(result, Awaitable) else result
+        return self.value
+
+    async def _in_thread(self, call: Callable[[], object]) -> object:
+        return call()
+
+    async def _on_loop(self, held: Held, call: Awaitable[object]) -> object:
+        async def awaited() -> object:
+            return await super(Attempts, self)._on_loop(held, call)
+
+        return await awaited() if loop_runs() else self.run_on_loop(awaited)
+
+    def _took_end(self, held: Held, end: End) -> None:
+        held.ended = end
+
+    @contextmanager
+    def _timeout(self, held: Held, task: Task[Any, Any]) -> Iterator[None]:
+        if held.timeout is None:
+            yield
+            return
+        loop = asyncio.get_running_loop() if loop_runs() else None
+
+        def pass_() -> None:
+            self._timed_out(held)
+
+        timer = threading.Timer(held.timeout, pass_ if loop is None else partial(loop.call_soon_threadsafe, pass_))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _timed_out(self, held: Held) -> None:
+        if held.interrupt is not None or held.ended is not None:
+            return
+        held.interrupt, held.kind = End.FAILED, "Timeout"
+        held.reason = f"it ran longer than its timeout of {held.timeout:g} s"
+        if held.job is not None:
+            held.job.cancelled.raise_it(held.reason)
+        runner = held.runner
+        if runner is not None:
+            runner.get_loop().call_soon_threadsafe(runner.cancel)
+
+
+def _raise_tests_own(error: BaseException | None) -> None:
+    # Ctrl-C, or an outcome of pytest such as skip: not the handler's failure.
+    if error is not None and not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
+        raise error
+
+
+def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
+    held.runner = runner
+
+
+def _chained(middleware: list[Middleware], job: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    for each in reversed(middleware):
+        call = partial(each, job, call)
+    return call
+
+
+def loop_runs() -> bool:
+    """Tell whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _refuse_running_loop() -> None:
+    if loop_runs():
+        raise ConfigError(
+            "an async handler, or async middleware, cannot run here: this thread's event loop runs already",
+            hint="await drain_async(...) or perform_async(...) instead",
+        )
+
+
+def uses_asgiref(connection: object) -> bool:
+    """Tell whether async code on this connection goes through asgiref, as Django's does."""
+    return "asgiref" in sys.modules and any(kind.__module__.startswith("django.") for kind in type(connection).__mro__)

@@ -1,0 +1,108 @@
+"""The queue's clock, which tests can move.
+
+From psql the same functions are there after `python -m pgqueue.testing | psql`: see sql/testing/clock.sql.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from pgqueue.schema import bundled
+
+
+class Clock:
+    """Moves the queue's clock in one database, for all its sessions at once.
+
+    Never in a database that works: leases, delays and schedules go by this clock. A session in the middle of a
+    transaction learns of a move with its next lock on a table that it had not locked yet. `connection` needs the
+    rights of the schema's owner.
+
+    On a connection in a transaction the moves are part of it: they are undone when it is rolled back, and other
+    sessions do not see them before it is committed. Packages that replace Python's clock are not needed: only the
+    database's clock decides when a job is due.
+
+        clock = Clock(connection)
+        clock.set("2030-01-01 12:00+00")
+        enqueue(connection, "report", {}, delay="1 week")
+        clock.advance("1 week")              # now it is due
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        connection.execute(clock_sql().encode())
+
+    def now(self) -> datetime:
+        """Return what the queue takes for the time."""
+        return self._ask("select pgqueue._clock()")
+
+    def set(self, at: datetime | str) -> datetime:
+        """Stop the clock at this instant; a text is read by PostgreSQL."""
+        return self._ask("select pgqueue_testing.set_clock(%s::timestamptz)", at)
+
+    def advance(self, by: timedelta | str) -> datetime:
+        """Move the clock by an interval, which may be negative. A stopped clock stays stopped."""
+        return self._ask("select pgqueue_testing.advance_clock(%s::interval)", by)
+
+    def back_to_real(self) -> datetime:
+        """Give the queue the real time again."""
+        return self._ask("select pgqueue_testing.real_clock()")
+
+    @contextmanager
+    def travel(self, by: timedelta | str) -> Iterator[datetime]:
+        """Move the clock by an interval for the length of a `with` block; yields the time there.
+
+        with clock.travel("1 day"):
+            drain(connection, app)
+        """
+        before = self._read()
+        try:
+            yield self.advance(by)
+        finally:
+            self._restore(before)
+
+    @contextmanager
+    def freeze(self, at: datetime | str | None = None) -> Iterator[datetime]:
+        """Stop the clock for the length of a `with` block, at this instant or at the present one; yields it."""
+        before = self._read()
+        try:
+            yield self.set(self.now() if at is None else at)
+        finally:
+            self._restore(before)
+
+    def _read(self) -> tuple[datetime | None, timedelta]:
+        with self._connection.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute("select standing_at, ahead from pgqueue_testing.clock").fetchone()
+        assert row is not None
+        standing_at, ahead = row
+        return standing_at, ahead
+
+    def _restore(self, before: tuple[datetime | None, timedelta]) -> None:
+        # After an error in the block the transaction may be spoilt: its rollback restores the clock.
+        if self._connection.info.transaction_status == TransactionStatus.INERROR:
+            return
+        standing_at, ahead = before
+        if standing_at is not None:
+            self.set(standing_at)
+            return
+        self.back_to_real()
+        if ahead:
+            self.advance(ahead)
+
+    def _ask(self, question: str, *params: object) -> datetime:
+        with self._connection.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute(question.encode(), params or None).fetchone()
+        assert row is not None
+        instant: datetime = row[0]
+        return instant
+
+
+def clock_sql() -> str:
+    """Return the SQL that makes the schema pgqueue_testing."""
+    return (bundled.directory("sql") / "testing" / "clock.sql").read_text()

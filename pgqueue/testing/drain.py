@@ -1,0 +1,374 @@
+"""Run due jobs in the test's own transaction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+
+from pgqueue.db import consume
+from pgqueue.db.call import Call, read_first, read_maybe_one, read_nothing, read_rows
+from pgqueue.db.consume import Failure, JobRow
+from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.hooks import Event
+from pgqueue.job import Surroundings
+from pgqueue.logs import one_line
+from pgqueue.tasks import App
+from pgqueue.testing.attempts import Attempts, uses_asgiref
+from pgqueue.testing.clock import clock_sql
+from pgqueue.testing.doors import Door, door_to, stepped
+from pgqueue.worker import declarations
+from pgqueue.worker.events import dead_of
+from pgqueue.worker.held import End, Held, batches
+from pgqueue.worker.reporter import _simplify as simplify
+
+T = TypeVar("T")
+
+_WORKER = "pgqueue.testing"
+
+# As `JobRow` has them: jsonb after a byte that says 1, times in microseconds since 2000.
+_CLAIM = b"""
+select
+    id, task, args::text, headers::text, queue, key, priority, attempt, max_attempts, reservation,
+    (extract(epoch from run_at - '2000-01-01 00:00+00') * 1000000)::bigint,
+    (extract(epoch from created_at - '2000-01-01 00:00+00') * 1000000)::bigint,
+    (extract(epoch from lease_expires_at - '2000-01-01 00:00+00') * 1000000)::bigint,
+    leader, timeout, losses, crashes, store_result
+from pgqueue.reserve(%s::text, 1, %s::text[], lease => '1 day')
+"""
+
+_NEXT_DUE = b"""
+select j.id, (extract(epoch from j.ready_at - pgqueue._clock()) * 1000000)::bigint
+from pgqueue.jobs j
+where j.state in ('waiting', 'failed') and (%s::text[] is null or j.queue = any(%s::text[])) and j.id <= %s::bigint
+    and not j.id = any(%s::bigint[])
+order by j.ready_at, j.id
+limit 1
+"""
+
+_ANY_ID = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Drained:
+    """What `drain` did.
+
+    succeeded, snoozed, cancelled    how many attempts ended so
+    failed    how many attempts failed and will be retried
+    dead      how many jobs are dead
+    ids       the jobs that ran, in order; one that ran twice is there twice
+    errors    what handlers raised, in order
+    unknown   tasks of due jobs that the App does not know: these were left as they were
+    """
+
+    succeeded: int = 0
+    failed: int = 0
+    dead: int = 0
+    snoozed: int = 0
+    cancelled: int = 0
+    ids: list[int] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def drain(
+    connection: Any,
+    app: App,
+    queue: str | Sequence[str] | None = None,
+    *,
+    limit: int = 1000,
+    scheduled: bool = False,
+    recursive: bool = True,
+    raise_errors: bool = True,
+) -> Drained:
+    """Run due jobs one after another, on this connection and in its open transaction, and return what they did.
+
+    Handlers run in this thread, each in a savepoint, with everything that a worker puts around them: middleware, hooks,
+    validation, retry rules. `job.transaction()` yields this connection. The test rolls back, and nothing has happened.
+    On a connection that is not in a transaction each step is committed.
+
+    queue         only this queue, or these
+    limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself for ever
+    scheduled     when nothing is due, move the queue's clock to the next job's time and go on; see `Clock`
+    recursive     run the jobs that handlers enqueue as well
+    raise_errors  raise what a handler raised, when its failure is stored; False: collect it in `errors`
+
+    The connection is one of psycopg or psycopg2, a Connection or Session of SQLAlchemy, or Django's. For an async
+    connection, and where an event loop runs, there is `drain_async`. The transaction must be READ COMMITTED.
+
+        task.enqueue(connection, "a@b.c")
+        assert drain(connection, app).succeeded == 1
+    """
+    door = door_to(connection)
+    if door.is_async:
+        raise TypeError(
+            "drain() needs a connection that is not async; for this one: await drain_async(connection, app)"
+        )
+    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, on_loop=False)
+    return stepped(run.run())
+
+
+async def drain_async(
+    connection: Any,
+    app: App,
+    queue: str | Sequence[str] | None = None,
+    *,
+    limit: int = 1000,
+    scheduled: bool = False,
+    recursive: bool = True,
+    raise_errors: bool = True,
+) -> Drained:
+    """Run due jobs as `drain` does, with async handlers on the running event loop.
+
+    The connection is an async one of psycopg, asyncpg or SQLAlchemy; any that `drain` takes will do as well.
+    """
+    run = _Drain(door_to(connection), app, _queues(queue), limit, scheduled, recursive, raise_errors, on_loop=True)
+    return await run.run()
+
+
+def declare(connection: Any, app: App) -> None:
+    """Write what the App declares for its tasks and schedules, as a worker's start does.
+
+    `drain` begins with it. Call it before that where a test looks at what the database makes of an enqueue: the queue
+    that a task declares is the database's to know.
+    """
+    stepped(declarations.declare(app, door_to(connection).run))
+
+
+async def declare_async(connection: Any, app: App) -> None:
+    """Write what the App declares, on an async connection; see `declare`."""
+    await declarations.declare(app, door_to(connection).run)
+
+
+class _Drain:
+    def __init__(
+        self,
+        door: Door,
+        app: App,
+        queues: list[str] | None,
+        limit: int,
+        scheduled: bool,
+        recursive: bool,
+        raise_errors: bool,
+        *,
+        on_loop: bool,
+    ) -> None:
+        self._door = door
+        self._app = app
+        self._queues = queues
+        self._limit = limit
+        self._scheduled = scheduled
+        self._recursive = recursive
+        self._raise_errors = raise_errors
+        self._done = Drained()
+        self._attempts = Attempts(
+            app, Surroundings(doors=Savepoints(door)), on_loop=on_loop, uses_asgiref=uses_asgiref(door.connection)
+        )
+        self._attempts.on_event = self._tell
+        self._newest = _ANY_ID
+        # Reserved, and to be given back at the end.
+        self._skipped: list[Held] = []
+        self._runs: Counter[str] = Counter()
+
+    async def run(self) -> Drained:
+        await declarations.declare(self._app, self._door.run)
+        if not self._recursive:
+            newest = b"select coalesce(max(id), 0) from pgqueue.jobs"
+            self._newest = await self._door.run(Call(newest, (), read_first))
+        try:
+            while (held := await self._next()) is not None:
+                await self._run_one(held)
+        finally:
+            self._attempts.close()
+        await self._give_back()
+        return self._done
+
+    async def _next(self) -> Held | None:
+        while True:
+            rows = await self._door.run(Call(_CLAIM, (_WORKER, self._queues), read_rows))
+            if rows:
+                held = _held([_job_row(row) for row in rows])
+                if held.row.task not in self._app.tasks:
+                    if held.row.task not in self._done.unknown:
+                        self._done.unknown.append(held.row.task)
+                elif held.row.id <= self._newest:
+                    return held
+                self._skipped.append(held)
+            elif not (self._scheduled and await self._move_clock()):
+                return None
+
+    async def _run_one(self, held: Held) -> None:
+        task = self._app.tasks[held.row.task]
+        if len(self._done.ids) >= self._limit:
+            often = ", ".join(f"{name} ({times} times)" for name, times in self._runs.most_common(3))
+            raise AssertionError(
+                f"drain made {self._limit} attempts and {held} is still due; what ran: {often}."
+                " Does it retry or enqueue itself for ever? Give a larger limit, or recursive=False"
+            )
+        self._done.ids.append(held.row.id)
+        self._runs[task.name] += 1
+        try:
+            async with self._door.savepoint():
+                await self._attempts.attempt(held, task)
+                if held.ended is not End.SUCCEEDED and held.ended is not End.SETTLED:
+                    raise _Undone
+        except _Undone:
+            pass
+        error = self._attempts.error
+        for each in (held, *held.members):
+            if each is not held:
+                each.ended, each.error, each.result = held.ended, held.error, held.result
+                each.verdict, each.snooze, each.delay = held.verdict, held.snooze, held.delay
+            await self._store(each)
+        if error is not None:
+            self._done.errors.append(error)
+            if self._raise_errors:
+                await self._give_back()
+                raise error
+
+    async def _store(self, held: Held) -> None:
+        """Store how an attempt ended. What the database refuses is stored in a simpler way, as the worker does."""
+        while True:
+            try:
+                async with self._door.savepoint():
+                    state = await self._report(held)
+                break
+            except InvalidArgument as refusal:
+                if held.ended is End.SNOOZED:
+                    held.ended = End.FAILED
+                    held.error = {"class": "Snooze", "message": one_line(refusal)}
+                elif not simplify(held, refusal):
+                    raise
+        self._count(state)
+        self._tell(state, held)
+        if state == "dead":
+            await self._attempts.call_hooks("dead", dead_of(self._attempts.job_of(held), held))
+
+    async def _report(self, held: Held) -> str:
+        match held.ended:
+            case End.SETTLED:
+                return "succeeded"
+            case End.SUCCEEDED:
+                result = None if held.result is None else orjson.Fragment(held.result)
+                is_held = await self._door.run(consume.complete(*held.pair, result))
+                return "succeeded" if is_held else "lost"
+            case End.FAILED:
+                verdict = held.verdict
+                failure = Failure(
+                    *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
+                )
+                return await self._door.run(consume.fail(failure)) or "lost"
+            case End.SNOOZED:
+                return "snoozed" if await self._door.run(consume.snooze(*held.pair, held.snooze)) else "lost"
+        await self._door.run(consume.release([held.pair], held.delay))
+        return "released"
+
+    def _count(self, state: str) -> None:
+        name = "failed" if state in ("failed", "blocked", "waiting") else state
+        if name in ("succeeded", "failed", "dead", "snoozed", "cancelled"):
+            setattr(self._done, name, getattr(self._done, name) + 1)
+
+    def _tell(self, kind: str, held: Held) -> None:
+        row = held.row
+        self._app.tell(Event(kind, _WORKER, 1, row.id, row.task, row.queue, row.attempt, held.error, held.seconds))
+
+    async def _move_clock(self) -> bool:
+        """Move the queue's clock to the time of the next job; False when there is none."""
+        skipped = [each.row.id for each in self._skipped]
+        parameters = (self._queues, self._queues, self._newest, skipped)
+        found = await self._door.run(Call(_NEXT_DUE, parameters, read_maybe_one))
+        if found is None or found[1] <= 0:
+            return False
+        if not await self._door.run(Call(b"select to_regclass('pgqueue_testing.clock') is not null", (), read_first)):
+            await self._door.script(clock_sql())
+        advance = b"select pgqueue_testing.advance_clock(%s::text::interval)"
+        await self._door.run(Call(advance, (f"{found[1]} us",), read_nothing))
+        return True
+
+    async def _give_back(self) -> None:
+        if self._skipped:
+            pairs = [each.pair for held in self._skipped for each in (held, *held.members)]
+            await self._door.run(consume.release(pairs))
+            self._skipped.clear()
+
+
+class _Undone(Exception):
+    """Raised to undo what a handler did that did not succeed."""
+
+
+class Savepoints:
+    """Where `job.transaction()` goes in a test: to the test's connection, in a savepoint."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    def sync_door(self, given: Any) -> Any:
+        """Return the way for `with job.transaction()`."""
+        if self._door.is_async:
+            raise _wrong_way("with", "an async")
+        return _SyncSavepoint(self._door, given)
+
+    def async_door(self, given: Any) -> Any:
+        """Return the way for `async with job.transaction()`."""
+        if not self._door.is_async:
+            raise _wrong_way("async with", "a sync")
+        return _AsyncSavepoint(self._door, given)
+
+
+class _SyncSavepoint:
+    def __init__(self, door: Door, given: Any) -> None:
+        self.connection = door.connection if given is None else given
+        self._door = door
+        # What the handler brings has a savepoint, or transaction, of its own.
+        self._block = (door if given is None else door_to(given)).block()
+
+    def begin(self) -> None:
+        self._block.__enter__()
+
+    def run(self, call: Call[T]) -> T:
+        return stepped(self._door.run(call))
+
+    def end(self, error: BaseException | None) -> None:
+        self._block.__exit__(error and type(error), error, error and error.__traceback__)
+
+
+class _AsyncSavepoint:
+    def __init__(self, door: Door, given: Any) -> None:
+        self.connection = door.connection if given is None else given
+        self._door = door
+        self._block = (door if given is None else door_to(given)).block()
+
+    async def begin(self) -> None:
+        await self._block.__aenter__()
+
+    def run(self, call: Call[T]) -> Coroutine[Any, Any, T]:
+        return self._door.run(call)
+
+    async def end(self, error: BaseException | None) -> None:
+        await self._block.__aexit__(error and type(error), error, error and error.__traceback__)
+
+
+def _wrong_way(how: str, kind: str) -> PgQueueError:
+    other = "drain_async on an async connection" if kind == "a sync" else "drain on a sync connection"
+    return InvalidArgument(
+        f"`{how} job.transaction()` in a drain on {kind} connection", hint=f"run this handler with {other}"
+    )
+
+
+def _queues(queue: str | Sequence[str] | None) -> list[str] | None:
+    return [queue] if isinstance(queue, str) else None if queue is None else list(queue)
+
+
+def _job_row(row: tuple[Any, ...]) -> JobRow:
+    values = list(row)
+    values[2] = b"\x01" + str(values[2]).encode()
+    values[3] = None if values[3] is None else b"\x01" + str(values[3]).encode()
+    return JobRow._make([*values, "reserved", None])
+
+
+def _held(rows: list[JobRow]) -> Held:
+    leaders = batches(rows, float("inf"))
+    return leaders[0] if leaders else Held(rows[0], float("inf"))

@@ -1,0 +1,1 @@
+"""The queue in the terminal: `pgqueue top`. Needs the extra `tui`, save for `--once`."""

@@ -1,0 +1,205 @@
+"""What changes something: each checks its right, asks where it cannot be undone, and leaves a trace in the audit."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pgqueue.db import observe, operate
+from pgqueue.db.call import Call
+from pgqueue.errors import InvalidArgument
+from pgqueue.search import parse
+from pgqueue.web.context import Context
+
+# The right that each needs.
+RIGHTS = {"run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
+LABELS = {"run": "Run now", "retry": "Retry", "cancel": "Cancel", "kill": "Send to the dead", "delete": "Delete"}
+
+# Jobs that one request changes, that a preview counts, and that may be changed without typing their number.
+CHUNK = 500
+COUNTED = 10_000
+FREELY = 1000
+
+Form = dict[str, list[str]]
+
+
+async def act(context: Context) -> Response:
+    """Act on the jobs that were selected, or on all that match: first ask, then go on chunk by chunk."""
+    form = await context.form()
+    action = _one(form, "action")
+    if action not in RIGHTS:
+        raise HTTPException(400, "there is no such action")
+    context.require(RIGHTS[action])
+    if _one(form, "scope") == "all":
+        return await _act_on_all(context, form, action)
+    ids = [int(each) for each in form.get("id", []) if each.isascii() and each.isdigit() and len(each) <= 18]
+    if not ids:
+        raise InvalidArgument("no job is selected", hint="select rows, or all that match")
+    if "confirm" not in form and (len(ids) > 1 or action in ("kill", "delete")):
+        [rows] = await context.database.read(observe.jobs(ids[:5]))
+        return context.page("confirm.html", action=action, label=LABELS[action], ids=ids, jobs=rows, count=len(ids))
+    done = await context.database.act(context.user, operate.bulk(action, {"job_ids": ids}, 10_000))
+    context.database.forget()
+    said = _said(action, done.changed, len(ids))
+    if len(ids) == 1:
+        return context.go("jobs" if action == "delete" and done.changed else f"jobs/{ids[0]}", said=said)
+    return context.go("jobs", q=_one(form, "q"), said=said)
+
+
+async def _act_on_all(context: Context, form: Form, action: str) -> Response:
+    line = _one(form, "q")
+    wanted = parse(line)
+    if not wanted:
+        raise InvalidArgument(
+            "there is no filter: this would be every job", hint="say at least queue:, task: or state:"
+        )
+    if "confirm" not in form:
+        return await _ask_for_all(context, action, line)
+    expected, cap = _number(form, "count"), min(_number(form, "cap") or COUNTED, 1_000_000)
+    if expected > FREELY and _one(form, "typed").replace(",", "") != str(expected):
+        raise InvalidArgument(f"the number typed is not {expected}", hint="go back and type it")
+    done, looked = _number(form, "done"), _number(form, "looked")
+    before = _number(form, "before") or None
+    [found] = await context.database.read(observe.search(wanted, before, min(CHUNK, max(cap - looked, 1))))
+    if found.ids:
+        chunk = await context.database.act(context.user, operate.bulk(action, {"job_ids": found.ids}, 10_000))
+        done, looked = done + chunk.changed, looked + len(found.ids)
+    context.database.forget()
+    if found.next_before is None or looked >= cap:
+        return context.go("jobs", q=line, said=_said(action, done, looked))
+    return context.page(
+        "progress.html",
+        label=LABELS[action],
+        fields={
+            "action": action, "scope": "all", "q": line, "confirm": "yes", "count": expected, "cap": cap,
+            "typed": _one(form, "typed"), "done": done, "looked": looked, "before": found.next_before,
+        },
+        done=done,
+        looked=looked,
+        goal=min(cap, expected) if expected < COUNTED else cap,
+        q=line,
+    )  # fmt: skip
+
+
+async def _ask_for_all(context: Context, action: str, line: str) -> Response:
+    [found] = await context.database.read(observe.search(parse(line), None, COUNTED))
+    [rows] = await context.database.read(observe.jobs(found.ids[:5]))
+    return context.page(
+        "confirm.html",
+        action=action,
+        label=LABELS[action],
+        q=line,
+        jobs=rows,
+        count=len(found.ids),
+        is_more=found.next_before is not None,
+        must_type=len(found.ids) > FREELY,
+        cap=COUNTED,
+    )
+
+
+async def queue(context: Context) -> Response:
+    """Pause, resume, purge or configure a queue."""
+    form = await context.form()
+    name, what = _one(form, "name"), _one(form, "do")
+    context.require({"purge": "delete", "configure": "limits"}.get(what, "act"))
+    match what:
+        case "pause":
+            await _do(context, operate.pause_queue(name))
+        case "resume":
+            await _do(context, operate.resume_queue(name))
+        case "configure":
+            values = {key: _maybe_number(form, key) for key in ("priority", "weight")}
+            reset = [key for key, value in values.items() if value is None]
+            await _do(context, operate.configure_queue(name, values["priority"], values["weight"], reset))
+        case "purge":
+            if _one(form, "typed") != name:
+                return context.page("purge.html", name=name, wrong="typed" in form)
+            chunk = await _do(context, operate.bulk("purge", {"queue": name}, 10_000))
+            more = "; there is more: purge again" if chunk.next_after is not None else ""
+            return context.go("queue", name=name, said=f"{chunk.changed} jobs deleted{more}")
+        case _:
+            raise HTTPException(400, "there is no such action")
+    return context.go("queue", name=name, said="done")
+
+
+async def schedule(context: Context) -> Response:
+    """Pause, resume or run a schedule."""
+    form = await context.form()
+    context.require("schedule")
+    name = _one(form, "name")
+    calls: dict[str, Callable[[str], Call[Any]]] = {
+        "pause": operate.pause_schedule,
+        "resume": operate.resume_schedule,
+        "run": operate.run_schedule_now,
+    }
+    what = _one(form, "do")
+    if what not in calls:
+        raise HTTPException(400, "there is no such action")
+    found = await _do(context, calls[what](name))
+    return context.go("schedules", said=f"job {found} was enqueued" if what == "run" and found else "done")
+
+
+async def limit(context: Context) -> Response:
+    """Set or drop a limit."""
+    form = await context.form()
+    context.require("limits")
+    kind, target = _one(form, "kind"), _one(form, "target")
+    if _one(form, "do") == "drop":
+        await _do(context, operate.drop_limit(kind, target))
+        return context.go("limits", said="the limit is gone")
+    most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
+    await _do(context, operate.set_limit(kind, target, most, rate, _one(form, "per") or None))
+    return context.go("limits", said="the limit holds from now on")
+
+
+async def task(context: Context) -> Response:
+    """Take back what an operator set for a task."""
+    form = await context.form()
+    context.require("limits")
+    name = _one(form, "name")
+    await _do(context, operate.reset_task(name, form.get("option", [])))
+    return context.go("task", name=name, said="what the code declares holds again")
+
+
+Action = Callable[[Context], Awaitable[Response]]
+
+
+async def _do(context: Context, call: Call[Any]) -> Any:
+    found = await context.database.act(context.user, call)
+    context.database.forget()
+    return found
+
+
+def _said(action: str, changed: int, of: int) -> str:
+    verb = {
+        "run": "due now",
+        "retry": "retried",
+        "cancel": "cancelled or asked to stop",
+        "kill": "dead",
+        "delete": "deleted",
+    }
+    left = f"; {of - changed} were in another state, or locked" if changed < of else ""
+    return f"{changed} of {of} jobs {verb[action]}{left}"
+
+
+def _one(form: Form, name: str) -> str:
+    value = form.get(name, [""])[0]
+    if "\0" in value:
+        raise InvalidArgument(f"{name} holds a NUL", hint="PostgreSQL stores none")
+    return value
+
+
+def _number(form: Form, name: str) -> int:
+    return _maybe_number(form, name) or 0
+
+
+def _maybe_number(form: Form, name: str) -> int | None:
+    value = _one(form, name).strip().replace(",", "")
+    if not value:
+        return None
+    if not value.lstrip("-").isdigit() or not value.isascii() or len(value) > 18:
+        raise InvalidArgument(f"{name} is no whole number", hint="leave it empty, or give digits")
+    return int(value)

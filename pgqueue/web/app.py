@@ -1,0 +1,137 @@
+"""The app: which address leads where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+from jinja2 import Environment
+from psycopg_pool import PoolTimeout
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from pgqueue import __version__
+from pgqueue.errors import PgQueueError
+from pgqueue.web import actions, pages
+from pgqueue.web.context import Context, Settings
+from pgqueue.web.database import Database, Pool
+from pgqueue.web.guard import Guard
+from pgqueue.web.render import REDACT, environment
+from pgqueue.web.users import Authorize
+
+_Handler = Callable[[Context], Awaitable[Response]]
+
+_PAGES: dict[str, _Handler] = {
+    "/": pages.overview,
+    "/queues": pages.queues,
+    "/queue": pages.queue,
+    "/jobs": pages.jobs,
+    "/jobs/{id}": pages.job,
+    "/tasks": pages.tasks,
+    "/task": pages.task,
+    "/workers": pages.workers,
+    "/worker": pages.worker,
+    "/schedules": pages.schedules,
+    "/limits": pages.limits,
+    "/dead": pages.dead,
+    "/audit": pages.audit,
+    "/health": pages.health,
+    "/metrics": pages.metrics_text,
+    "/series": pages.series,
+}
+_ACTIONS: dict[str, _Handler] = {
+    "/act": actions.act,
+    "/queue": actions.queue,
+    "/schedule": actions.schedule,
+    "/limit": actions.limit,
+    "/task": actions.task,
+}
+
+
+class _Static(StaticFiles):
+    """Files whose address holds the version: a browser need not ask for them again."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "public, max-age=31536000, immutable"
+        return response
+
+
+def dashboard(
+    database: str | Pool,
+    *,
+    authorize: Authorize,
+    read_only: bool = False,
+    redact: Sequence[str] = REDACT,
+    allowed_hosts: Collection[str] = (),
+    origin: str | None = None,
+    trace_url: str | None = None,
+    title: str = "pgqueue",
+) -> Starlette:
+    """Return the pages as an ASGI app.
+
+    database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role decides what can be done
+    authorize      takes the request and returns the User that asks, or None; may be async
+    read_only      no actions, whatever the role may do
+    redact         patterns of field names whose values are not shown, in args, headers and results at any depth
+    allowed_hosts  names that it may be asked by, beside those of loopback; "*": any
+    origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
+    trace_url      address of a trace, with {trace_id}
+    """
+    templates = environment()
+    found = Database(database)
+    settings = Settings(read_only, tuple(redact), trace_url, title)
+
+    def endpoint(handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return await _answer(handler, Context(request, found, templates, settings))
+
+        return answer
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await found.close()
+
+    return Starlette(
+        routes=[
+            *(Route(path, endpoint(handler), methods=["GET"]) for path, handler in _PAGES.items()),
+            *(Route(path, endpoint(handler), methods=["POST"]) for path, handler in _ACTIONS.items()),
+            Mount(f"/static/{__version__}", _Static(directory=Path(__file__).with_name("static"))),
+        ],
+        middleware=[Middleware(Guard, authorize=authorize, hosts=allowed_hosts, origin=origin)],
+        exception_handlers={404: _not_found(templates, found, settings)},
+        lifespan=lifespan,
+    )
+
+
+async def _answer(handler: _Handler, context: Context) -> Response:
+    try:
+        await context.find_rights()
+        return await handler(context)
+    except (HTTPException, PgQueueError, psycopg.Error, PoolTimeout) as error:
+        return context.problem(error)
+    except (asyncio.CancelledError, OSError) as error:
+        if isinstance(error, asyncio.CancelledError):
+            raise
+        return context.problem(psycopg.OperationalError(str(error)))
+
+
+def _not_found(
+    templates: Environment, database: Database, settings: Settings
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        if "pgqueue.user" not in request.scope:
+            return Response(status_code=404)
+        return Context(request, database, templates, settings).problem(error)
+
+    return answer

@@ -1,0 +1,156 @@
+"""What every page has in hand: the database, who asks, what they may do, and how to answer."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs
+
+import psycopg
+from jinja2 import Environment
+from psycopg_pool import PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from pgqueue.db import observe
+from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.logs import one_line
+from pgqueue.web.database import Database
+from pgqueue.web.render import link
+from pgqueue.web.users import User
+
+# Bytes of a form.
+_MOST = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the pages are set up."""
+
+    read_only: bool
+    redact: tuple[str, ...]
+    trace_url: str | None
+    title: str
+
+
+class Context:
+    """One request."""
+
+    def __init__(self, request: Request, database: Database, templates: Environment, settings: Settings) -> None:
+        self.request = request
+        self.database = database
+        self.settings = settings
+        self._templates = templates
+        self.user: User = request.scope["pgqueue.user"]
+        self.prefix = request.scope.get("pgqueue.prefix", "") + request.scope.get("root_path", "")
+        self.rights: dict[str, Any] = {}
+
+    async def find_rights(self) -> None:
+        """Ask what the role of the database may do."""
+        self.rights = await self.database.shared("rights", 5.0, observe.rights)
+        self.rights.setdefault("asked", time.time())
+
+    def may(self, what: str) -> bool:
+        """Tell whether this user, in this database, may do this."""
+        if what in ("read", "args"):
+            return what in self.user.can
+        acts = self.rights.get("act") and not self.rights.get("standby") and not self.settings.read_only
+        return bool(acts) and what in self.user.can
+
+    def require(self, what: str) -> None:
+        """Refuse what this user may not do."""
+        if not self.may(what):
+            raise HTTPException(403, f"{self.user.name} may not do this here: {self.why_not(what)}")
+
+    def why_not(self, what: str) -> str:
+        """Say why an action is not offered."""
+        if self.settings.read_only:
+            return "the pages are read-only"
+        if self.rights.get("standby"):
+            return "the server is a standby"
+        if not self.rights.get("act"):
+            return f"role {self.rights.get('role')} is not granted operator"
+        return f"the right {what} is missing"
+
+    def query(self, name: str, default: str = "") -> str:
+        """Return a parameter of the address."""
+        value = self.request.query_params.get(name, default)
+        if "\0" in value:
+            raise InvalidArgument(f"{name} holds a NUL", hint="PostgreSQL stores none")
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """Return a parameter that is a number."""
+        value = self.query(name)
+        if value and not (value.isascii() and value.isdigit() and len(value) <= 18):
+            raise InvalidArgument(f"{name} is no number", hint="follow the links of the page")
+        return int(value) if value else None
+
+    async def form(self) -> dict[str, list[str]]:
+        """Read the form that was sent."""
+        body = b""
+        async for chunk in self.request.stream():
+            body += chunk
+            if len(body) > _MOST:
+                raise HTTPException(413, "the form is too long")
+        return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
+
+    def link(self, page: str, **query: object) -> str:
+        """Return the address of a page."""
+        return link(self.prefix, page, **query)
+
+    def go(self, page: str, **query: object) -> Response:
+        """Answer an action with a page to look at."""
+        return RedirectResponse(self.link(page, **query), 303)
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """Answer with a page; 304 where the browser has this very one."""
+        body = self._templates.get_template(template).render(
+            link=partial(link, self.prefix),
+            here=self.request.url.path + (f"?{self.request.url.query}" if self.request.url.query else ""),
+            user=self.user,
+            may=self.may,
+            why_not=self.why_not,
+            rights=self.rights,
+            settings=self.settings,
+            query=self.query,
+            template=template.removesuffix(".html"),
+            **values,
+        )
+        tag = f'W/"{hashlib.blake2b(body.encode(), digest_size=12).hexdigest()}"'
+        if status == 200 and self.request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag, "cache-control": "no-cache"})
+        return HTMLResponse(body, status, {"etag": tag, "cache-control": "no-cache, private"})
+
+    def problem(self, error: Exception) -> Response:
+        """Answer with what went wrong, and what to do."""
+        status, title, detail, hint = _problem(error)
+        return self.page("problem.html", status, title=title, detail=detail, hint=hint)
+
+
+def _problem(error: Exception) -> tuple[int, str, str, str]:
+    if isinstance(error, HTTPException):
+        return error.status_code, "This is not possible", str(error.detail), ""
+    if isinstance(error, InvalidArgument):
+        return 400, "This cannot be asked", error.message, error.hint or ""
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return (
+            504,
+            "The database took too long",
+            "The statement was ended after its time.",
+            "Ask for less, or look at Health.",
+        )
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        hint = "Grant it: pgqueue grant reader ROLE, or operator."
+        return 403, "The role of the database may not do this", one_line(error), hint
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return 403, "The server takes no writes", one_line(error), "It is a standby, or read-only."
+    if isinstance(error, psycopg.OperationalError | PoolTimeout):
+        return 503, "The database cannot be reached", one_line(error), "The page tries again by itself."
+    if isinstance(error, PgQueueError | psycopg.Error):
+        return 500, "The database refused this", one_line(error), getattr(error, "hint", None) or ""
+    raise error

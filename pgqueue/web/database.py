@@ -1,0 +1,115 @@
+"""The database behind the pages: a few connections, read-only transactions with a timeout, and answers that many
+viewers share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from pgqueue.db import observe
+from pgqueue.db.call import Call, perform_async
+from pgqueue.web.users import User
+
+T = TypeVar("T")
+
+Connection = psycopg.AsyncConnection[Any]
+Pool = AsyncConnectionPool[Connection]
+
+# Seconds that a statement of a page may take, and one that acts.
+TIMEOUT = 5
+_ACTS_WITHIN = 60
+
+_READS = f"set local transaction_read_only = on; set local statement_timeout = '{TIMEOUT}s'".encode()
+_ACTS = f"set local statement_timeout = '{_ACTS_WITHIN}s'".encode()
+
+
+class Database:
+    """Runs calls for the pages. Opens its pool at the first of them; a pool of yours stays yours."""
+
+    def __init__(self, source: str | Pool) -> None:
+        self._pool = source if isinstance(source, AsyncConnectionPool) else None
+        self._dsn = source if isinstance(source, str) else ""
+        self._opening = asyncio.Lock()
+        self._answers: dict[object, tuple[float, Any]] = {}
+        self._asking: dict[object, asyncio.Task[Any]] = {}
+
+    async def close(self) -> None:
+        """Close what it has opened."""
+        if self._dsn and self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+
+    async def read(self, *calls: Call[Any]) -> list[Any]:
+        """Run calls that read, in one transaction."""
+        async with self._transaction(read_only=True) as connection:
+            return [await perform_async(connection, call) for call in calls]
+
+    async def act(self, user: User, call: Call[T]) -> T:
+        """Run a call that changes something, in the name of a user."""
+        async with self._transaction(read_only=False) as connection:
+            await perform_async(connection, observe.as_actor(user.name, "web"))
+            return await perform_async(connection, call)
+
+    async def shared(self, key: object, seconds: float, call: Callable[[], Call[T]]) -> T:
+        """Run a call, or return its answer where one is younger than `seconds`: one call for all who ask."""
+        found = self._answers.get(key)
+        if found is not None and time.monotonic() < found[0] + seconds:
+            answer: T = found[1]
+            return answer
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = asyncio.create_task(self._ask(key, call()))
+            self._asking[key] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(key, None))
+        shared: T = await asyncio.shield(asking)
+        return shared
+
+    async def _ask(self, key: object, call: Call[T]) -> T:
+        [answer] = await self.read(call)
+        if len(self._answers) > 200:
+            self._answers.clear()
+        self._answers[key] = (time.monotonic(), answer)
+        found: T = answer
+        return found
+
+    def forget(self) -> None:
+        """Something was changed: the next page shows it."""
+        self._answers.clear()
+
+    @asynccontextmanager
+    async def _transaction(self, *, read_only: bool) -> AsyncIterator[Connection]:
+        pool = await self._open()
+        async with pool.connection() as connection:
+            await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+            async with connection.transaction():
+                await connection.execute(_READS if read_only else _ACTS)
+                yield connection
+
+    async def _open(self) -> Pool:
+        if self._pool is None:
+            async with self._opening:
+                if self._pool is None:
+                    pool: Pool = AsyncConnectionPool(
+                        self._dsn,
+                        min_size=1,
+                        max_size=4,
+                        timeout=TIMEOUT,
+                        open=False,
+                        check=AsyncConnectionPool.check_connection,
+                        # Nothing that a pooler in transaction mode would lose.
+                        kwargs={
+                            "application_name": "pgqueue web",
+                            "prepare_threshold": None,
+                            "connect_timeout": TIMEOUT,
+                        },
+                    )
+                    await pool.open()
+                    self._pool = pool
+        return self._pool

@@ -1,0 +1,369 @@
+"""The pages that look. Each reads samples, or a bounded number of rows."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from pgqueue import __version__, metrics
+from pgqueue.db import consume, observe, operate
+from pgqueue.schema import bundled
+from pgqueue.search import STATES, WORDS, Filter, exactly, parse
+from pgqueue.web import render
+from pgqueue.web.context import Context
+
+# Jobs on a page.
+PAGE = 50
+
+# Times that plots show, in seconds, with their names.
+RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
+
+_LIVE = {"waiting", "executing", "failed", "blocked"}
+
+
+def now(context: Context) -> float:
+    """Return the database's time, as far as it was asked for."""
+    return (
+        float(context.rights.get("clock", time.time())) + time.time() - float(context.rights.get("asked", time.time()))
+    )
+
+
+async def overview(context: Context) -> Response:
+    """What an operator asks first: is it late, does it fail, who is gone."""
+    shared = context.database.shared
+    stats = await shared("stats", 1.0, observe.stats)
+    groups = await shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
+    findings = await shared("doctor", 30.0, observe.doctor)
+    minute = await shared(("series", "", 60), 2.0, lambda: observe.series("", 60))
+    day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
+    return context.page(
+        "overview.html",
+        stats=stats,
+        total=stats["total"],
+        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        groups=groups[:8],
+        findings=[each for each in findings if each["severity"] != "info"],
+        # One that is paused is late because somebody wants it so.
+        lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
+        rates=_rates(minute),
+        dead_today=sum(_outcomes(row).get("dead", 0) for row in day),
+        workers=_alive(stats["workers"], now(context)),
+        ranges=RANGES,
+        now=now(context),
+    )
+
+
+async def queues(context: Context) -> Response:
+    """All queues, the ones in trouble first."""
+    stats = await context.database.shared("stats", 1.0, observe.stats)
+    options = await context.database.shared("queues", 5.0, observe.queues)
+    return context.page(
+        "queues.html",
+        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        options={each["name"]: each for each in options},
+        sampled_at=stats["sampled_at"],
+        now=now(context),
+    )
+
+
+async def queue(context: Context) -> Response:
+    """One queue: its numbers, its options, who serves it, its dead."""
+    name = context.query("name")
+    stats = await context.database.shared("stats", 1.0, observe.stats)
+    options = await context.database.shared("queues", 5.0, observe.queues)
+    numbers = next((each for each in stats["queues"] if each["queue"] == name), None)
+    known = next((each for each in options if each["name"] == name), {})
+    if numbers is None:
+        raise HTTPException(404, f"there is no queue {render.short(name)}")
+    groups = await context.database.shared(("dead", name), 10.0, lambda: observe.dead_groups(name))
+    return context.page(
+        "queue.html",
+        name=name,
+        numbers=numbers,
+        options=known,
+        groups=groups[:10],
+        workers=[each for each in stats["workers"] if each["queues"] is None or name in each["queues"]],
+        limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
+        ranges=RANGES,
+        now=now(context),
+    )
+
+
+async def jobs(context: Context) -> Response:
+    """Jobs that fit a filter, newest first."""
+    line, before = context.query("q"), context.whole("before")
+    [found] = await context.database.read(observe.search(parse(line), before, PAGE))
+    [rows] = await context.database.read(observe.jobs(found.ids))
+    return context.page(
+        "jobs.html",
+        q=line,
+        jobs=rows,
+        found=found,
+        before=before,
+        about=await _about(context, parse(line)),
+        states=STATES,
+        words=WORDS,
+        actions=actions_for(parse(line).get("states")),
+        now=now(context),
+    )
+
+
+async def job(context: Context) -> Response:
+    """Everything about one job."""
+    job_id = _id_of(context)
+    [found, why] = await context.database.read(observe.job(job_id), operate.explain(job_id))
+    if found is None:
+        raise HTTPException(404, f"there is no job {job_id}, or its retention has ended")
+    columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
+    neighbours = await _neighbours(context, columns)
+    return context.page(
+        "job.html",
+        job=columns,
+        why=why,
+        documents={
+            name: render.document(found.texts[name], context.settings.redact)
+            for name in ("args", "headers", "result")
+            if found.texts.get(name) not in (None, "null")
+        },
+        errors=_errors(found),
+        timeline=_timeline(columns, _errors(found)),
+        neighbours=neighbours,
+        trace=_trace(context, found),
+        command=_command(columns, found.texts["args"]) if context.may("args") else "",
+        actions=actions_for([columns["state"]]),
+        now=now(context),
+    )
+
+
+async def tasks(context: Context) -> Response:
+    """Tasks: what the code declares, what an operator set, how they do."""
+    found = await context.database.shared("tasks", 5.0, observe.tasks)
+    ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
+    times = render.by_task(ended)
+    for name in sorted(times.keys() - {each["name"] for each in found}):
+        found = [*found, {"name": name, "effective": {}}]
+    return context.page("tasks.html", tasks=found, times=times, now=now(context))
+
+
+async def task(context: Context) -> Response:
+    """One task: declared and set options side by side."""
+    name = context.query("name")
+    found = await context.database.shared("tasks", 5.0, observe.tasks)
+    known = next((each for each in found if each["name"] == name), None)
+    if known is None:
+        raise HTTPException(404, f"there is no task {render.short(name)}: no worker has declared it")
+    ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
+    options = [
+        (key, known.get(f"declared_{key}"), known.get(key), value)
+        for key, value in known["effective"].items()
+        if key != "name"
+    ]
+    return context.page(
+        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=now(context)
+    )
+
+
+async def workers(context: Context) -> Response:
+    """Workers, the silent ones first."""
+    found = await context.database.shared("workers", 2.0, observe.workers)
+    return context.page("workers.html", workers=found, now=now(context))
+
+
+async def worker(context: Context) -> Response:
+    """One worker and what it executes."""
+    name = context.query("name")
+    [found, running] = await context.database.read(observe.workers(), observe.running(name))
+    known = next((each for each in found if each["worker"] == name), None)
+    if known is None:
+        raise HTTPException(404, f"there is no worker {render.short(name)}")
+    return context.page("worker.html", worker=known, running=running, now=now(context))
+
+
+async def schedules(context: Context) -> Response:
+    """Schedules, the next one due first."""
+    found = await context.database.shared("schedules", 2.0, observe.schedules)
+    return context.page("schedules.html", schedules=found, now=now(context))
+
+
+async def limits(context: Context) -> Response:
+    """Limits, with what they count and what waits for them."""
+    stats = await context.database.shared("stats", 1.0, observe.stats)
+    return context.page("limits.html", limits=stats["limits"], now=now(context))
+
+
+async def dead(context: Context) -> Response:
+    """The dead, by what they died of."""
+    name = context.query("queue") or None
+    groups = await context.database.shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
+    return context.page("dead.html", groups=groups, queue=name, now=now(context))
+
+
+async def audit(context: Context) -> Response:
+    """What operators did, newest first."""
+    [rows] = await context.database.read(observe.audit(context.whole("before")))
+    return context.page("audit.html", rows=rows, now=now(context))
+
+
+async def health(context: Context) -> Response:
+    """What doctor() finds, versions and settings."""
+    findings = await context.database.shared("doctor", 5.0, observe.doctor)
+    stats = await context.database.shared("stats", 1.0, observe.stats)
+    [installed, settings] = await context.database.read(consume.version(), observe.settings())
+    return context.page(
+        "health.html",
+        findings=findings,
+        stats=stats,
+        installed=installed,
+        settings_of_queue=settings,
+        known=(__version__, bundled.revisions()[-1]),
+        skew=now(context) - time.time(),
+        now=now(context),
+    )
+
+
+async def metrics_text(context: Context) -> Response:
+    """The metrics of the database, for Prometheus."""
+    if not metrics.is_available():
+        raise HTTPException(404, "prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'")
+    rows = await context.database.shared("metrics", 2.0, observe.metrics)
+    return Response(metrics.as_text(metrics.of_database(rows)), media_type=metrics.CONTENT_TYPE)
+
+
+async def series(context: Context) -> Response:
+    """The points of a plot: times, and per second what succeeded, failed, died; or due jobs and lag."""
+    name, span = context.query("queue"), RANGES.get(context.query("range"), 900)
+    rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
+    outcomes = [_outcomes(row) for row in rows]
+    return JSONResponse(
+        {
+            "t": [row[0] for row in rows],
+            "succeeded": [
+                round(found.get("succeeded", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)
+            ],
+            "failed": [round(found.get("failed", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)],
+            "dead": [round(found.get("dead", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)],
+            "due": [row[2] for row in rows],
+            "executing": [row[3] for row in rows],
+            "lag": [round(row[6], 3) for row in rows],
+        }
+    )
+
+
+def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
+    """Return the actions that can do something to jobs in these states, with their labels."""
+    every = [
+        ("run", "Run now", {"waiting", "failed"}),
+        ("retry", "Retry", {"dead", "cancelled"}),
+        ("cancel", "Cancel", _LIVE),
+        ("kill", "Send to the dead", {"waiting", "failed", "blocked"}),
+        ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
+    ]
+    return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
+    return (float(numbers["lag"]), numbers["failed"] + numbers["dead"], numbers["length"])
+
+
+def _outcomes(row: Sequence[Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for ended in (row[7] or {}).values():
+        for name, value in ended.items():
+            if name not in ("run", "wait"):
+                found[name] = found.get(name, 0) + value
+    return found
+
+
+def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
+    took = sum(row[1] for row in rows) or 1
+    sums: dict[str, float] = {}
+    for row in rows:
+        for name, value in _outcomes(row).items():
+            sums[name] = sums.get(name, 0) + value / took
+    return sums
+
+
+def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
+    return sum(1 for each in workers if each["last_beat_at"] and at - render.stamp(each["last_beat_at"]) < 65)
+
+
+async def _about(context: Context, found: Filter) -> int | None:
+    """Say how many fit, from samples, where they know: filters by queue and live state alone."""
+    if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
+        return None
+    states = set(found.get("states", ()))
+    if not states or not states <= {"waiting", "failed", "blocked", "executing", "dead"}:
+        return None
+    stats = await context.database.shared("stats", 1.0, observe.stats)
+    chosen = [each for each in stats["queues"] if "queues" not in found or each["queue"] in found["queues"]]
+    if any(each["counted_to"] for each in chosen):
+        return None
+    return sum(int(each[state]) for each in chosen for state in states)
+
+
+def _id_of(context: Context) -> int:
+    text = str(context.request.path_params["id"])
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise HTTPException(404, "this is no id of a job")
+    return int(text)
+
+
+def _errors(found: Any) -> list[dict[str, Any]]:
+    errors = found["errors"] or []
+    return [each if isinstance(each, dict) else {"message": str(each)} for each in reversed(errors)]
+
+
+def _timeline(job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    events = [(job["created_at"], "enqueued"), (job["run_at"], "was to run")]
+    if job["due_at"]:
+        events.append((job["due_at"], "due"))
+    for number, each in enumerate(reversed(errors), 1):
+        if isinstance(each.get("at"), str):
+            events.append(
+                (each["at"], f"attempt {each.get('attempt', number)} failed: {render.short(each.get('class'))}")
+            )
+    if job["reserved_at"]:
+        events.append((job["reserved_at"], f"reserved by {render.short(job['reserved_by'])}"))
+    if job["cancel_requested_at"]:
+        events.append((job["cancel_requested_at"], "cancel requested"))
+    if job["finished_at"]:
+        events.append((job["finished_at"], job["state"]))
+    return sorted((each for each in events if each[0]), key=lambda event: render.stamp(event[0]))
+
+
+async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the live jobs of its key."""
+    if job["key"] is None or job["finished_at"]:
+        return []
+    wanted = {"queues": [exactly(job["queue"])], "keys": [exactly(job["key"])], "states": sorted(_LIVE)}
+    [found] = await context.database.read(observe.search(wanted, None, 20))
+    [rows] = await context.database.read(observe.jobs(found.ids))
+    return [each for each in rows if each["id"] != job["id"]]
+
+
+def _trace(context: Context, found: Any) -> str:
+    headers = found["headers"]
+    parent = headers.get("traceparent") if isinstance(headers, dict) else None
+    template = context.settings.trace_url
+    if (
+        template is None
+        or not isinstance(parent, str)
+        or len(parts := parent.split("-")) != 4
+        or not parts[1].isalnum()
+    ):
+        return ""
+    return template.replace("{trace_id}", parts[1])
+
+
+def _command(job: dict[str, Any], args: str) -> str:
+    options = [f"--queue {shlex.quote(job['queue'])}"]
+    if job["key"] is not None:
+        options.append(f"--key {shlex.quote(job['key'])}")
+    if len(args) > 2000:
+        return ""
+    return render.printable(f"pgqueue enqueue {shlex.quote(job['task'])} {shlex.quote(args)} {' '.join(options)}")

@@ -1,0 +1,221 @@
+"""How values look on a page: times, numbers, JSON with hidden fields, buckets as percentiles."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatch
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from pgqueue import __version__
+from pgqueue.search import exactly, quoted
+from pgqueue.worker.counts import BOUNDS, Entry
+
+# Fields of args, headers and results whose values are not shown: patterns of names at any depth.
+REDACT = (
+    "*password*",
+    "*passwd*",
+    "*secret*",
+    "*token*",
+    "*api_key*",
+    "*apikey*",
+    "authorization",
+    "*credential*",
+    "*private_key*",
+)
+
+_HIDDEN = "•••"
+
+# Names longer than this are cut on lists; a name is at most 512 bytes, a message may be a megabyte.
+_SHOWN = 120
+_SHOWN_TEXT = 20_000
+
+
+def environment() -> Environment:
+    """Return the environment of the templates."""
+    found = Environment(loader=PackageLoader("pgqueue.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found.filters.update(
+        ago=ago,
+        number=number,
+        seconds=seconds,
+        short=short,
+        text=text,
+        at=at,
+        bytes=size,
+        quoted=lambda value: quoted(exactly(value)),
+        say=say,
+    )
+    found.globals["version"] = __version__
+    return found
+
+
+def link(prefix: str, page: str, **query: object) -> str:
+    """Return the address of a page."""
+    given = {name: value for name, value in query.items() if value not in (None, "")}
+    return f"{prefix}/{page}" + (f"?{urlencode(given)}" if given else "")
+
+
+def short(value: object, most: int = _SHOWN) -> str:
+    """Cut a text for a list, on one line, with what does not print escaped."""
+    found = printable(" ".join(str("" if value is None else value).split()))
+    return found if len(found) <= most else found[: most - 1] + "…"
+
+
+def text(value: object) -> str:
+    """Return a text whole, but for one that would fill a book."""
+    found = printable(str("" if value is None else value), keep="\n\t")
+    return (
+        found if len(found) <= _SHOWN_TEXT else f"{found[:_SHOWN_TEXT]}\n… {len(found) - _SHOWN_TEXT} characters more"
+    )
+
+
+def printable(value: str, keep: str = "") -> str:
+    """Write as escapes what would change how the rest is read: controls, and marks of direction."""
+    return re.sub(
+        r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]",
+        lambda match: match[0] if match[0] in keep else f"\\u{ord(match[0]):04x}",
+        value,
+    )
+
+
+def number(value: float | None, cut_at: int | None = None) -> str:
+    """Write a number with thousands apart; with + where counting stopped."""
+    if value is None:
+        return "–"
+    found = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+    return f"{found}+" if cut_at is not None and value >= cut_at else found
+
+
+def seconds(value: float | None) -> str:
+    """Write a time in the unit that suits it."""
+    if value is None:
+        return "–"
+    for limit, unit, divisor in ((1, "ms", 0.001), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if value < limit:
+            found = value / divisor
+            return f"{found:.0f} {unit}" if found >= 10 or found == 0 else f"{found:.1f} {unit}"
+    return f"{value / 86_400:.0f} d"
+
+
+def size(value: float | None) -> str:
+    """Write a number of bytes."""
+    return "–" if not value else f"{value / 2**20:,.0f} MiB"
+
+
+def at(value: str | None) -> Markup:
+    """Write an instant of the database's: the browser shows it in the reader's zone."""
+    if not value:
+        return Markup("–")
+    instant = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
+    if instant is None:
+        return Markup("{}").format(value)
+    shown = instant.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}">{} UTC</time>').format(instant.isoformat(), shown)
+
+
+def ago(value: str | None, now: float) -> Markup:
+    """Write how long ago an instant is, or in how long it will be."""
+    if not value or value in ("infinity", "-infinity"):
+        return Markup("–")
+    instant = datetime.fromisoformat(value)
+    past = now - instant.timestamp()
+    words = f"{seconds(past)} ago" if past >= 0 else f"in {seconds(-past)}"
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        instant.isoformat(), instant.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+    )
+
+
+def stamp(value: str) -> float:
+    """Return the seconds of an instant of the database's."""
+    return datetime.fromisoformat(value).timestamp() if "infinity" not in value else float("inf")
+
+
+def say(value: object) -> str:
+    """Write an option of a task or queue."""
+    if value is None:
+        return "–"
+    if isinstance(value, list | dict | bool):
+        return short(json.dumps(value, ensure_ascii=False), 200)
+    if isinstance(value, timedelta):
+        return str(value)
+    return short(value)
+
+
+class _Number(str):
+    """A number as PostgreSQL wrote it, so that none is rounded."""
+
+
+def document(source: str, redact: Sequence[str]) -> str:
+    """Indent a JSON document, with the values of fields hidden that the patterns name."""
+    if len(source) > 200_000:
+        return f"{len(source):,} characters of JSON: too long for a page"
+    try:
+        value = json.loads(source, parse_int=_Number, parse_float=_Number)
+        return printable(_pretty(value, redact, ""), keep="\n")
+    except RecursionError:
+        return "nested too deep to show"
+
+
+def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
+    inner = indent + "  "
+    match value:
+        case dict() if value:
+            lines = [
+                f"{inner}{json.dumps(name, ensure_ascii=False)}: "
+                + (
+                    json.dumps(_HIDDEN, ensure_ascii=False)
+                    if _is_hidden(name, redact)
+                    else _pretty(each, redact, inner)
+                )
+                for name, each in value.items()
+            ]
+            return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+        case list() if value:
+            return "[\n" + ",\n".join(inner + _pretty(each, redact, inner) for each in value) + f"\n{indent}]"
+        case _Number():
+            return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _is_hidden(name: str, redact: Sequence[str]) -> bool:
+    return any(fnmatch(name.lower(), pattern.lower()) for pattern in redact)
+
+
+def percentile(buckets: Sequence[float], part: float) -> float | None:
+    """Estimate a percentile: the upper bound of the bucket that it falls into."""
+    total = sum(buckets)
+    if not total:
+        return None
+    reached = 0.0
+    for bound, count in zip([*BOUNDS, BOUNDS[-1] * 4], buckets, strict=True):
+        reached += count
+        if reached >= part * total:
+            return bound
+    return None
+
+
+def by_task(rows: Iterable[tuple[str, Entry]]) -> dict[str, dict[str, Any]]:
+    """Sum what ended by task: outcomes, and times with their percentiles."""
+    found: dict[str, dict[str, Any]] = {}
+    for task, ended in rows:
+        entry = found.setdefault(task, {})
+        for name, value in ended.items():
+            if name not in ("run", "wait"):
+                entry[name] = entry.get(name, 0) + value
+                continue
+            times = entry.setdefault(name, {"sum": 0.0, "max": 0.0, "buckets": [0] * 12})
+            times["sum"] += value["sum"]
+            times["max"] = max(times["max"], value["max"])
+            times["buckets"] = [one + more for one, more in zip(times["buckets"], value["buckets"], strict=True)]
+    for entry in found.values():
+        for name in ("run", "wait"):
+            if name in entry:
+                for label, part in (("p50", 0.5), ("p95", 0.95)):
+                    entry[name][label] = min(percentile(entry[name]["buckets"], part) or 0.0, entry[name]["max"])
+    return found

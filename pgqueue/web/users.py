@@ -1,0 +1,57 @@
+"""Who looks, and what that person may do."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+# read: the pages; args: args, headers and results of jobs; act: run, retry, cancel, pause, resume; delete: delete,
+# kill, purge; schedule: schedules; limits: limits, and options of queues and tasks.
+EVERYTHING = frozenset({"read", "args", "act", "delete", "schedule", "limits"})
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A person: the name stands in the audit. What the database's role may not do, nobody may."""
+
+    name: str
+    can: frozenset[str] | set[str] = field(default=EVERYTHING)
+
+
+# Returns who asks, or None: then the answer is 401.
+Authorize = Callable[[Request], User | Awaitable[User | None] | None]
+
+
+def by_password(name: str, password: str) -> Authorize:
+    """Let one user in, by HTTP's basic authentication."""
+    expected = f"{name}:{password}".encode()
+
+    def authorize(request: Request) -> User | None:
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        try:
+            found = base64.b64decode(given, validate=True) if kind.lower() == "basic" else b""
+        except (binascii.Error, ValueError):
+            return None
+        return User(name) if hmac.compare_digest(found, expected) else None
+
+    return authorize
+
+
+def by_header(header: str) -> Authorize:
+    """Believe a header that a proxy sets, and that nobody can set who comes past it."""
+
+    def authorize(request: Request) -> User | None:
+        name = request.headers.get(header, "").strip()
+        return User(name[:256]) if name else None
+
+    return authorize
+
+
+def anyone(request: Request) -> User | None:
+    """Let everybody in, as one who has no name of their own."""
+    return User("web")

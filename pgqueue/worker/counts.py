@@ -1,0 +1,168 @@
+"""What has ended, counted by queue and task: for `beat`, which passes it on to pgqueue.samples, and for /metrics.
+
+Counting costs little beside the end of a job: of a large batch the outcomes are counted exactly, and the times of some
+jobs stand for all.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgqueue.worker.held import Held
+
+# Upper bounds of the buckets of times, in seconds; the twelfth has none. As the comment on pgqueue.samples.ended says.
+BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 60.0, 300.0, 3600.0)
+
+OUTCOMES = ("succeeded", "failed", "dead", "cancelled", "snoozed", "lost")
+
+# Pairs of queue and task that are told apart; the others count as the task "other".
+MOST = 500
+
+# Jobs of a batch whose times are looked at, at most.
+_LOOKED_AT = 32
+
+# An entry of a report, as beat() takes it.
+Entry = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Times:
+    """A histogram of seconds."""
+
+    sum: float = 0.0
+    max: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * 12)
+
+    def add(self, seconds: float, weight: int = 1) -> None:
+        """Add a time that stands for `weight` of them."""
+        self.buckets[bisect_left(BOUNDS, seconds)] += weight
+        self.sum += seconds * weight
+        if seconds > self.max:
+            self.max = seconds
+
+    def merge(self, other: Entry) -> None:
+        """Add what `as_dict` of another one returned."""
+        self.sum += other["sum"]
+        self.max = max(self.max, other["max"])
+        self.buckets = [one + more for one, more in zip(self.buckets, other["buckets"], strict=True)]
+
+    def as_dict(self) -> Entry:
+        """Return it as beat() takes it."""
+        return {"sum": round(self.sum, 6), "max": round(self.max, 6), "buckets": list(self.buckets)}
+
+
+@dataclass(slots=True)
+class _Tally:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    run: Times = field(default_factory=Times)
+    wait: Times = field(default_factory=Times)
+
+
+class Totals:
+    """Entries that are summed by queue and task."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+
+    def tally(self, queue: str, task: str) -> _Tally:
+        """Return the tally of a queue and a task."""
+        found = self._tallies.get((queue, task))
+        if found is None:
+            if len(self._tallies) >= MOST:
+                task = "other"
+            found = self._tallies.setdefault((queue, task), _Tally())
+        return found
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Add entries, as `take` of others returned them."""
+        for entry in entries:
+            tally = self.tally(entry["queue"], entry["task"])
+            tally.outcomes.update({name: entry[name] for name in OUTCOMES if name in entry})
+            for name, times in (("run", tally.run), ("wait", tally.wait)):
+                if name in entry:
+                    times.merge(entry[name])
+
+    def entries(self) -> list[Entry]:
+        """Return one entry for each queue and task."""
+        found = []
+        for (queue, task), tally in self._tallies.items():
+            entry: Entry = {"queue": queue, "task": task, **tally.outcomes}
+            for name, times in (("run", tally.run), ("wait", tally.wait)):
+                if any(times.buckets):
+                    entry[name] = times.as_dict()
+            found.append(entry)
+        return found
+
+    def take(self) -> list[Entry]:
+        """Return the entries, and start anew."""
+        found = self.entries()
+        self._tallies.clear()
+        return found
+
+
+class Counts:
+    """Counts the ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
+
+    `readers` take what was counted each for itself: "total" never forgets, the others are emptied by `take`.
+    """
+
+    def __init__(self, lease: float) -> None:
+        self.claims = Times()
+        self._lease = round(lease * 1_000_000)
+        self._new = Totals()
+        self._readers = {"total": Totals(), "beat": Totals()}
+
+    def follow(self, reader: str) -> None:
+        """Count for one more reader from now on."""
+        self._readers[reader] = Totals()
+
+    def succeeded(self, batch: Sequence[Held]) -> None:
+        """These jobs succeeded."""
+        if len(batch) <= _LOOKED_AT:
+            for held in batch:
+                self.ended(held, "succeeded")
+            return
+        for (queue, task), number in Counter([(held.row.queue, held.row.task) for held in batch]).items():
+            self._new.tally(queue, task).outcomes["succeeded"] += number
+        step = len(batch) // _LOOKED_AT + 1
+        for held in batch[::step]:
+            self._add_times(held, step)
+
+    def ended(self, held: Held, outcome: str) -> None:
+        """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
+        self._new.tally(held.row.queue, held.row.task).outcomes[outcome] += 1
+        self._add_times(held, 1)
+
+    def entries(self) -> list[Entry]:
+        """Return all that was counted since the start."""
+        self._pass_on()
+        return self._readers["total"].entries()
+
+    def take(self, reader: str) -> list[Entry]:
+        """Return what was counted since the last call for this reader."""
+        self._pass_on()
+        return self._readers[reader].take()
+
+    def put_back(self, reader: str, entries: Iterable[Entry]) -> None:
+        """These could not be reported: they go along with the next ones."""
+        self._readers[reader].add(entries)
+
+    def _pass_on(self) -> None:
+        new = self._new.take()
+        if new:
+            for reader in self._readers.values():
+                reader.add(new)
+
+    def _add_times(self, held: Held, weight: int) -> None:
+        row = held.row
+        tally = self._new.tally(row.queue, row.task)
+        if held.seconds is not None:
+            tally.run.add(held.seconds, weight)
+        # By the database's clock alone. A job that comes back has not waited since its first time.
+        if row.reservation >> 20 == 1:
+            waited = row.lease_expires_at - self._lease - max(row.run_at, row.created_at)
+            tally.wait.add(max(waited, 0) / 1_000_000, weight)

@@ -1,0 +1,52 @@
+-- The audit: what an operator's function changed, written by that function in its own transaction, so that psql, the
+-- command line and the page leave the same trace. Inserts one row and locks nothing.
+
+create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_changed is null or p_changed < 1 then
+        return;
+    end if;
+    insert into pgqueue.audit (at, actor, db_role, action, filter, changed, via)
+    values (
+        pgqueue._clock(),
+        left(coalesce(nullif(current_setting('pgqueue.actor', true), ''), session_user), 256),
+        session_user,
+        p_action,
+        jsonb_strip_nulls(
+            case
+                when jsonb_array_length(case when jsonb_typeof(p_filter -> 'job_ids') = 'array' then p_filter -> 'job_ids' end) > 100
+                then p_filter || jsonb_build_object(
+                    'job_ids', jsonb_path_query_array(p_filter, '$.job_ids[0 to 99]'),
+                    'number_of_job_ids', jsonb_array_length(p_filter -> 'job_ids')
+                )
+                else coalesce(p_filter, '{}')
+            end
+        ),
+        p_changed,
+        left(coalesce(nullif(current_setting('pgqueue.via', true), ''), nullif(current_setting('application_name'), ''), 'sql'), 256)
+    );
+end
+$$;
+
+comment on function pgqueue._audit(text, jsonb, bigint) is
+    'Private: writes down what an operator did; nothing where nothing changed.';
+
+create or replace function pgqueue._difference(p_of jsonb, p_to jsonb)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(jsonb_object_agg(o.key, o.value), '{}')
+    from jsonb_each(p_of) o
+    where o.value is distinct from p_to -> o.key
+$$;
+
+comment on function pgqueue._difference(jsonb, jsonb) is 'Private: the fields of one object that another has with other values.';

@@ -1,0 +1,47 @@
+-- doctor: what is wrong, or soon will be, each with its evidence and the command that mends it.
+--
+-- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: where that
+-- role may not see other sessions, it says so instead of finding nothing. Each part is in _doctor.sql.
+
+create or replace function pgqueue.doctor()
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language plpgsql
+stable
+parallel unsafe
+security definer
+rows 20
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    return query
+    select f.severity, f.topic, f.subject, f.evidence, f.remedy
+    from (
+        select d.* from pgqueue._doctor_sessions() d
+        union all
+        select d.* from pgqueue._doctor_settings() d
+        union all
+        select d.* from pgqueue._doctor_tables(v_now) d
+        union all
+        select d.* from pgqueue._doctor_maintenance(v_now) d
+        union all
+        select d.* from pgqueue._doctor_queues(v_now) d
+        union all
+        select d.* from pgqueue._doctor_workers(v_now) d
+        union all
+        select d.* from pgqueue._doctor_tasks() d
+        union all
+        select d.* from pgqueue._doctor_schedules(v_now) d
+        union all
+        select d.* from pgqueue._doctor_rights() d
+    ) f (severity, topic, subject, evidence, remedy)
+    order by array_position('{critical,warning,info}'::text[], f.severity), f.topic, f.subject;
+end
+$$;
+
+comment on function pgqueue.doctor() is
+    'What is wrong, the worst first: severity (critical, warning, info), topic, subject, evidence, and remedy, the command that mends it. No row: nothing was found. '
+    'select severity, topic, evidence, remedy from pgqueue.doctor();';

@@ -1,0 +1,125 @@
+-- metrics: the numbers that a monitor stores, one a row, under the names that Prometheus shows.
+--
+-- From the last samples, and from statistics of the server: the cost does not depend on the backlog. Reads only.
+-- Ask it once for a database, not in each worker; what ends, workers count themselves.
+
+create or replace function pgqueue.metrics()
+returns table (name text, labels jsonb, value double precision)
+language plpgsql
+stable
+parallel unsafe
+security definer
+rows 100
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    return query select m.* from pgqueue._metrics_of_queues(v_now) m;
+    return query select m.* from pgqueue._metrics_of_server(v_now) m;
+end
+$$;
+
+comment on function pgqueue.metrics() is
+    'The numbers for a monitor: name, labels and value, as /metrics shows them. select name, labels, value from pgqueue.metrics();';
+
+create or replace function pgqueue._metrics_of_queues(p_now timestamptz)
+returns table (name text, labels jsonb, value double precision)
+language sql
+stable
+parallel unsafe
+rows 100
+set search_path = pg_catalog, pg_temp
+as $$
+    with numbers as materialized (
+        select pgqueue._recent_numbers(p_now) as document
+    ),
+    queues as (
+        select q.queue
+        from numbers n
+        cross join jsonb_array_elements(n.document -> 'queues') q (queue)
+    )
+    select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
+    from queues q
+    cross join unnest('{waiting,due,scheduled,failed,blocked,executing,dead}'::text[]) s (state)
+    where q.queue ? s.state
+    union all
+    select 'pgqueue_queue_lag_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'lag')::double precision
+    from queues q
+    union all
+    select
+        'pgqueue_queue_paused', jsonb_build_object('queue', q.queue ->> 'queue'),
+        (q.queue ->> 'paused_at' is not null)::integer::double precision
+    from queues q
+    union all
+    select
+        'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
+        pgqueue._workers_of(q.queue ->> 'queue', p_now)::double precision
+    from queues q
+    union all
+    select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
+    from jsonb_array_elements(pgqueue._limits_now(10000)) l (part)
+    cross join lateral (
+        values
+            ('pgqueue_limit_executing', (l.part ->> 'executing')::double precision),
+            ('pgqueue_limit_parked', (l.part ->> 'parked')::double precision)
+    ) x (name, value)
+    union all
+    select
+        'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name),
+        coalesce(extract(epoch from greatest(p_now - s.next_at, '0')), 0)::double precision
+    from pgqueue.effective_schedules s
+    where s.paused_at is null
+    union all
+    select 'pgqueue_task_info', jsonb_build_object('task', t.name, 'queue', coalesce(t.queue, 'default')), 1
+    from (select e.name, e.queue from pgqueue.effective_tasks e order by e.name limit 500) t
+    union all
+    select
+        'pgqueue_sample_age_seconds', '{}', extract(epoch from p_now - (n.document ->> 'sampled_at')::timestamptz)::double precision
+    from numbers n
+    where n.document ->> 'sampled_at' is not null
+$$;
+
+comment on function pgqueue._metrics_of_queues(timestamptz) is 'Private: metrics() of queues, limits, schedules and tasks.';
+
+create or replace function pgqueue._metrics_of_server(p_now timestamptz)
+returns table (name text, labels jsonb, value double precision)
+language sql
+stable
+parallel unsafe
+rows 20
+set search_path = pg_catalog, pg_temp
+as $$
+    select x.name, '{}'::jsonb, x.value
+    from (select r.* from pgqueue.maintenance_runs r order by r.n desc limit 1) h
+    cross join lateral (
+        values
+            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(p_now - h.at, '0'))::double precision),
+            ('pgqueue_rescued_total', h.rescued::double precision),
+            ('pgqueue_unparked_total', h.unparked::double precision)
+    ) x (name, value)
+    union all
+    select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(p_now) o
+    union all
+    select 'pgqueue_dead_tuples', jsonb_build_object('table', s.relname), s.n_dead_tup::double precision
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue' and s.relname in ('jobs', 'heads', 'heartbeats', 'idle_workers', 'dedupe_keys', 'samples')
+    union all
+    select
+        'pgqueue_oldest_xmin_age_seconds', '{}',
+        coalesce(max(extract(epoch from greatest(clock_timestamp() - x.since, '0'))), 0)::double precision
+    from (
+        select a.xact_start as since
+        from pg_stat_activity a
+        where coalesce(a.backend_xmin, a.backend_xid) is not null and a.pid <> pg_backend_pid()
+            and a.backend_type in ('client backend', 'walsender')
+        union all
+        select p.prepared from pg_prepared_xacts p
+    ) x
+    union all
+    select 'pgqueue_notify_queue_usage_ratio', '{}', pg_notification_queue_usage()
+$$;
+
+comment on function pgqueue._metrics_of_server(timestamptz) is 'Private: metrics() of maintenance and of the server.';

@@ -1,0 +1,227 @@
+-- search: the ids of jobs that a filter fits, newest first, for lists and for "all that match".
+--
+-- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
+-- `before` down, and says where it stopped. Jobs of one queue are read by its index while they are few, executing
+-- ones by their leases, the dead and cancelled by the index of queue and state; all others by id. Reads only.
+
+create or replace function pgqueue.search(
+    filter jsonb default '{}',
+    before bigint default null,
+    max_jobs integer default 50,
+    max_rows integer default 50000,
+    out job_ids bigint[],
+    out next_before bigint,
+    out is_cut boolean
+)
+returns record
+language plpgsql
+stable
+parallel safe
+security definer
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_filter pgqueue.job_filter := pgqueue._read_filter(search.filter);
+    v_before bigint := coalesce(search.before, 9223372036854775807);
+    v_part record;
+begin
+    if search.max_jobs is null or search.max_jobs not between 1 and 10000
+        or search.max_rows is null or search.max_rows not between 1 and 1000000
+    then
+        perform pgqueue._refuse(
+            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
+            format('They are %s and %s.', coalesce(search.max_jobs::text, 'null'), coalesce(search.max_rows::text, 'null')),
+            'Give both within their ranges, and call again with before => next_before.'
+        );
+    end if;
+    if v_filter.id_to is not null then
+        v_before := least(v_before, v_filter.id_to + 1);
+    end if;
+    job_ids := '{}';
+    is_cut := false;
+    for v_part in
+        select p.* from pgqueue._search_live(v_filter, v_before, search.max_jobs, search.max_rows) p
+        union all
+        select p.* from pgqueue._search_ended(v_filter, v_before, search.max_jobs, search.max_rows) p
+    loop
+        job_ids := job_ids || v_part.ids;
+        -- What is below where one part stopped is not known of that part: none of it is returned yet.
+        next_before := greatest(next_before, v_part.stopped_at);
+        is_cut := is_cut or v_part.is_cut;
+    end loop;
+    job_ids := array(
+        select i.id from unnest(job_ids) i (id) where next_before is null or i.id >= next_before order by i.id desc limit search.max_jobs
+    );
+    if cardinality(job_ids) = search.max_jobs then
+        next_before := job_ids[search.max_jobs];
+        is_cut := false;
+    end if;
+end
+$$;
+
+comment on function pgqueue.search(jsonb, bigint, integer, integer) is
+    'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
+    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself; '
+    'states; ids; id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
+    'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
+    'is_cut: it stopped for max_rows, not for max_jobs.';
+
+create or replace function pgqueue._read_filter(p_filter jsonb)
+returns pgqueue.job_filter
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
+    v_unknown text;
+    v_field text;
+    v_patterns jsonb := '{}';
+begin
+    if jsonb_typeof(p_filter) is distinct from 'object' then
+        perform pgqueue._refuse(
+            'filter must be an object', format('It is %s.', coalesce(jsonb_typeof(p_filter), 'null')), 'Give filter as {"queues": ["mail"]}.'
+        );
+    end if;
+    select k.name into v_unknown
+    from jsonb_object_keys(p_filter) k (name)
+    where not to_jsonb(v_filter) ? k.name
+    limit 1;
+    if found then
+        perform pgqueue._refuse(
+            'filter has an unknown field', format('It is %s.', quote_literal(left(v_unknown, 100))),
+            'Fields: ' || (select string_agg(f.name, ', ' order by f.name) from jsonb_object_keys(to_jsonb(v_filter)) f (name))
+        );
+    end if;
+    v_filter := jsonb_populate_record(null::pgqueue.job_filter, p_filter);
+    perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
+    foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors}'::text[] loop
+        continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
+        v_patterns := v_patterns || jsonb_build_object(v_field, (
+            select coalesce(jsonb_agg(pgqueue._like_pattern(e.text)), '[]')
+            from jsonb_array_elements_text(p_filter -> v_field) e (text)
+        ));
+    end loop;
+    v_filter := jsonb_populate_record(v_filter, v_patterns);
+    if v_filter.age_from is not null then
+        v_filter.created_to := least(v_filter.created_to, pgqueue._clock() - v_filter.age_from);
+    end if;
+    if v_filter.age_to is not null then
+        v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
+    end if;
+    v_filter.errors := array(select '%' || e.pattern || '%' from unnest(v_filter.errors) e (pattern));
+    return v_filter;
+exception when data_exception or invalid_text_representation or numeric_value_out_of_range or datetime_field_overflow then
+    perform pgqueue._refuse('filter has a value of a wrong kind', sqlerrm, 'Compare it with the comment on pgqueue.search().');
+end
+$$;
+
+comment on function pgqueue._read_filter(jsonb) is
+    'Private: the filter of search(), with patterns of LIKE in place of names; refuses unknown fields.';
+
+create or replace function pgqueue._like_pattern(p_text text)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case when n.is_prefix then e.escaped || '%' else e.escaped end
+    from (
+        select
+            right(p_text, 1) = '*' and right(p_text, 2) <> '\*' as is_prefix,
+            case when right(p_text, 2) = '\*' then left(p_text, -2) || '*' when right(p_text, 1) = '*' then left(p_text, -1) else p_text end as name
+    ) n
+    cross join lateral (select replace(replace(replace(n.name, '\', '\\'), '%', '\%'), '_', '\_') as escaped) e
+$$;
+
+comment on function pgqueue._like_pattern(text) is 'Private: a name, or the beginning of one and *, as a pattern of LIKE.';
+
+-- A pattern that stands for one name.
+create or replace function pgqueue._only_name(p_patterns text[])
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when cardinality(p_patterns) = 1 and p_patterns[1] !~ '(^|[^\\])(\\\\)*%$'
+            then regexp_replace(p_patterns[1], '\\(.)', '\1', 'g')
+    end
+$$;
+
+comment on function pgqueue._only_name(text[]) is 'Private: the name that a filter asks for; null: there are several, or any.';
+
+-- Inlined: no SET, no subquery, and stable, for the text of a state is.
+create or replace function pgqueue._fits(
+    p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tags text[], p_worker text,
+    p_errors jsonb, p_priority smallint, p_attempts integer, p_created_at timestamptz, p_run_at timestamptz,
+    p_finished_at timestamptz, p_args jsonb
+)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select ((p_filter).states is null or p_state::text = any ((p_filter).states))
+        and ((p_filter).queues is null or p_queue like any ((p_filter).queues))
+        and ((p_filter).tasks is null or p_task like any ((p_filter).tasks))
+        and ((p_filter).keys is null or p_key like any ((p_filter).keys))
+        and ((p_filter).tags is null or pgqueue._any_like(p_tags, (p_filter).tags))
+        and ((p_filter).workers is null or p_worker like any ((p_filter).workers))
+        and ((p_filter).priority_from is null or p_priority >= (p_filter).priority_from)
+        and ((p_filter).priority_to is null or p_priority < (p_filter).priority_to)
+        and ((p_filter).attempts_from is null or p_attempts >= (p_filter).attempts_from)
+        and ((p_filter).attempts_to is null or p_attempts < (p_filter).attempts_to)
+        and ((p_filter).created_from is null or p_created_at >= (p_filter).created_from)
+        and ((p_filter).created_to is null or p_created_at < (p_filter).created_to)
+        and ((p_filter).run_from is null or p_run_at >= (p_filter).run_from)
+        and ((p_filter).run_to is null or p_run_at < (p_filter).run_to)
+        and ((p_filter).finished_from is null or p_finished_at >= (p_filter).finished_from)
+        and ((p_filter).finished_to is null or p_finished_at < (p_filter).finished_to)
+        and ((p_filter).classes is null or p_errors -> -1 ->> 'class' like any ((p_filter).classes))
+        and ((p_filter).lines is null or pgqueue._first_line(p_errors) like any ((p_filter).lines))
+        and (
+            cardinality((p_filter).errors) = 0 or (p_filter).errors is null
+            or concat_ws(': ', p_errors -> -1 ->> 'class', p_errors -> -1 ->> 'message') ilike any ((p_filter).errors)
+        )
+        and ((p_filter).args is null or p_args @> all ((p_filter).args))
+$$;
+
+comment on function pgqueue._fits(
+    pgqueue.job_filter, pgqueue.job_state, text, text, text, text[], text, jsonb, smallint, integer, timestamptz, timestamptz,
+    timestamptz, jsonb
+) is 'Private: whether a job fits the filter of search(), but for its id.';
+
+create or replace function pgqueue._first_line(p_errors jsonb)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
+$$;
+
+comment on function pgqueue._first_line(jsonb) is 'Private: the first line of the last error, 200 characters of it.';
+
+create or replace function pgqueue._any_like(p_texts text[], p_patterns text[])
+returns boolean
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from unnest(p_texts) t (text) where t.text like any (p_patterns))
+$$;
+
+comment on function pgqueue._any_like(text[], text[]) is 'Private: whether one of these texts fits one of these patterns.';

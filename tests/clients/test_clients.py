@@ -1,0 +1,53 @@
+"""The example clients in other languages pass the conformance script, each where its toolchain is."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.databases import Database
+from tests.proxy import Proxy
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / "clients"
+
+specification = importlib.util.spec_from_file_location("conformance", CLIENTS / "conformance.py")
+assert specification is not None
+assert specification.loader is not None
+conformance = importlib.util.module_from_spec(specification)
+sys.modules["conformance"] = conformance
+specification.loader.exec_module(conformance)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", conformance.BUILD)
+def test_a_client_does_what_every_client_must(name: str, database: Database, tmp_path: Path) -> None:
+    # JDBC has no unix sockets.
+    with Proxy(database.dsn) if name == "java" else nullcontext(database) as place:
+        try:
+            client = conformance.BUILD[name](tmp_path, place.dsn)
+        except conformance.NotHere as reason:
+            pytest.skip(f"not run: {reason}")
+        one = conformance.Conformance(name, client, place.dsn, tmp_path)
+        assert len(one.check_all()) == 8
+        one.close()
+
+
+@pytest.mark.parametrize("name", conformance.BUILD)
+def test_a_client_fits_on_a_page_and_names_the_protocol(name: str) -> None:
+    [source] = [
+        path
+        for path in sorted((CLIENTS / name).rglob("*"))
+        if path.suffix in (".sh", ".ts", ".rb", ".php", ".java", ".go", ".rs") and "node_modules" not in path.parts
+    ]
+    text = source.read_text()
+    assert len(text.splitlines()) <= 150
+    assert "docs/protocol.md" in text
+    called = set(re.findall(r"pgqueue\.(\w+)\(", text))
+    assert called == {"enqueue", "hello", "exchange", "idle", "extend", "release", "bye"}

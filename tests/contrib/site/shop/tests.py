@@ -1,0 +1,326 @@
+"""What Django asks of a backend for its tasks, and what this one adds."""
+
+import os
+import threading
+from datetime import timedelta
+from io import StringIO
+
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.core import checks
+from django.core.management import call_command
+from django.db import connection, connections, transaction
+from django.test import TestCase, TransactionTestCase, override_settings
+from django.utils import timezone
+
+import pgqueue
+from pgqueue.contrib.django import Backend, PgqueueTask, drain, make_app
+from pgqueue.contrib.django.api import TaskResultDoesNotExist, TaskResultStatus, signals
+from pgqueue.contrib.django.apps import check_schema
+from pgqueue.contrib.django.connections import clean_connections, dsn_of
+from pgqueue.testing import assert_enqueued
+from pgqueue.worker import Worker
+from shop import tasks
+from shop.models import Order
+
+try:
+    from django.tasks import default_task_backend, task_backends
+    from django.tasks.exceptions import InvalidTask
+except ImportError:
+    from django_tasks import default_task_backend, task_backends
+    from django_tasks.exceptions import InvalidTaskError as InvalidTask
+
+LOGGER = Backend.__mro__[1].__module__.partition(".backends")[0]
+
+
+class EnqueueTest(TestCase):
+    def setUp(self):
+        tasks.seen.clear()
+
+    def test_the_backend_is_ours_and_can_do_everything(self):
+        self.assertEqual(default_task_backend, task_backends["default"])
+        self.assertIsInstance(task_backends["default"], Backend)
+        for what in ("defer", "async_task", "get_result", "priority"):
+            self.assertIs(getattr(default_task_backend, f"supports_{what}"), True)
+        self.assertIsInstance(tasks.noop, PgqueueTask)
+
+    def test_a_task_is_ready_and_then_successful(self):
+        for task in (tasks.noop, tasks.noop_async):
+            with self.subTest(task):
+                result = task.enqueue(1, two=3)
+                self.assertEqual(result.status, TaskResultStatus.READY)
+                self.assertIs(result.is_finished, False)
+                self.assertIsNone(result.started_at)
+                self.assertEqual((result.args, result.kwargs, result.attempts), ([1], {"two": 3}, 0))
+                self.assertLessEqual(len(result.id), 64)
+                self.assertEqual(default_task_backend.get_result(result.id).status, TaskResultStatus.READY)
+                self.assertEqual(drain().succeeded, 1)
+                result.refresh()
+                self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
+                self.assertIs(result.is_finished, True)
+                self.assertGreaterEqual(result.started_at, result.enqueued_at)
+                self.assertGreaterEqual(result.finished_at, result.started_at)
+                self.assertIsNone(result.return_value)
+                self.assertEqual(result.task, task)
+                self.assertEqual(result.attempts, 1)
+        self.assertEqual(tasks.seen, [((1,), {"two": 3})] * 2)
+
+    async def test_a_task_is_enqueued_on_the_event_loop(self):
+        result = await tasks.noop.aenqueue(1)
+        self.assertEqual((await default_task_backend.aget_result(result.id)).status, TaskResultStatus.READY)
+
+    def test_the_orm_of_a_handler_sees_what_the_test_has_written(self):
+        Order.objects.create(email="a@b.c")
+        result = tasks.count_orders.enqueue()
+        self.assertEqual(drain("mail").succeeded, 1)
+        result.refresh()
+        self.assertEqual(result.return_value, 1)
+        self.assertEqual((result.task.priority, result.task.queue_name), (50, "mail"))
+
+    def test_the_async_orm_of_an_async_handler_too(self):
+        result = tasks.add_order.enqueue("a@b.c")
+        self.assertEqual(drain().succeeded, 1)
+        result.refresh()
+        self.assertEqual(result.return_value, Order.objects.get().pk)
+
+    def test_arguments_are_json(self):
+        self.assertEqual(tasks.noop.enqueue((1, 2), at={"k": b"bytes"}).args, [[1, 2]])
+        with self.assertRaises(TypeError):
+            tasks.noop.enqueue(object())
+
+    def test_an_error_is_the_results(self):
+        for task, kind, message in (
+            (tasks.fails, ValueError, "no such order"),
+            (tasks.exits, SystemExit, "it exits"),
+            (tasks.returns_what_json_cannot_hold, TypeError, "Unsupported type"),
+        ):
+            with self.subTest(task), self.assertLogs(LOGGER, level="ERROR"):
+                result = task.enqueue()
+                drain(raise_errors=False)
+                result.refresh()
+                self.assertEqual(result.status, TaskResultStatus.FAILED)
+                with self.assertRaisesMessage(ValueError, "Task failed"):
+                    result.return_value  # noqa: B018
+                self.assertIs(result.errors[0].exception_class, kind)
+                self.assertIn(message, result.errors[0].traceback)
+                self.assertEqual(result.attempts, 1)
+
+    def test_a_failed_attempt_is_repeated_and_is_not_the_end(self):
+        finished = []
+        with self.assertNoLogs(LOGGER, level="ERROR"):
+            signals.task_finished.connect(lambda **given: finished.append(given), weak=False, dispatch_uid="t")
+            result = tasks.fails_and_is_retried.enqueue()
+            self.assertEqual(drain(raise_errors=False).failed, 1)
+            signals.task_finished.disconnect(dispatch_uid="t")
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.READY)
+        self.assertIs(result.errors[0].exception_class, LookupError)
+        self.assertEqual(finished, [])
+        # In its savepoint.
+        self.assertEqual(Order.objects.count(), 0)
+
+    def test_a_discarded_one_is_failed(self):
+        with self.assertLogs(LOGGER, level="ERROR"):
+            result = tasks.discards.enqueue()
+            self.assertEqual(drain().dead, 1)
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.FAILED)
+
+    def test_the_context_has_the_job(self):
+        result = tasks.context.enqueue(7)
+        drain()
+        result.refresh()
+        job_id = int(result.id)
+        self.assertEqual(result.return_value, {"id": result.id, "attempt": 1, "job": job_id, "n": 7})
+
+    def test_the_logs_of_django_are_written(self):
+        with self.assertLogs(LOGGER, level="DEBUG") as logs:
+            result = tasks.noop.enqueue()
+            drain()
+        self.assertEqual(len(logs.output), 3)
+        for line, what in zip(logs.output, ("enqueued", "state=RUNNING", "state=SUCCESSFUL"), strict=True):
+            self.assertIn(what, line)
+            self.assertIn(result.id, line)
+
+    def test_a_receiver_that_raises_harms_nothing(self):
+        def raises(**given):
+            raise RuntimeError("bad receiver")
+
+        for signal in (signals.task_enqueued, signals.task_started, signals.task_finished):
+            signal.connect(raises)
+        try:
+            with self.assertLogs("django.dispatch", level="ERROR"):
+                result = tasks.noop.enqueue()
+                self.assertEqual(drain().succeeded, 1)
+        finally:
+            for signal in (signals.task_enqueued, signals.task_started, signals.task_finished):
+                signal.disconnect(raises)
+        self.assertEqual(default_task_backend.get_result(result.id).status, TaskResultStatus.SUCCESSFUL)
+
+    def test_options_of_django_and_of_the_queue(self):
+        at = timezone.now() + timedelta(hours=1)
+        task = tasks.noop.using(priority=-100, queue_name="slow", run_after=at, key="k", dedupe="d", max_attempts=2)
+        result = task.enqueue()
+        found = assert_enqueued(connection, tasks.noop.module_path, queue="slow", priority=-100, key="k", dedupe="d")
+        self.assertEqual((found.run_at, found.max_attempts), (at, 2))
+        self.assertEqual(task.using(key="k").enqueue().id, result.id)
+        self.assertEqual(drain().succeeded, 0)
+        self.assertEqual(drain(scheduled=True).succeeded, 1)
+
+    def test_what_django_refuses_is_refused(self):
+        with self.assertRaises(InvalidTask):
+            tasks.noop.using(priority=101)
+        with self.assertRaises(InvalidTask):
+            tasks.noop.using(run_after=timezone.now().replace(tzinfo=None))
+
+    @override_settings(TASKS={"default": {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": ["one"]}})
+    def test_a_queue_that_the_settings_do_not_name_is_refused(self):
+        with self.assertRaises(InvalidTask):
+            tasks.noop.using(queue_name="unknown")
+
+    def test_a_result_that_is_not_there(self):
+        job_id = pgqueue.enqueue(connection, "none of Django's", {})
+        for unknown in ("0", "123456", "x", "", "9" * 40, str(job_id)):
+            with self.subTest(unknown), self.assertRaises(TaskResultDoesNotExist):
+                default_task_backend.get_result(unknown)
+
+    def test_connections_of_a_test_survive_the_cleaning(self):
+        before = connection.connection
+        Order.objects.create(email="a@b.c")
+        clean_connections()
+        self.assertIs(connection.connection, before)
+        self.assertEqual(Order.objects.count(), 1)
+
+
+class TransactionsTest(TransactionTestCase):
+    def test_a_job_is_committed_and_rolled_back_with_the_rest(self):
+        with transaction.atomic():
+            Order.objects.create(email="a@b.c")
+            kept = tasks.noop.enqueue()
+        try:
+            with transaction.atomic():
+                Order.objects.create(email="x@y.z")
+                gone = tasks.noop.enqueue()
+                raise RuntimeError
+        except RuntimeError:
+            pass
+        self.assertEqual(default_task_backend.get_result(kept.id).status, TaskResultStatus.READY)
+        with self.assertRaises(TaskResultDoesNotExist):
+            default_task_backend.get_result(gone.id)
+        self.assertEqual(drain(limit=5).ids, [int(kept.id)])
+
+    async def test_a_worker_runs_them_and_keeps_no_connection(self):
+        ids = [
+            int((await task.aenqueue(*args)).id) for task, args in ((tasks.add_order, ["a"]), (tasks.count_orders, []))
+        ]
+        worker = Worker(make_app(), dsn_of("default"), pgqueue.config.WorkerConfig(until_empty=True))
+        await worker.run()
+        for each in ids:
+            self.assertEqual((await default_task_backend.aget_result(str(each))).status, TaskResultStatus.SUCCESSFUL)
+
+    def test_the_command_runs_what_waits_and_closes_its_threads_connections(self):
+        result = tasks.count_orders.enqueue()
+        environment = dict(os.environ)
+        try:
+            with self.assertRaises(SystemExit) as ended:
+                call_command("pgqueue_worker", "--", "--until-empty", "--log-level", "error")
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+        self.assertEqual(ended.exception.code, 0)
+        result.refresh()
+        self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
+        self.assertEqual(result.return_value, 0)
+
+
+class ChecksTest(TestCase):
+    def test_all_is_well(self):
+        self.assertEqual(check_schema(databases=["default"]), [])
+        self.assertEqual(list(default_task_backend.check()), [])
+        call_command("check", "--database", "default", stdout=StringIO())
+
+    def test_another_database_than_that_of_models_is_warned_of(self):
+        settings = {**connections.settings, "other": {**connections.settings["default"]}}
+        backend = Backend("default", {"OPTIONS": {"database": "nowhere"}})
+        self.assertEqual([each.id for each in backend.check()], ["pgqueue.E002"])
+        connections.settings["other"] = settings["other"]
+        try:
+            backend = Backend("default", {"OPTIONS": {"database": "other"}})
+            [warning] = backend.check()
+            self.assertEqual((warning.id, warning.level), ("pgqueue.W001", checks.WARNING))
+        finally:
+            del connections.settings["other"]
+
+    def test_migrations_are_complete_and_migrating_twice_is_harmless(self):
+        call_command("makemigrations", "pgqueue", "--check", stdout=StringIO())
+
+
+class MigrateTest(TransactionTestCase):
+    def test_an_old_schema_is_an_error_and_migrate_heals_it(self):
+        with connection.cursor() as cursor:
+            cursor.execute("drop function pgqueue.version()")
+        [error] = check_schema(databases=["default"])
+        self.assertEqual((error.id, error.hint), ("pgqueue.E001", "Run: manage.py migrate"))
+        call_command("migrate", "pgqueue", verbosity=0)
+        self.assertEqual(check_schema(databases=["default"]), [])
+
+
+class AdminTest(TestCase):
+    def setUp(self):
+        self.user = User.objects.create_user("ada", password="x", is_staff=True)
+        for codename in ("view_job", "view_queue", "view_schedule", "view_limit", "view_worker"):
+            self.user.user_permissions.add(Permission.objects.get(codename=codename))
+        self.client.force_login(self.user)
+        self.job = tasks.noop.enqueue(1)
+
+    def test_every_list_is_shown_and_none_counts(self):
+        for name in ("job", "queue", "schedule", "limit", "worker"):
+            with self.subTest(name):
+                queries = []
+
+                def note(execute, sql, params, many, context, queries=queries):
+                    queries.append(sql)
+                    return execute(sql, params, many, context)
+
+                with connection.execute_wrapper(note):
+                    answer = self.client.get(f"/admin/pgqueue/{name}/")
+                self.assertEqual(answer.status_code, 200)
+                self.assertFalse([sql for sql in queries if "COUNT(" in sql.upper() and "pgqueue" in sql])
+        self.assertContains(self.client.get(f"/admin/pgqueue/job/{self.job.id}/change/"), "shop.tasks.noop")
+        self.assertContains(self.client.get("/admin/pgqueue/job/?state=waiting"), "shop.tasks.noop")
+        self.assertNotContains(self.client.get("/admin/pgqueue/job/?state=dead"), "shop.tasks.noop")
+        self.assertContains(self.client.get(f"/admin/pgqueue/job/?q={self.job.id}"), "shop.tasks.noop")
+        self.assertNotContains(self.client.get(f"/admin/pgqueue/job/?before={self.job.id}"), "shop.tasks.noop")
+
+    def test_nothing_is_added_changed_or_deleted(self):
+        self.assertEqual(self.client.get("/admin/pgqueue/job/add/").status_code, 403)
+        change = f"/admin/pgqueue/job/{self.job.id}/change/"
+        self.assertEqual(self.client.post(change, {"task": "x"}).status_code, 403)
+
+    def test_actions_need_the_permission_and_go_through_the_queue(self):
+        given = {"action": "cancel_selected", "_selected_action": [self.job.id]}
+        self.client.post("/admin/pgqueue/job/", given)
+        self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
+        self.user.user_permissions.add(Permission.objects.get(codename="operate"))
+        self.assertContains(self.client.post("/admin/pgqueue/job/", given, follow=True), "1 cancelled")
+        self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.FAILED)
+        given["action"] = "retry_selected"
+        self.assertContains(self.client.post("/admin/pgqueue/job/", given, follow=True), "1 will be retried")
+        self.assertEqual(default_task_backend.get_result(self.job.id).status, TaskResultStatus.READY)
+        self.assertEqual({entry.user for entry in LogEntry.objects.all()}, {self.user})
+
+
+class ThreadsTest(TransactionTestCase):
+    def test_a_stale_connection_of_a_thread_is_closed_around_a_job(self):
+        closed = []
+
+        def in_thread():
+            connection.ensure_connection()
+            connection.close_at = 0
+            clean_connections()
+            closed.append(connection.connection is None)
+
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        thread.join()
+        self.assertEqual(closed, [True])

@@ -1,0 +1,15 @@
+"""How much of the database a call reads."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tests.calls import value
+
+
+def blocks(conn: psycopg.Connection, call: str) -> int:
+    """Return the blocks that a call reads, once its plans are made."""
+    query = f"explain (analyze, buffers, format json) select * from {call}"
+    value(conn, query)
+    plan = value(conn, query)[0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])

@@ -1,0 +1,183 @@
+"""Samples: what maintain() writes down every ten seconds, and who reads it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, value
+from tests.sql.plans import blocks
+
+BUCKETS = [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]
+
+
+def sample(conn: psycopg.Connection, queue: str, column: str) -> Any:
+    return value(
+        conn, f"select {column} from pgqueue.samples where queue = %s and span = 10 order by n desc limit 1", queue
+    )
+
+
+def report(**fields: object) -> Jsonb:
+    return Jsonb({"jobs": [{"queue": "mail", "task": "t", **fields}]})
+
+
+def test_a_sample_has_the_numbers_of_each_queue_and_of_all(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 5, queue="mail")
+    enqueue(conn, queue="mail", delay="1 h")
+    enqueue_many(conn, 3, queue="keyed", key="k")
+    reserve(conn, 2, queues=["mail"])
+    reserve(conn, 3, queues=["keyed"])
+    dead = reserve_one(conn, queues=["mail"])
+    call(conn, "fail", dead.id, dead.reservation, Jsonb({"class": "E"}), retry=False)
+    failed = reserve_one(conn, queues=["mail"])
+    call(conn, "fail", failed.id, failed.reservation, Jsonb({"class": "E"}), "1 h")
+    maintain(conn)
+    columns = "array[waiting, due, scheduled, failed, blocked, executing, dead]"
+    assert sample(conn, "mail", columns) == [2, 1, 2, 1, 0, 2, 1]
+    assert sample(conn, "keyed", columns) == [0, 0, 0, 0, 2, 1, 0]
+    assert sample(conn, "", columns) == [2, 1, 2, 1, 2, 3, 1]
+    assert sample(conn, "mail", "counted_to") is None
+
+
+def test_recent_stats_agree_with_stats_that_count(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 5, queue="mail")
+    enqueue_many(conn, 3, queue="keyed", key="k")
+    reserve(conn, 4)
+    maintain(conn)
+    counted, recent = call(conn, "stats"), call(conn, "stats", recent=True)
+    for one, other in zip(counted["queues"], recent["queues"], strict=True):
+        assert {name: other[name] for name in one if name != "lag"} == {
+            name: one[name] for name in one if name != "lag"
+        }
+    assert recent["sampled_at"] is not None
+    assert {name: recent["total"][name] for name in counted["total"] if name != "lag"} == {
+        name: counted["total"][name] for name in counted["total"] if name != "lag"
+    }
+
+
+def test_recent_stats_do_not_count(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 5, queue="mail")
+    maintain(conn)
+    enqueue_many(conn, 5, queue="mail")
+    assert call(conn, "stats", recent=True)["total"]["waiting"] == 5
+    assert call(conn, "stats")["total"]["waiting"] == 10
+
+
+def test_samples_come_every_ten_seconds_and_not_with_each_run(conn: psycopg.Connection, clock: Clock) -> None:
+    for _ in range(12):
+        maintain(conn)
+        clock.advance(timedelta(seconds=2))
+    assert value(conn, "select count(*) from pgqueue.samples where queue = ''") == 3
+
+
+def test_counting_stops_at_a_bound_and_says_so(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 2000, queue="mail")
+    rows = conn.execute("select due, is_cut from pgqueue._count_queues(pgqueue._clock(), 1000) where queue = 'mail'")
+    assert rows.fetchone() == (1000, True)
+
+
+def test_counting_reads_no_more_than_its_bound(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 10_000, queue="mail")
+    conn.execute("vacuum analyze pgqueue.jobs")
+    assert blocks(conn, "pgqueue._count_ready('mail', 0::smallint, false, now(), 500)") < 100
+    assert blocks(conn, "pgqueue._count_ready('mail', 0::smallint, false, now(), 20000)") > 200
+
+
+def test_what_workers_report_goes_into_the_next_sample(conn: psycopg.Connection) -> None:
+    call(conn, "hello", "w")
+    times = {"sum": 4.0, "max": 0.9, "buckets": BUCKETS}
+    assert call(conn, "beat", "w", report(succeeded=17, failed=1, run=times)) is True
+    assert call(conn, "beat", "w", report(succeeded=3, run={**times, "max": 2})) is True
+    maintain(conn)
+    assert sample(conn, "mail", "ended") == {
+        "t": {"succeeded": 20, "failed": 1, "run": {"sum": 8, "max": 2, "buckets": [2 * each for each in BUCKETS]}}
+    }
+    assert sample(conn, "", "ended")[""]["succeeded"] == 20
+    assert value(conn, "select count(*) from pgqueue.worker_reports") == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *([], {}, {"jobs": 1}, {"jobs": [1]}, {"jobs": [{}]}, {"jobs": [{"queue": "q"}]}),
+        *({"jobs": [{"queue": "q", "task": "t", "succeeded": each}]} for each in (-1, "1", 1e13, None, [])),
+        {"jobs": [{"queue": "q", "task": "t", "surprise": 1}]},
+        *(
+            {"jobs": [{"queue": "q", "task": "t", "run": each}]}
+            for each in (1, {}, {"sum": 1, "max": 1, "buckets": [1]}, {"sum": 1, "max": 1, "buckets": ["x"] * 12})
+        ),
+        {"jobs": [{"queue": "q", "task": "t"}] * 1001},
+    ],
+)
+def test_a_report_that_cannot_be_summed_is_refused(conn: psycopg.Connection, wrong: object) -> None:
+    call(conn, "hello", "w")
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        call(conn, "beat", "w", Jsonb(wrong))
+    maintain(conn)
+    assert call(conn, "stats")["housekeeping"]["failures"] == {}
+
+
+def test_a_heartbeat_needs_no_report(conn: psycopg.Connection) -> None:
+    assert call(conn, "beat", "nobody") is False
+    call(conn, "hello", "w")
+    assert call(conn, "beat", "w") is True
+
+
+def test_ten_minutes_are_folded_into_one_row(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(datetime(2026, 11, 22, 12, 0, 5, tzinfo=UTC))
+    enqueue_many(conn, 4, queue="mail")
+    call(conn, "hello", "w")
+    for _ in range(3):
+        call(conn, "beat", "w", report(succeeded=5))
+        maintain(conn)
+        clock.advance(timedelta(minutes=3))
+    clock.advance(timedelta(minutes=3))
+    maintain(conn)
+    found = conn.execute(
+        "select at, due, ended, span from pgqueue.samples where span = 600 and queue = 'mail' order by at"
+    ).fetchall()
+    assert [(row[1], row[2]) for row in found] == [(4, {"t": {"succeeded": 15}})]
+
+
+def test_old_samples_are_forgotten(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, queue="mail")
+    maintain(conn)
+    clock.advance(timedelta(days=1, minutes=1))
+    maintain(conn)
+    assert (
+        value(conn, "select count(*) from pgqueue.samples where span = 10 and at < pgqueue._clock() - interval '1 day'")
+        == 0
+    )
+    clock.advance(timedelta(days=91))
+    maintain(conn)
+    clock.advance(timedelta(minutes=2))
+    maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.samples where at < pgqueue._clock() - interval '90 days'") == 0
+
+
+def test_an_empty_queue_has_no_rows_and_still_one_for_all(conn: psycopg.Connection) -> None:
+    maintain(conn)
+    assert conn.execute("select queue, waiting from pgqueue.samples").fetchall() == [("", 0)]
+
+
+def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 3, queue="mail")
+    call(conn, "set_limit", "queue", "mail", max_executing=1)
+    call(conn, "schedule", "s", "0 3 * * *", "t")
+    call(conn, "declare_task", "t")
+    maintain(conn)
+    names = {row[0] for row in conn.execute("select name from pgqueue.metrics()")}
+    assert names == {
+        "pgqueue_queue_jobs", "pgqueue_queue_lag_seconds", "pgqueue_queue_paused", "pgqueue_workers",
+        "pgqueue_limit_executing", "pgqueue_limit_parked", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
+        "pgqueue_sample_age_seconds", "pgqueue_housekeeping_age_seconds", "pgqueue_rescued_total",
+        "pgqueue_unparked_total", "pgqueue_partitions_overdue", "pgqueue_dead_tuples",
+        "pgqueue_oldest_xmin_age_seconds", "pgqueue_notify_queue_usage_ratio",
+    }  # fmt: skip
+    found = value(conn, 'select value from pgqueue.metrics() where labels = \'{"queue": "mail", "state": "due"}\'')
+    assert found == 3

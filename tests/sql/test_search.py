@@ -1,0 +1,189 @@
+"""search() and dead_groups(): jobs by a filter, at a cost that does not depend on the backlog."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from tests.calls import call, enqueue, enqueue_many, reserve, table
+from tests.sql.plans import blocks
+
+
+def search(conn: psycopg.Connection, before: int | None = None, max_jobs: int = 50, **filter: Any) -> list[int]:
+    return found(conn, before, max_jobs, **filter).job_ids
+
+
+def found(conn: psycopg.Connection, before: int | None = None, max_jobs: int = 50, **filter: Any) -> Any:
+    [row] = table(conn, "search", Jsonb(filter), before=before, max_jobs=max_jobs)
+    return row
+
+
+def finish(
+    conn: psycopg.Connection, outcome: str, jobs: int, error: dict[str, Any] | None = None, **options: Any
+) -> list[int]:
+    ids = []
+    for row in reserve(conn, jobs, **options):
+        ids.append(row.id)
+        if outcome == "succeeded":
+            call(conn, "complete", row.id, row.reservation)
+        elif outcome == "cancelled":
+            call(conn, "fail", row.id, row.reservation, Jsonb(error or {}), retry=False, cancel=True)
+        else:
+            call(
+                conn,
+                "fail",
+                row.id,
+                row.reservation,
+                Jsonb(error or {}),
+                retry=outcome == "failed",
+                retry_in="1 h" if outcome == "failed" else None,
+            )
+    return ids
+
+
+@pytest.fixture
+def jobs(conn: psycopg.Connection) -> dict[str, list[int]]:
+    made = {
+        "mail": enqueue_many(conn, 6, "send_email", queue="mail"),
+        "sms": enqueue_many(conn, 4, "send_sms", queue="sms", tags=["vip", "weekly"], priority=7),
+        "keyed": enqueue_many(conn, 3, "book", queue="shop", key="order:17"),
+        "later": [enqueue(conn, "report", {"user": {"id": 17, "name": "a%b"}}, queue="reports", delay="1 h")],
+    }
+    made["dead"] = finish(conn, "dead", 2, {"class": "TimeoutError", "message": "no answer\nat all"}, queues=["mail"])
+    made["failed"] = finish(conn, "failed", 1, {"class": "KeyError", "message": "x"}, queues=["mail"])
+    made["succeeded"] = finish(conn, "succeeded", 1, queues=["sms"])
+    made["executing"] = [row.id for row in reserve(conn, 1, "w1", queues=["shop"])]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("filter", "expected"),
+    [
+        ({"queues": ["mail"]}, "mail"),
+        ({"queues": ["ma*"]}, "mail"),
+        ({"tasks": ["send_email"]}, "mail"),
+        ({"queues": ["shop"], "keys": ["order:17"]}, "keyed"),
+        ({"keys": ["order:*"]}, "keyed"),
+        ({"states": ["dead"]}, "dead"),
+        ({"queues": ["mail"], "states": ["dead"]}, "dead"),
+        ({"states": ["failed"]}, "failed"),
+        ({"states": ["executing"]}, "executing"),
+        ({"workers": ["w1"]}, "executing"),
+        ({"states": ["succeeded"]}, "succeeded"),
+        ({"tags": ["vip"]}, "sms"),
+        ({"priority_from": 6}, "sms"),
+        ({"args": [{"user": {"id": 17}}]}, "later"),
+        ({"run_from": "now"}, "later"),
+        ({"classes": ["TimeoutError"]}, "dead"),
+        ({"lines": ["no answer"]}, "dead"),
+        ({"errors": ["TIMEOUT"]}, "dead"),
+        ({"age_from": "1 h"}, None),
+        ({"queues": ["m_il"]}, None),
+        ({"queues": ["%"]}, None),
+        ({"tasks": ["send_email\\*"]}, None),
+    ],
+)
+def test_a_filter_finds_the_jobs_that_fit(
+    conn: psycopg.Connection, jobs: dict[str, list[int]], filter: dict[str, Any], expected: str | None
+) -> None:
+    wanted = sorted(jobs[expected], reverse=True) if expected else []
+    if filter == {"run_from": "now"}:
+        wanted = sorted({*wanted, *jobs["failed"]}, reverse=True)
+    assert search(conn, **filter) == wanted
+
+
+def test_ids_and_ranges_of_ids(conn: psycopg.Connection, jobs: dict[str, list[int]]) -> None:
+    assert search(conn, ids=[jobs["mail"][0], jobs["sms"][1], 10**15]) == [jobs["sms"][1], jobs["mail"][0]]
+    assert search(conn, id_from=2, id_to=4) == [4, 3, 2]
+
+
+def test_pages_follow_each_other_without_a_gap_or_a_job_twice(conn: psycopg.Connection) -> None:
+    rng = random.Random(1)
+    for queue in ("a", "b", "c"):
+        enqueue_many(conn, 40, queue=queue)
+        finish(conn, "dead", rng.randint(3, 9), queues=[queue])
+        finish(conn, "succeeded", rng.randint(3, 9), queues=[queue])
+        finish(conn, "cancelled", rng.randint(3, 9), queues=[queue])
+    every = [row[0] for row in conn.execute("select id from pgqueue.all_jobs order by id desc")]
+    for filter, expected in [
+        ({}, every),
+        (
+            {"queues": ["a"]},
+            [row[0] for row in conn.execute("select id from pgqueue.all_jobs where queue = 'a' order by id desc")],
+        ),
+        (
+            {"states": ["dead", "cancelled"]},
+            [
+                row[0]
+                for row in conn.execute(
+                    "select id from pgqueue.all_jobs where state in ('dead', 'cancelled') order by id desc"
+                )
+            ],
+        ),
+    ]:
+        seen: list[int] = []
+        before = None
+        while True:
+            page = found(conn, before, 7, **filter)
+            seen += page.job_ids
+            before = page.next_before
+            if before is None:
+                break
+        assert seen == expected
+
+
+def test_a_search_stops_at_its_bound_says_so_and_goes_on(conn: psycopg.Connection) -> None:
+    [wanted] = enqueue_many(conn, 1, "rare")
+    enqueue_many(conn, 300, "common")
+    [row] = table(conn, "search", Jsonb({"tasks": ["rare"]}), max_rows=100)
+    assert (row.job_ids, row.is_cut) == ([], True)
+    seen, before = [], None
+    for _ in range(10):
+        [row] = table(conn, "search", Jsonb({"tasks": ["rare"]}), before=before, max_rows=100)
+        seen += row.job_ids
+        before = row.next_before
+        if before is None:
+            break
+    assert seen == [wanted]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        1,
+        {"colour": 1},
+        {"states": ["odd"]},
+        {"ids": ["x"]},
+        {"id_from": 10**30},
+        {"created_from": "soon"},
+        {"queues": 3},
+    ],
+)
+def test_a_filter_of_a_wrong_kind_is_refused(conn: psycopg.Connection, wrong: Any) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        table(conn, "search", Jsonb(wrong))
+
+
+def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection) -> None:
+    search = """pgqueue.search('{"queues": ["small"], "states": ["waiting"]}')"""
+    enqueue_many(conn, 3, "rare", queue="small")
+    alone = blocks(conn, search)
+    conn.execute("select pgqueue.enqueue_many('common', array_fill('{}'::jsonb, '{20000}'), queue => 'large')")
+    conn.execute("analyze pgqueue.jobs")
+    assert blocks(conn, search) < alone + 100
+
+
+def test_the_dead_are_grouped_by_task_class_and_first_line(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 6, "a", queue="q")
+    finish(conn, "dead", 3, {"class": "E", "message": "one\ntwo"}, queues=["q"])
+    finish(conn, "dead", 2, {"class": "E", "message": "other"}, queues=["q"])
+    finish(conn, "dead", 1, {}, queues=["q"])
+    rows = conn.execute("select task, class, line, jobs from pgqueue.dead_groups()").fetchall()
+    assert set(rows) == {("a", "E", "one", 3), ("a", "E", "other", 2), ("a", None, "", 1)}
+    assert conn.execute("select from pgqueue.dead_groups('nothing')").fetchall() == []
+    assert len(conn.execute("select from pgqueue.dead_groups('q')").fetchall()) == 3

@@ -1,0 +1,127 @@
+"""The pytest plugin, in runs of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.databases import Cloner
+
+TASKS = """
+from pgqueue import App
+
+app = App()
+
+@app.task(queue="mail")
+def send(to):
+    sent.append(to)
+
+sent = []
+"""
+
+TESTS = """
+import pytest
+from tasks import send, sent
+from pgqueue.testing import Worker
+
+@pytest.mark.parametrize("n", range(4))
+def test_rolled_back(pgqueue_queue, pgqueue_connection, n):
+    sent.clear()
+    send.enqueue(pgqueue_connection, f"{n}@b.c")
+    pgqueue_queue.assert_enqueued(send, args={"to": f"{n}@b.c"}, queue="mail", count=1)
+    assert pgqueue_queue.drain().succeeded == 1
+    assert sent == [f"{n}@b.c"]
+    pgqueue_queue.refute_enqueued()
+    assert pgqueue_queue.perform(send, "x").state == "succeeded"
+
+def test_clock(pgqueue_queue, pgqueue_connection, pgqueue_clock):
+    send.using(delay="1 day").enqueue(pgqueue_connection, "a@b.c")
+    assert pgqueue_queue.drain().succeeded == 0
+    with pgqueue_clock.travel("1 day"):
+        assert pgqueue_queue.drain().succeeded == 1
+
+def test_nothing_is_left(pgqueue_connection):
+    assert pgqueue_connection.execute("select count(*) from pgqueue.all_jobs").fetchone() == (0,)
+
+@pytest.mark.parametrize("n", range(2))
+def test_commits(pgqueue_fresh_database, pgqueue_app, n):
+    import asyncio
+    async def run():
+        conn = pgqueue_fresh_database.connect()
+        async with Worker(pgqueue_app, pgqueue_fresh_database.dsn) as worker:
+            await worker.until(send.enqueue(conn, "a@b.c"))
+        assert conn.execute("select count(*) from pgqueue.history").fetchone() == (1,)
+    asyncio.run(run())
+
+def test_own_tables_are_in_the_template(pgqueue_connection):
+    assert pgqueue_connection.execute("select count(*) from orders").fetchone() == (0,)
+"""
+
+CONFTEST = """
+import psycopg, pytest
+
+@pytest.fixture(scope="session")
+def pgqueue_prepare():
+    def prepare(dsn):
+        with psycopg.connect(dsn) as conn:
+            conn.execute("create table orders (id int)")
+    return prepare
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, text in (("tasks.py", TASKS), ("test_it.py", TESTS), ("conftest.py", CONFTEST)):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\npgqueue_app = tasks:app\n")
+    return tmp_path
+
+
+def run(project: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYTEST_", "PGQUEUE_"))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    return subprocess.run(
+        command, cwd=project, env=clean | environment, capture_output=True, text=True, timeout=110, check=False
+    )
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_its_fixtures_bring_a_database_and_leave_none(project: Path, cloner: Cloner, processes: str) -> None:
+    known = set(databases(cloner))
+    done = run(project, "-n", processes, PGQUEUE_TEST_DSN=cloner.server_dsn)
+    assert "9 passed" in done.stdout, done.stdout + done.stderr
+    assert {name for name in databases(cloner) if "test" not in name} <= known
+    assert not list(Path(tempfile.gettempdir()).glob("pgqueue-pytest-*/lock"))
+
+
+def databases(cloner: Cloner) -> list[str]:
+    with psycopg.connect(cloner.server_dsn) as conn:
+        return [row[0] for row in conn.execute("select datname from pg_database")]
+
+
+def test_without_a_server_of_yours_it_starts_one_for_the_run_and_ends_it(project: Path) -> None:
+    done = run(project, "-n", "2", "-k", "rolled_back")
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    left = subprocess.run(["pgrep", "-f", "pgqueue-pytest-"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_nothing_is_imported_unless_a_fixture_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\ndef test_it():\n    assert 'pgqueue_pytest' in sys.modules\n"
+        "    assert not {'pgqueue', 'psycopg'} & set(sys.modules)\n"
+    )
+    done = run(tmp_path, "-p", "no:asyncio")
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_without_an_app_it_says_where_to_name_it(project: Path, cloner: Cloner) -> None:
+    (project / "pytest.ini").write_text("[pytest]\n")
+    done = run(project, "-k", "clock", PGQUEUE_TEST_DSN=cloner.server_dsn)
+    assert "pgqueue_app = package.module:app" in done.stdout

@@ -1,0 +1,88 @@
+"""Worker: a real one beside a test."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from pgqueue import App
+from pgqueue.errors import SchemaError
+from pgqueue.testing import Worker
+from tests.databases import Database
+from tests.facts import wait_until_async
+
+app = App()
+
+
+@app.task
+async def fine() -> None: ...
+
+
+@app.task(max_attempts=1)
+def fails() -> None:
+    raise LookupError("no such order")
+
+
+@app.task
+async def hangs() -> None:
+    await asyncio.sleep(60)
+
+
+async def test_it_runs_what_is_committed(database: Database) -> None:
+    conn = database.connect()
+    async with Worker(app, database.dsn) as worker:
+        assert await worker.until(fine.enqueue(conn)) == "succeeded"
+
+
+async def test_what_a_handler_raises_reaches_the_test_that_waits_for_its_job(database: Database) -> None:
+    conn = database.connect()
+    async with Worker(app, database.dsn) as worker:
+        with pytest.raises(LookupError, match="no such order"):
+            await worker.until(fails.enqueue(conn))
+
+
+async def test_or_the_end_of_the_block(database: Database) -> None:
+    conn = database.connect()
+
+    async def block() -> None:
+        async with Worker(app, database.dsn) as worker:
+            job_id = fails.enqueue(conn)
+            await wait_until_async(lambda: job_id in worker.errors)
+
+    with pytest.raises(LookupError, match="no such order"):
+        await block()
+    assert app.error_formatter is None
+
+
+async def test_a_failure_that_is_waited_for_is_none_of_the_tests(database: Database) -> None:
+    conn = database.connect()
+    async with Worker(app, database.dsn) as worker:
+        assert await worker.until(fails.enqueue(conn), "dead") == "dead"
+
+
+async def test_another_end_than_the_one_waited_for_is_an_error(database: Database) -> None:
+    conn = database.connect()
+    async with Worker(app, database.dsn) as worker:
+        with pytest.raises(AssertionError, match="is succeeded, not dead"):
+            await worker.until(fine.enqueue(conn), "dead")
+
+
+async def test_a_job_that_does_not_end_is_named(database: Database) -> None:
+    conn = database.connect()
+    async with Worker(app, database.dsn, shutdown_timeout=0.1) as worker:
+        with pytest.raises(TimeoutError, match=r"job \d+ is executing after 0.2 s, not succeeded"):
+            await worker.until(hangs.enqueue(conn), timeout=0.2)
+
+
+async def test_it_leaves_the_signals_alone(database: Database) -> None:
+    before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    async with Worker(app, database.dsn):
+        assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
+
+
+async def test_a_worker_that_cannot_start_says_why(empty_database: Database) -> None:
+    with pytest.raises(SchemaError):
+        async with Worker(app, empty_database.dsn):
+            pass

@@ -1,0 +1,140 @@
+"""`pgqueue top`: what it shows, and what its keys do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Static
+
+from pgqueue.top.app import Top
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
+from tests.cli.conftest import run
+from tests.databases import Database, uri
+
+__all__ = ["run"]
+
+
+@pytest.fixture
+def filled(conn: psycopg.Connection) -> psycopg.Connection:
+    enqueue_many(conn, 3, "send_email", queue="mail")
+    call(conn, "hello", "w1", None, Jsonb({"host": "web-1"}))
+    call(conn, "schedule", "nightly", "0 3 * * *", "report")
+    call(conn, "set_limit", "queue", "mail", max_executing=5)
+    dead = reserve_one(conn)
+    call(conn, "fail", dead.id, dead.reservation, Jsonb({"class": "KeyError", "message": "[red]x[/red]"}), retry=False)
+    enqueue(conn, "later", queue="mail", delay="1 h")
+    maintain(conn)
+    return conn
+
+
+@asynccontextmanager
+async def running(database: Database, line: str = "", **options: str) -> AsyncIterator[Pilot[None]]:
+    async with Top(uri(database.dsn, **options), 0.2, line).run_test(size=(200, 50)) as pilot:
+        yield pilot
+
+
+def cells(pilot: Pilot[None], tab: str) -> list[list[str]]:
+    table = pilot.app.query_one(f"#{tab}-table", DataTable)
+    return [[str(cell) for cell in table.get_row_at(index)] for index in range(table.row_count)]
+
+
+async def until(pilot: Pilot[None], fact: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not fact():
+            await pilot.pause(0.05)
+
+
+async def show(pilot: Pilot[None], tab: str) -> None:
+    pilot.app.query_one("#tabs").active = tab  # type: ignore[attr-defined]
+    await until(pilot, lambda: cells(pilot, tab))
+    pilot.app.query_one(f"#{tab}-table", DataTable).focus()
+
+
+def said(pilot: Pilot[None]) -> str:
+    return str(pilot.app.query_one("#said", Static).render())
+
+
+async def test_every_tab_shows_what_there_is(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database) as pilot:
+        for tab, expected in {
+            "queues": "mail", "jobs": "KeyError: [red]x[/red]", "workers": "w1", "schedules": "nightly",
+            "limits": "mail",
+        }.items():  # fmt: skip
+            await show(pilot, tab)
+            assert any(expected in cell for row in cells(pilot, tab) for cell in row), tab
+
+
+async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database) as pilot:
+        await show(pilot, "jobs")
+        await pilot.press("slash", *"state:dead", "enter")
+        await until(pilot, lambda: [row[3] for row in cells(pilot, "jobs")] == ["dead"])
+        await pilot.press("slash", *" colour:red", "enter")
+        await until(pilot, lambda: "there is no word" in said(pilot))
+
+
+async def test_keys_act_on_the_job_under_the_cursor(filled: psycopg.Connection, database: Database) -> None:
+    dead = value(filled, "select id from pgqueue.history")
+    async with running(database, "state:dead") as pilot:
+        await show(pilot, "jobs")
+        await pilot.press("e")
+        await until(pilot, lambda: "finished" in said(pilot))
+        await pilot.press("t")
+        await until(pilot, lambda: value(filled, "select count(*) from pgqueue.jobs where id = %s", dead) == 1)
+        assert value(filled, "select via from pgqueue.audit order by n desc limit 1") == "pgqueue top"
+
+
+async def test_what_cannot_be_undone_is_asked_about(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database, "task:later") as pilot:
+        await show(pilot, "jobs")
+        await pilot.press("D")
+        await pilot.pause()
+        await pilot.press("n")
+        await pilot.pause()
+        assert value(filled, "select count(*) from pgqueue.jobs where task = 'later'") == 1
+        await pilot.press("D")
+        await pilot.pause()
+        await pilot.press("y")
+        await until(pilot, lambda: value(filled, "select count(*) from pgqueue.jobs where task = 'later'") == 0)
+
+
+async def test_a_queue_is_paused_and_resumed(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database) as pilot:
+        await show(pilot, "queues")
+        for state in (True, False):
+            await pilot.press("p")
+            await until(
+                pilot, lambda s=state: value(filled, "select bool_or(paused_at is not null) from pgqueue.queues") is s
+            )
+            await until(pilot, lambda s=state: bool(cells(pilot, "queues")[0][-1]) is s)
+
+
+async def test_a_reader_looks_and_is_refused_what_acts(filled: psycopg.Connection, database: Database) -> None:
+    filled.execute(f"create role top_reader_{database.name} login".encode())
+    try:
+        call(filled, "grant_access", "reader", f"top_reader_{database.name}")
+        async with running(database, options=f"-c role=top_reader_{database.name}") as pilot:
+            await show(pilot, "queues")
+            await pilot.press("p")
+            await until(pilot, lambda: "permission denied" in said(pilot))
+    finally:
+        filled.execute(f"drop owned by top_reader_{database.name}; drop role top_reader_{database.name}".encode())
+
+
+async def test_a_database_that_is_away_is_reported(database: Database) -> None:
+    async with Top("postgresql://127.0.0.1:1/x", 0.2).run_test() as pilot:
+        await until(pilot, lambda: "cannot be read" in said(pilot))
+
+
+def test_once_prints_and_ends(filled: psycopg.Connection, run: Any) -> None:
+    assert "mail" in run("top", "--once").out
+    found = run("top", "--once", "--json", "--where", "state:dead").json()
+    assert [job["state"] for job in found["jobs"]] == ["dead"]
+    assert run("top", "--once", "--where", "colour:red").code == 2
