@@ -16,52 +16,75 @@ from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
 ANYONE = {"version", "depth", "_clock"}
-PRODUCER = ANYONE | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
-WORKER = ANYONE | {
-    "reserve",
-    "complete",
-    "complete_many",
-    "fail",
-    "fail_many",
-    "exchange",
-    "extend",
-    "release",
-    "release_unheld",
-    "held_by",
-    "claim_name",
-    "next_attempts",
-    "snooze",
-    "started",
-    "crashed",
-    "progress",
-    "hold",
-    "is_wanted",
-    "outcome",
-    "hello",
-    "beat",
-    "bye",
-    "idle",
-    "awake",
-    "maintain",
-    "declare_task",
-    "schedule",
-    "cron_next",
-}
+PRODUCER = (
+    ANYONE
+    | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
+    | {
+        "open_group",
+        "close_group",
+        "emit_event",
+    }
+)
+# What a job waits for, its steps, and the members of its group.
+RELATED = {"parents", "members", "group_progress", "steps"}
+WORKER = (
+    ANYONE
+    | RELATED
+    | {
+        "complete_step",
+        "sleep_step",
+        "suspend",
+        "await_event",
+        "emit_event",
+        "reserve",
+        "complete",
+        "complete_many",
+        "fail",
+        "fail_many",
+        "exchange",
+        "extend",
+        "release",
+        "release_unheld",
+        "held_by",
+        "claim_name",
+        "next_attempts",
+        "snooze",
+        "started",
+        "crashed",
+        "progress",
+        "hold",
+        "is_wanted",
+        "outcome",
+        "hello",
+        "beat",
+        "bye",
+        "idle",
+        "awake",
+        "maintain",
+        "declare_task",
+        "schedule",
+        "cron_next",
+    }
+)
 # The views effective_schedules and manual call the private ones, with the rights of whoever reads them.
-READER = ANYONE | {
-    "stats",
-    "search",
-    "dead_groups",
-    "doctor",
-    "metrics",
-    "explain",
-    "cron_next",
-    "outcome",
-    "next_attempts",
-    "_schedule_rule",
-    "_functions_of",
-}
-OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue"} | {
+READER = (
+    ANYONE
+    | RELATED
+    | {
+        "stats",
+        "search",
+        "dead_groups",
+        "doctor",
+        "metrics",
+        "explain",
+        "cron_next",
+        "outcome",
+        "next_attempts",
+        "_schedule_rule",
+        "_functions_of",
+    }
+)
+OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue", "release_from_parents"} | {
     "unschedule",
     "pause_schedule",
     "resume_schedule",
