@@ -360,10 +360,26 @@ def test_rescue_reads_the_leases_that_lapsed_and_no_other(explained: Explained) 
     assert held.id
 
 
+def maintain_without_sample(conn: psycopg.Connection) -> None:
+    """All steps but the one that counts, which has a bound of its own."""
+    conn.execute(
+        "insert into pgqueue.maintenance_steps (at, step, next_at, unfinished, failures)"
+        " values (pgqueue._clock(), 'sample', 'infinity', false, 0)"
+    )
+    maintain(conn)
+
+
 def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
-    check(explained.nodes(maintain))
+    check(explained.nodes(maintain_without_sample))
     check(explained.nodes(lambda conn: table(conn, "idle", "w", ["default", "other"])))
     check(explained.nodes(lambda conn: call(conn, "awake", "w")))
+
+
+def test_a_sample_reads_a_bounded_number_of_rows_and_scans_no_table(explained: Explained) -> None:
+    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._sample(pgqueue._clock())"))
+    for node in nodes:
+        assert node.relation not in ("jobs", "history") or node.kind != "Seq Scan", node
+    assert sum(node.rows for node in nodes if node.relation == "jobs" and "Index" in node.kind) <= 200_000
 
 
 def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explained: Explained) -> None:
