@@ -37,8 +37,7 @@ create or replace function pgqueue.enqueue(
     limit_key text default null,
     debounce_max interval default null,
     declared jsonb default null,
-    run_if text default null,
-    group_id bigint default null
+    run_if text default null, group_id bigint default null
 )
 returns bigint
 language plpgsql
@@ -50,7 +49,6 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-    -- Null where the job is to run now.
     v_run_at timestamptz;
     v_ready_at timestamptz;
     v_now timestamptz := pgqueue._ready_at(null);
@@ -86,20 +84,17 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared,
-                enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
             )
         )).job_id;
     else
-        -- Not by a variable: a row that is declared costs each call, also the plain one.
         perform pgqueue._check_options(
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared,
-                enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
             )
         );
         perform pgqueue._check_args(enqueue.args);
