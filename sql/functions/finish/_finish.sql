@@ -41,7 +41,6 @@ declare
     v_misses integer := 0;
 begin
     if pgqueue._has_notes() then
-        -- History keeps jobs for which others wait.
         v_parents := pgqueue._parents_among(p_job_ids);
     end if;
     loop
@@ -110,8 +109,7 @@ begin
                 coalesce(array_agg(g.id), '{}') as ids,
                 array_agg(g.id) filter (where g.dedupe is not null) as deduped,
                 (
-                    select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id)
-                    where x.followers is not null
+                    select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id) where x.followers is not null
                 ) as members,
                 array_agg(g.queue) filter (where g.key is not null) as queues,
                 array_agg(g.key) filter (where g.key is not null) as keys,

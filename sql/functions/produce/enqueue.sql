@@ -37,8 +37,7 @@ create or replace function pgqueue.enqueue(
     limit_key text default null,
     debounce_max interval default null,
     declared jsonb default null,
-    run_if text default null,
-    group_id bigint default null
+    run_if text default null, group_id bigint default null
 )
 returns bigint
 language plpgsql
@@ -50,7 +49,6 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-    -- Null where the job is to run now.
     v_run_at timestamptz;
     v_ready_at timestamptz;
     v_now timestamptz := pgqueue._ready_at(null);
