@@ -92,8 +92,8 @@ class Database(databases.Database):
         return session
 
     def close(self) -> None:
-        for session in self._sessions:
-            session.close()
+        while self._sessions:
+            self._sessions.pop().close()
         super().close()
 
 
