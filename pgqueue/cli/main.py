@@ -30,10 +30,10 @@ COMMANDS = {
     "worker": ("worker", "Run jobs until a signal stops it."),
     "migrate": ("migrate", "Create or upgrade the schema pgqueue."),
     "enqueue": ("enqueue", "Enqueue one job and print its id."),
-    "web": ("web", "Serve the operator's pages."),
-    "top": ("top", "Watch the queue in the terminal."),
-    "doctor": ("doctor", "Say what is wrong, and what mends it."),
-    "metrics": ("metrics", "Print the metrics of the database for Prometheus."),
+    "web": ("web", "Serve the operator's pages until Ctrl-C."),
+    "top": ("top", "Watch queues, jobs, workers, schedules and limits, and act on them."),
+    "doctor": ("doctor", "Say what is wrong, and the command that mends it."),
+    "metrics": ("metrics", "Print the metrics of the database in the format of Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "Look at jobs, and act on one or on many."),
     "groups": ("groups", "Look at groups of jobs, and act on their members."),
@@ -88,7 +88,7 @@ def _explain(command: Any, path: str) -> None:
     for each in command.params:
         each.show_envvar = False
     if path in EXAMPLES:
-        prefix = f"PGQUEUE_{path}".upper().replace(" ", "_")
+        prefix = f"PGQUEUE_{path}".upper().replace(" ", "_").replace("-", "_")
         options = [each for each in command.params if each.param_type_name == "option" and each.name != "dsn"]
         # \b: click is to wrap none of it.
         command.epilog = f"\b\nExample: {EXAMPLES[path]}"

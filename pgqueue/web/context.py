@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from pgqueue.db import observe
-from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.web.database import Database
 from pgqueue.web.render import link
@@ -144,7 +144,7 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
             "The statement was ended after its time.",
             "Ask for less, or look at Health.",
         )
-    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if isinstance(error, AccessDenied | psycopg.errors.InsufficientPrivilege):
         hint = "Grant it: pgqueue grant reader ROLE, or operator."
         return 403, "The role of the database may not do this", one_line(error), hint
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):

@@ -31,9 +31,12 @@ def seeded(conn: psycopg.Connection) -> dict[str, str]:
     call(conn, "run_schedule_now", "nightly")
     call(conn, "set_limit", "task", "t", max_executing=3)
     call(conn, "hello", "w")
+    group_id = call(conn, "open_group", "an import")
     maintain(conn)
     return {
         "job_id": str(job_id),
+        "group_id": str(group_id),
+        "queues": "mail",
         "name": "nightly",
         "queue": "mail",
         "kind": "task",

@@ -42,9 +42,13 @@ def runner(
     # Python blocks run in this process, and read it as a reader's program does.
     monkeypatch.setenv("PGQUEUE_DSN", database.dsn)
     monkeypatch.syspath_prepend(tmp_path)
+    # Another page has its own tasks.py, and an example has its own shop.
+    for name in ("tasks", "shop"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield Runner(database.dsn, conn, tmp_path)
-    # Another page has its own tasks.py.
-    sys.modules.pop("tasks", None)
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 # A page has a dozen commands, each a process of its own: seconds on a free machine, minutes on a busy one.
