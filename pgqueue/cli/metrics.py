@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -15,6 +16,8 @@ from pgqueue.db import observe
 from pgqueue.errors import ConfigError
 
 app = commands()
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 @app.command()
@@ -34,4 +37,5 @@ def metrics(
         raise ConfigError(
             "prometheus-client is not installed", hint="pip install 'pgqueue-sql[metrics]', or give --json"
         )
-    sys.stdout.write(families.as_text(families.of_database(rows)).decode())
+    # A name of a queue may hold what a terminal would obey.
+    sys.stdout.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", families.as_text(families.of_database(rows)).decode()))

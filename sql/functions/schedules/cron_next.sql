@@ -13,7 +13,7 @@ create or replace function pgqueue.cron_next(expression text, after timestamptz,
 returns timestamptz
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -27,9 +27,7 @@ begin
             format('It is %s.', coalesce(cron_next.after::text, 'null')), 'Give after as a timestamptz.'
         );
     end if;
-    if cron_next.timezone is null then
-        perform pgqueue._refuse('timezone must not be null', null, 'Give the name of a time zone, such as Europe/Berlin.');
-    end if;
+    perform pgqueue._check_timezone(cron_next.timezone);
     return pgqueue._cron_next(pgqueue._cron_parse(cron_next.expression), cron_next.after, cron_next.timezone);
 end
 $$;
