@@ -45,6 +45,10 @@ ALLOWED = {
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
     ("_first_of", STABLE): "a snapshot later than the one that says who has ended: see _heads",
     ("_due_queues", STABLE): "what a claim goes by",
+    ("_find_plain", STABLE): "locks rows, and goes by a snapshot of its own",
+    ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
+    ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",
+    ("_open_live", STABLE): "opens a cursor",
     ("_find_ended", STABLE): "goes through history in several statements, as _find_live through what lives",
     # They run what only the caller knows.
     ("_ask_retry_function", STABLE): "calls a function of the user",
@@ -55,6 +59,9 @@ ALLOWED = {
     # Their ends are out of reach.
     ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
+    ("_find_live", "obsolete setting of refcursor or cursor variable"): "set by the function that opens it",
+    ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
     ("declare_task", NO_RETURN): "the handler ends in _refuse, which raises",
     ("configure_task", NO_RETURN): "the handler ends in _refuse, which raises",
     ("configure_queue", NO_RETURN): "the handler ends in _refuse, which raises",

@@ -231,7 +231,7 @@ begin
     into v_members, behind
     from pgqueue.jobs j
     where j.group_id is not null and j.group_id = p_job.id;
-    v_state := (select j.state from pgqueue.jobs j where j.id = behind);
+    v_state := (select j.state::text from pgqueue.jobs j where j.id = behind);
     detail := case
         when p_job.blocked_on = '@open' then format('group %s is open; it has %s members that have not ended', p_job.id, v_members)
         when v_members > 0

@@ -84,7 +84,7 @@ declare
     v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
     v_unknown text;
     v_field text;
-    v_patterns jsonb := '{}';
+    v_patterns jsonb := '{}'::jsonb;
 begin
     if jsonb_typeof(p_filter) is distinct from 'object' then
         perform pgqueue._refuse(

@@ -118,15 +118,14 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    v_parents bigint[];
     v_rows tid[];
     v_children bigint[];
 begin
     if not pgqueue._has_children(p_ids) then
         return null;
     end if;
-    select array_agg(distinct o.parent), array_agg(o.row_ctid), array_agg(distinct o.child)
-    into v_parents, v_rows, v_children
+    select array_agg(o.row_ctid), array_agg(distinct o.child)
+    into v_rows, v_children
     from (
         select l.*
         from (select u.id from unnest(p_ids) u (id) order by u.id) p
@@ -177,7 +176,7 @@ declare
     v_children bigint[];
 begin
     if v_state not in ('succeeded', 'deleted') then
-        v_state := (select h.state from pgqueue.history h where h.id = p_note.id limit 1 for key share skip locked);
+        v_state := (select h.state::text from pgqueue.history h where h.id = p_note.id limit 1 for key share skip locked);
         if v_state is null then
             if exists (select from pgqueue.jobs j where j.id = p_note.id) then
                 return 0;

@@ -207,10 +207,10 @@ begin
     from pgqueue.history h
     where h.group_id is not null and h.group_id = p_id;
     v_state := case
-        when p_is_cancelled then 'cancelled'
-        when v_ended.dead > 0 then 'dead'
-        when v_ended.cancelled > 0 then 'cancelled'
-        else 'succeeded'
+        when p_is_cancelled then 'cancelled'::pgqueue.job_state
+        when v_ended.dead > 0 then 'dead'::pgqueue.job_state
+        when v_ended.cancelled > 0 then 'cancelled'::pgqueue.job_state
+        else 'succeeded'::pgqueue.job_state
     end;
     select d.parent, d.ended into v_parent from pgqueue.dependencies d where d.child = p_id and d.ended is not null
     order by d.child, d.parent limit 1;
