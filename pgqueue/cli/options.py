@@ -23,6 +23,17 @@ Dsn = Annotated[
         show_default=False,
     ),
 ]
+Dsns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dsn",
+        # PGQUEUE_DSN holds one, and is read where the DSN is looked for: from here it would be cut at its spaces.
+        allow_from_autoenv=False,
+        help="The database; repeated, one of several. Else PGQUEUE_DSN, DATABASE_URL, the libpq variables"
+        " (PGHOST, ...), the embedded server.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

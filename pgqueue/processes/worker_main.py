@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pgqueue.config import WorkerConfig
@@ -15,6 +16,7 @@ from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
 from pgqueue.tasks import App
 from pgqueue.worker import Worker
+from pgqueue.worker.fleet import Fleet
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -23,10 +25,19 @@ _PATIENCE = 5.0
 
 
 def run_worker(
-    app: App, dsn: str, config: WorkerConfig, *, health: tuple[str, int] | None = None, pipe: ControlPipe | None = None
+    app: App,
+    dsns: Sequence[str],
+    config: WorkerConfig,
+    *,
+    listen_dsns: Sequence[str] = (),
+    health: tuple[str, int] | None = None,
+    pipe: ControlPipe | None = None,
 ) -> int:
-    """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port."""
-    code = asyncio.run(_run(app, dsn, config, health, pipe))
+    """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port.
+
+    `listen_dsns` has one for each of several `dsns`; that of a single one is in `config`.
+    """
+    code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe))
     _end_soon(code)
     if code:
         # Threads that still run a handler would keep the process; their jobs have ended.
@@ -43,9 +54,14 @@ def end_now(code: int) -> None:
 
 
 async def _run(
-    app: App, dsn: str, config: WorkerConfig, health: tuple[str, int] | None, pipe: ControlPipe | None
+    app: App,
+    dsns: Sequence[str],
+    config: WorkerConfig,
+    listen_dsns: Sequence[str],
+    health: tuple[str, int] | None,
+    pipe: ControlPipe | None,
 ) -> int:
-    worker = Worker(app, dsn, config)
+    worker = Worker(app, dsns[0], config) if len(dsns) == 1 else Fleet(app, dsns, config, listen_dsns)
     worker.handle_signals()
     serving = Health(worker.status, worker.counts.entries)
     reporting: asyncio.Task[None] | None = None
@@ -78,7 +94,7 @@ def _ignore_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-async def _report(worker: Worker, pipe: ControlPipe) -> None:
+async def _report(worker: Worker | Fleet, pipe: ControlPipe) -> None:
     reports = asyncio.create_task(pipe.report_forever(worker.status, worker.counts))
     try:
         await worker.started.wait()

@@ -36,7 +36,7 @@ def filled(conn: psycopg.Connection) -> psycopg.Connection:
 
 @asynccontextmanager
 async def running(database: Database, line: str = "", **options: str) -> AsyncIterator[Pilot[None]]:
-    async with Top(uri(database.dsn, **options), 0.2, line).run_test(size=(200, 50)) as pilot:
+    async with Top({"": uri(database.dsn, **options)}, 0.2, line).run_test(size=(200, 50)) as pilot:
         yield pilot
 
 
