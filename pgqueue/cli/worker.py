@@ -12,7 +12,7 @@ import typer
 from pgqueue.cli.completion import queues, strategies
 from pgqueue.cli.database import databases
 from pgqueue.cli.modules import load
-from pgqueue.cli.options import Dsns, commands
+from pgqueue.cli.options import Dsns, commands, one_of_variable
 from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
@@ -57,9 +57,9 @@ Listen = Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.
 ListenDsn = Annotated[
     list[str] | None,
     typer.Option(
-        allow_from_autoenv=False,
-        help="Where to listen when --dsn leads to PgBouncer: the same database, directly. One for each --dsn."
-        " Else PGQUEUE_LISTEN_DSN.",
+        envvar=["PGQUEUE_LISTEN_DSN", "PGQUEUE_WORKER_LISTEN_DSN"],
+        callback=one_of_variable,
+        help="Where to listen when --dsn leads to PgBouncer: the same database, directly. One for each --dsn.",
         show_default=False,
     ),
 ]
@@ -117,7 +117,7 @@ def worker(
     pipe = ControlPipe.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
-    listens = _listens(listen_dsn)
+    listens = [check_dsn("--listen-dsn", each) for each in listen_dsn or [] if each]
     config = WorkerConfig(
         queues=queues,
         weights=weights,
@@ -156,12 +156,6 @@ def _supervise(
         environment = {**os.environ, **({"PGQUEUE_DSN": one} if one else {})}
         supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)
         return asyncio.run(supervisor.run(health))
-
-
-def _listens(given: list[str] | None) -> list[str]:
-    # A variable holds one, whatever spaces are in it.
-    by_variable = os.environ.get("PGQUEUE_LISTEN_DSN") or os.environ.get("PGQUEUE_WORKER_LISTEN_DSN") or ""
-    return [check_dsn("--listen-dsn", each) for each in given or [by_variable] if each]
 
 
 def _identity(name: str | None, pipe: ControlPipe | None) -> dict[str, Any]:

@@ -178,6 +178,7 @@ class Top(App[None]):
     def _read(self, tab: str, line: str) -> None:
         stats: list[dict[str, Any]] = []
         rows: list[tuple[str, Row]] = []
+        trouble: list[str] = []
         for name in self._dsns:
             ask = partial(self._perform, name)
             try:
@@ -185,10 +186,13 @@ class Top(App[None]):
                 rows += [(name, row) for row in _rows(tab, line, stats[-1], ask)]
             except (psycopg.Error, PgQueueError) as error:
                 self._connections.pop(name, None)
-                place = f"{name} " if len(self._dsns) > 1 else "the database "
-                self._tell(self._say, f"{place}cannot be read: {one_line(error)}")
+                trouble.append(f"{name} cannot be read: {one_line(error)}")
+                if len(self._dsns) == 1:
+                    self._tell(self._say, f"the database cannot be read: {one_line(error)}")
         if stats:
-            self._tell(self._show, tab, stats, rows)
+            self._tell(self._show, tab, stats, rows, trouble)
+        elif len(self._dsns) > 1:
+            self._tell(self._say, "; ".join(trouble))
 
     @work(thread=True, group="act")
     def _do(self, database: str, call: Call[Any], say: Callable[[Any], str]) -> None:
@@ -217,7 +221,7 @@ class Top(App[None]):
         wait: dict[str, Any] = {"connect_timeout": 5} if len(self._dsns) > 1 else {}
         return psycopg.connect(self._dsns[database], autocommit=True, fallback_application_name="pgqueue top", **wait)
 
-    def _show(self, tab: str, stats: list[dict[str, Any]], rows: list[tuple[str, Row]]) -> None:
+    def _show(self, tab: str, stats: list[dict[str, Any]], rows: list[tuple[str, Row]], trouble: list[str]) -> None:
         totals = [each["total"] for each in stats]
         numbers = {"lag s": max(total["lag"] for total in totals), "due": sum(total.get("due", 0) for total in totals)}
         for name in ("executing", "failed", "blocked", "dead"):
@@ -225,7 +229,9 @@ class Top(App[None]):
         numbers.update(workers=sum(len(each["workers"]) for each in stats), counted=str(stats[0]["sampled_at"])[11:19])
         if len(self._dsns) > 1:
             numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
-        self._static("numbers").update(Text("   ".join(f"{name} {value}" for name, value in numbers.items())))
+        shown = "   ".join(f"{name} {value}" for name, value in numbers.items())
+        # Not where the answers to keys stand.
+        self._static("numbers").update(Text("\n".join([shown, *map(printable, trouble)])))
         table = self._table(tab)
         self._shown[tab] = rows
         at = table.cursor_row

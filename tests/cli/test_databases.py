@@ -154,7 +154,7 @@ def test_the_pages_lead_from_all_databases_to_each(address: str, dsns: list[str]
         assert f'pgqueue_queue_jobs{{database="{second}",queue="orders",state="waiting"}} 5.0' in text
         assert f'pgqueue_database_up{{database="{gone}"}} 0.0' in text
         # An action stays in its database.
-        form = {"queue": "orders", "action": "pause"}
+        form = {"name": "orders", "do": "pause"}
         assert client.post(f"/db/{second}/queue", data=form).status_code in (200, 303)
         assert client.get(f"/db/{second}/queue?name=orders").text.count("paused") > 0
 
