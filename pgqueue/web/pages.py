@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
-from pgqueue.search import STATES, WORDS, Filter, exactly, parse
-from pgqueue.web import render
+from pgqueue.search import STATES, WORDS, Filter, exactly
+from pgqueue.web import commands, render, workflows
 from pgqueue.web.context import Context
 
 # Jobs on a page.
@@ -24,13 +23,6 @@ PAGE = 50
 RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
 _LIVE = {"waiting", "executing", "failed", "blocked"}
-
-
-def now(context: Context) -> float:
-    """Return the database's time, as far as it was asked for."""
-    return (
-        float(context.rights.get("clock", time.time())) + time.time() - float(context.rights.get("asked", time.time()))
-    )
 
 
 async def overview(context: Context) -> Response:
@@ -52,9 +44,9 @@ async def overview(context: Context) -> Response:
         lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
         rates=_rates(minute),
         dead_today=sum(_outcomes(row).get("dead", 0) for row in day),
-        workers=_alive(stats["workers"], now(context)),
+        workers=_alive(stats["workers"], context.now()),
         ranges=RANGES,
-        now=now(context),
+        now=context.now(),
     )
 
 
@@ -67,7 +59,7 @@ async def queues(context: Context) -> Response:
         queues=sorted(stats["queues"], key=_trouble, reverse=True),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
-        now=now(context),
+        now=context.now(),
     )
 
 
@@ -90,14 +82,15 @@ async def queue(context: Context) -> Response:
         workers=[each for each in stats["workers"] if each["queues"] is None or name in each["queues"]],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         ranges=RANGES,
-        now=now(context),
+        now=context.now(),
     )
 
 
 async def jobs(context: Context) -> Response:
     """Jobs that fit a filter, newest first."""
     line, before = context.query("q"), context.whole("before")
-    [found] = await context.database.read(observe.search(parse(line), before, PAGE))
+    wanted = context.filter(line)
+    [found] = await context.database.read(observe.search(wanted, before, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return context.page(
         "jobs.html",
@@ -105,11 +98,11 @@ async def jobs(context: Context) -> Response:
         jobs=rows,
         found=found,
         before=before,
-        about=await _about(context, parse(line)),
+        about=await _about(context, wanted),
         states=STATES,
         words=WORDS,
-        actions=actions_for(parse(line).get("states")),
-        now=now(context),
+        actions=actions_for(wanted.get("states")),
+        now=context.now(),
     )
 
 
@@ -134,9 +127,10 @@ async def job(context: Context) -> Response:
         timeline=_timeline(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
-        command=_command(columns, found.texts["args"]) if context.may("args") else "",
+        command=commands.copy(columns, found.texts["args"], context.settings.redact, context.may("args")),
+        relatives=await workflows.relatives(context, columns),
         actions=actions_for([columns["state"]]),
-        now=now(context),
+        now=context.now(),
     )
 
 
@@ -147,7 +141,7 @@ async def tasks(context: Context) -> Response:
     times = render.by_task(ended)
     for name in sorted(times.keys() - {each["name"] for each in found}):
         found = [*found, {"name": name, "effective": {}}]
-    return context.page("tasks.html", tasks=found, times=times, now=now(context))
+    return context.page("tasks.html", tasks=found, times=times, now=context.now())
 
 
 async def task(context: Context) -> Response:
@@ -164,14 +158,14 @@ async def task(context: Context) -> Response:
         if key != "name"
     ]
     return context.page(
-        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=now(context)
+        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=context.now()
     )
 
 
 async def workers(context: Context) -> Response:
     """Workers, the silent ones first."""
     found = await context.database.shared("workers", 2.0, observe.workers)
-    return context.page("workers.html", workers=found, now=now(context))
+    return context.page("workers.html", workers=found, now=context.now())
 
 
 async def worker(context: Context) -> Response:
@@ -181,32 +175,32 @@ async def worker(context: Context) -> Response:
     known = next((each for each in found if each["worker"] == name), None)
     if known is None:
         raise HTTPException(404, f"there is no worker {render.short(name)}")
-    return context.page("worker.html", worker=known, running=running, now=now(context))
+    return context.page("worker.html", worker=known, running=running, now=context.now())
 
 
 async def schedules(context: Context) -> Response:
     """Schedules, the next one due first."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
-    return context.page("schedules.html", schedules=found, now=now(context))
+    return context.page("schedules.html", schedules=found, now=context.now())
 
 
 async def limits(context: Context) -> Response:
     """Limits, with what they count and what waits for them."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
-    return context.page("limits.html", limits=stats["limits"], now=now(context))
+    return context.page("limits.html", limits=stats["limits"], now=context.now())
 
 
 async def dead(context: Context) -> Response:
     """The dead, by what they died of."""
     name = context.query("queue") or None
     groups = await context.database.shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
-    return context.page("dead.html", groups=groups, queue=name, now=now(context))
+    return context.page("dead.html", groups=groups, queue=name, now=context.now())
 
 
 async def audit(context: Context) -> Response:
     """What operators did, newest first."""
     [rows] = await context.database.read(observe.audit(context.whole("before")))
-    return context.page("audit.html", rows=rows, now=now(context))
+    return context.page("audit.html", rows=rows, now=context.now())
 
 
 async def health(context: Context) -> Response:
@@ -221,8 +215,8 @@ async def health(context: Context) -> Response:
         installed=installed,
         settings_of_queue=settings,
         known=(__version__, bundled.revisions()[-1]),
-        skew=now(context) - time.time(),
-        now=now(context),
+        skew=context.now() - time.time(),
+        now=context.now(),
     )
 
 
@@ -358,12 +352,3 @@ def _trace(context: Context, found: Any) -> str:
     ):
         return ""
     return template.replace("{trace_id}", parts[1])
-
-
-def _command(job: dict[str, Any], args: str) -> str:
-    options = [f"--queue {shlex.quote(job['queue'])}"]
-    if job["key"] is not None:
-        options.append(f"--key {shlex.quote(job['key'])}")
-    if len(args) > 2000:
-        return ""
-    return render.printable(f"pgqueue enqueue {shlex.quote(job['task'])} {shlex.quote(args)} {' '.join(options)}")
