@@ -91,7 +91,7 @@ begin
         v_full := array(
             select r.key
             from jsonb_each(pgqueue._queue_capacities(idle.queues, v_now)) r
-            where (r.value ->> 'room')::integer = 0
+            where (r.value ->> 'capacity')::integer = 0
         );
     end if;
     -- The first job of each lane is due, or tells when the lane is. In a queue at its limit, what is due waits, and what
