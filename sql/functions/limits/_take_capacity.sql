@@ -1,8 +1,9 @@
 -- Taking capacity: a claim counts down the limits of each job that it starts, and records starts under a rate. See _capacity.
 
 -- p_capacities holds, within one claim, the remaining capacity of each limit:
--- {name: {capacity, next_at, timed, rate, started, locked}}. capacity is null while another claim has the lock. All limits of the job are counted before one is locked: a job that one
--- of them blocks takes no lock of another. JSON, because it is a map: a claim may meet a limit_key with each of its jobs.
+-- {name: {capacity, next_at, timed, rate, started, locked}}. capacity is null while another claim has the lock.
+-- All limits of the job are counted before one is locked: a job that one of them blocks takes no lock of another. JSON,
+-- because it is a map: each job of a claim may have another limit_key.
 create or replace function pgqueue._take_capacity(
     p_task text, p_key text, p_limit_key text, p_now timestamptz, p_capacities jsonb,
     out names text[], out limit_name text, out capacities jsonb

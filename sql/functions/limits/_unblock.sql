@@ -143,7 +143,7 @@ begin
             v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
         ) r;
         if v_capacity > 0 then
-            v_released := v_unparked + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
+            v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
             v_timed := v_limit.rate is not null;
             -- The next start under a rate is free about one share of its period later.
             v_next_at := v_now + case
