@@ -1,8 +1,8 @@
 -- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
 
 -- p_ahead: for each row the job that it is to wait for. See _keys: first the marks, then, in a later statement, a check of
--- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock ends
--- with the exception block, so that they can end while this transaction is open.
+-- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock
+-- ends with the exception block, so that they can end while this transaction is open.
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql

@@ -176,8 +176,8 @@ $$;
 comment on function pgqueue._draw(integer[], text[], text[], integer[], text) is
     'Private: gives each free slot of a claim a queue in which a job is due.';
 
--- A slot that drew again may come before the slots that its new queue already has. The jobs of a queue must keep their order.
--- p_rows: in the order in which they were taken.
+-- A slot that drew again may come before the slots that its new queue already has. The jobs of a queue must keep their
+-- order. p_rows: in the order in which they were taken.
 create or replace function pgqueue._in_turn(p_rows tid[], p_slots integer[])
 returns integer[]
 language plpgsql

@@ -21,8 +21,8 @@
 -- fallback mark. Once it has ended, readers use that mark as the head, and the next move starts from there.
 --
 -- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
--- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first by an
--- xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
+-- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
+-- by an xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
 -- - A row from the future shows a larger step. Readers then read the lane from its beginning. Producers record it as a mark
 --   (a head of -infinity), in the transaction of their job, so that both are seen together (_register_lane). So does the

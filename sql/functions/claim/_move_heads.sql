@@ -174,7 +174,8 @@ $$;
 comment on function pgqueue._move_heads(pgqueue.sub_lane[], boolean) is
     'Private: moves the heads of these sub-lanes as far as is safe.';
 
--- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to go on.
+-- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
+-- go on.
 create or replace function pgqueue._first_of(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
     p_below timestamptz, p_below_id bigint
@@ -228,9 +229,9 @@ $$;
 comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
     'Private: the first job of a sub-lane, or of leases or jobs with keys (queue ''''), from a head on and below a pair of time and id.';
 
--- Called by maintain alone, which does not wait for claims. Claims move heads meanwhile, and may go on from a head that they
--- read before. So a mark counts for ten seconds after it is first seen (idle_since): by then every statement that began
--- before has ended, and the newest head was computed after the mark.
+-- Called by maintain alone, which does not wait for claims. Claims move heads meanwhile, and may go on from a head that
+-- they read before. So a mark counts for ten seconds after it is first seen (idle_since): by then every statement that
+-- began before has ended, and the newest head was computed after the mark.
 create or replace function pgqueue._see_marks(p_sub_lane pgqueue.sub_lane, p_newest bigint, p_now timestamptz)
 returns boolean
 language plpgsql

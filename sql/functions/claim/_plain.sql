@@ -1,12 +1,12 @@
 -- The fast path of a claim: two statements, one that finds and locks the jobs and one that takes them (_take).
 --
 -- It serves claims of up to 50 jobs, while there are no limits, no paused queues and no weights, maintenance ran within the
--- last two seconds and left nothing (no lapsed lease, no note of a key), and the jobs that it finds have no key, limit_key or
--- expires_at. Any other claim goes the long way, lane by lane: see _claim_lanes. Both claim the same jobs in the same order
--- (tests/sql/test_fast_path.py compares them), and set pgqueue.fast_path = off forces the long way.
--- A claim of one job that comes first in its transaction costs half as much: plpgsql prepares each statement and each
--- expression anew in each transaction, and the long way has some forty of them.
--- If it finds other jobs, it has locked them already; the long way locks them again, in the same transaction.
+-- last two seconds and left nothing (no lapsed lease, no note of a key), and the jobs that it finds have no key,
+-- limit_key or expires_at. Any other claim goes the long way, lane by lane: see _claim_lanes. Both claim the same jobs
+-- in the same order (tests/sql/test_fast_path.py compares them), and set pgqueue.fast_path = off forces the long way. A
+-- claim of one job that comes first in its transaction costs half as much: plpgsql prepares each statement and each
+-- expression anew in each transaction, and the long way has some forty of them. If it finds other jobs, it has locked
+-- them already; the long way locks them again, in the same transaction.
 
 -- rows: the locked jobs, in serving order; null: go the long way. last_queue: the queue of the last one.
 create or replace function pgqueue._find_plain(

@@ -5,11 +5,11 @@
 -- through rounds (_sort_out): each gets a verdict (_order), and is started, blocked (out of the ready index), deferred by a
 -- second, or skipped. A job that starts is marked as executing at once (_mark), for the probes of the next round must see
 -- it; save where the first round was enough.
--- A row is blocked behind a job that no other session is ending, and without keeping a lock on that job (see _keys). If that
--- job is locked the candidate is deferred, so that a locked row never stops a lane.
--- Nothing here waits, save, 20 ms at most, for another claim of the same key that is not committed yet: the unique index
--- decides, and the loser's candidate is dropped. No call spends more than about 50 ms on blocking jobs; one that comes
--- back empty because of that wakes its own worker.
+-- A row is blocked behind a job that no other session is ending, and without keeping a lock on that job (see _keys). If
+-- that job is locked the candidate is deferred, so that a locked row never stops a lane. Nothing here waits, save, 20 ms
+-- at most, for another claim of the same key that is not committed yet: the unique index decides, and the loser's
+-- candidate is dropped. No call spends more than about 50 ms on blocking jobs; one that comes back empty because of that
+-- wakes its own worker.
 
 -- p_plain: rows locked before, neither keyed nor limited: they start. p_rows: the first candidates, locked as well.
 create or replace function pgqueue._sort_out(

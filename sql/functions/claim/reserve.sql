@@ -1,17 +1,16 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- Small claims of plain jobs take the fast path (_find_plain). Any other visits lanes one by one (_claim_lanes), in the order
--- of the strategy (_choose). Inside a lane it reads the ready index in order, by equality on the prefix and a range from
--- the lane's head to the present, locks its jobs with FOR UPDATE SKIP LOCKED (it never waits), and remembers the rows' ctids
--- (_claim_lane); one UPDATE by ctid then claims them all (_take). The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT
--- $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1 ms. For the same
--- reason the plan is pinned here: always generic, never by scanning or sorting jobs, also where the table was
--- empty or never analysed when the plan was made.
--- Call it in a transaction of its own and commit at once: what it locks is held until then.
--- Jobs past their expires_at are cancelled on the way. When it comes up short it takes back lapsed leases, so that jobs
--- come back even where no client calls maintain. After either it reads again, without the rows that it has taken: until
--- the UPDATE those rows are in the ready index, and its own locks do not hide them. (The first read excludes no rows, for
--- comparing each row with hundreds of others costs more than claiming it.)
+-- Small claims of plain jobs take the fast path (_find_plain). Any other visits lanes one by one (_claim_lanes), in the
+-- order of the strategy (_choose). Inside a lane it reads the ready index in order, by equality on the prefix and a
+-- range from the lane's head to the present, locks its jobs with FOR UPDATE SKIP LOCKED (it never waits), and remembers
+-- the rows' ctids (_claim_lane); one UPDATE by ctid then claims them all (_take). The obvious single statement, UPDATE
+-- ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1
+-- ms. For the same reason the plan is pinned here: always generic, never by scanning or sorting jobs, even if the table
+-- was empty or never analysed when the plan was made. Call it in a transaction of its own and commit at once: what it
+-- locks is held until then. Jobs past their expires_at are cancelled on the way. When it comes up short it takes back
+-- lapsed leases, so that jobs come back even where no client calls maintain. After either it reads again, without the
+-- rows that it has taken: until the UPDATE those rows are in the ready index, and its own locks do not hide them. (The
+-- first read excludes no rows, for comparing each row with hundreds of others costs more than claiming it.)
 
 create or replace function pgqueue.reserve(
     worker text, max_jobs integer default 1, queues text[] default null, weights integer[] default null,

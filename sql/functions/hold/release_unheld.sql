@@ -3,8 +3,8 @@
 -- `died`, a former process of that name is dead: its reservations are lost. In both cases a job that was reported as
 -- started counts as a crash (see _put_back).
 --
--- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker that
--- claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
+-- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker
+-- that claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
 --
 -- Locks rows FOR UPDATE SKIP LOCKED, in id order. Reads the index of leases, which has executing jobs only.
 -- Two processes must never share a worker name: each would give back what the other runs.

@@ -1,4 +1,5 @@
--- Taking capacity: a claim counts down the limits of each job that it starts, and records starts under a rate. See _capacity.
+-- Taking capacity: a claim counts down the limits of each job that it starts, and records starts under a rate. See
+-- _capacity.
 
 -- p_capacities holds, within one claim, the remaining capacity of each limit:
 -- {name: {capacity, next_at, timed, rate, started, locked}}. capacity is null while another claim has the lock.

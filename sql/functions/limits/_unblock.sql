@@ -73,10 +73,10 @@ $$;
 comment on function pgqueue._leave_limits(text[], text[], text[]) is
     'Private: releases jobs that are blocked by the limits of these, which stopped executing.';
 
--- Checks the limits that are due in limit_waits. Each that has capacity again releases that many jobs, but at most p_jobs: a
--- claim locks the jobs that it releases until it commits. All rows of a limit become one. Two calls that check one limit at
--- the same time release twice as many at worst; the next claim blocks them again. A row that is a second overdue counts
--- even if another transaction, which may stay open, has locked it.
+-- Checks the limits that are due in limit_waits. Each that has capacity again releases that many jobs, but at most
+-- p_jobs: a claim locks the jobs that it releases until it commits. All rows of a limit become one. Two calls that check
+-- one limit at the same time release twice as many at worst; the next claim blocks them again. A row that is a second
+-- overdue counts even if another transaction, which may stay open, has locked it.
 create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql

@@ -2,8 +2,9 @@
 --
 -- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
 -- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
--- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue. Under an old snapshot (above READ
--- COMMITTED) it cannot see which workers are idle, so it notifies all workers on the common channel. Never waits and locks nothing.
+-- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
+-- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
+-- common channel. Never waits and locks nothing.
 
 create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
 returns void

@@ -94,8 +94,8 @@ begin
             where (r.value ->> 'capacity')::integer = 0
         );
     end if;
-    -- The first job of each lane is due, or shows when the lane is. In a queue at its limit due jobs wait, and later ones wait
-    -- behind them.
+    -- The first job of each lane is due, or shows when the lane is. In a queue at its limit due jobs wait, and later
+    -- ones wait behind them.
     select min(first.ready_at) into v_next_due
     from (
         select distinct a.queue, a.priority
