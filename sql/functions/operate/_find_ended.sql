@@ -1,6 +1,6 @@
 -- Ended jobs of a bulk call: reads history without locks, along one index, from where the last call stopped.
 --
--- The dead and the cancelled are read by history_unfinished, those that succeeded, or are named by id, by history_id.
+-- The dead and the cancelled are read by history_unfinished, succeeded ones, and those named by id, by history_id.
 
 create or replace function pgqueue._find_ended(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
@@ -152,4 +152,4 @@ end
 $$;
 
 comment on function pgqueue._find_ended(jsonb, jsonb, integer, integer) is
-    'Private: what _find_jobs finds in history; granularity and kept_until lead to a row''s partition.';
+    'Private: the part of _find_jobs that reads history; granularity and kept_until lead to a row''s partition.';

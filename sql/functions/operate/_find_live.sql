@@ -46,7 +46,7 @@ begin
         when p_filter ? 'group_id' then '{group}'
         when v_key is not null then '{key}'
         when v_queue is not null then array_remove(
-            -- What is released on the way, because the job ahead of it went, stands in ready: that comes later.
+            -- Jobs that this call releases, because the job ahead of them ended, move to jobs_ready, which is read later.
             array[
                 case when 'blocked' = any (v_states) then 'held' end,
                 case when 'blocked' = any (v_states) then 'parked' end,
@@ -99,7 +99,7 @@ begin
                     and (v_created_after is null or v_row.created_at >= v_created_after)
                     and (v_created_before is null or v_row.created_at < v_created_before)
                     and (not v_not_due or v_row.ready_at > v_now)
-                    -- Each job is found in one way.
+                    -- Each job is found in one way only.
                     and (v_way <> 'held' or v_row.state = 'blocked')
                     and (v_way <> 'parked' or v_row.key is null or v_row.blocked_on = '@parents')
                     and (v_row.state <> 'executing' or v_row.cancel_requested_at is null)
@@ -107,7 +107,7 @@ begin
                     ids := ids || v_row.id;
                     exit when cardinality(ids) >= p_matches;
                 elsif v_way = 'ready' and v_not_due and v_row.ready_at <= v_now then
-                    -- What is due already need not be looked at, in this lane.
+                    -- Jobs that are due already are skipped in this lane.
                     v_place.ready_at := v_now;
                     v_place.id := 9223372036854775807;
                     v_jumped := true;
@@ -133,7 +133,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: what _find_jobs finds in jobs.';
+comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: the part of _find_jobs that reads jobs.';
 
 create or replace function pgqueue._open_live(
     p_way text, p_filter jsonb, p_job_ids bigint[], p_place pgqueue.jobs, p_left integer
@@ -180,7 +180,7 @@ end
 $$;
 
 comment on function pgqueue._open_live(text, jsonb, bigint[], pgqueue.jobs, integer) is
-    'Private: a cursor over up to p_left live jobs, by one index, from a place on.';
+    'Private: a cursor over up to p_left live jobs, by one index, from a position on.';
 
 create or replace function pgqueue._live_by_number(p_after bigint, p_limit integer)
 returns setof pgqueue.bulk_row
@@ -261,7 +261,7 @@ as $$
 $$;
 
 comment on function pgqueue._live_held(text, text, bigint, integer) is
-    'Private: jobs of a queue that hold places in keys, by jobs_key_held.';
+    'Private: jobs of a queue that hold positions in keys, by jobs_key_held.';
 
 create or replace function pgqueue._live_of_group(
     p_group_id bigint, p_state pgqueue.job_state, p_after bigint, p_limit integer
@@ -337,7 +337,7 @@ $$;
 comment on function pgqueue._live_limited(text, smallint, timestamptz, bigint, integer) is
     'Private: jobs that limits block, by jobs_parked.';
 
--- As many execute as the fleet can carry: few enough to sort.
+-- The fleet executes few enough jobs to sort them.
 create or replace function pgqueue._live_executing(p_queue text, p_after bigint, p_limit integer)
 returns setof pgqueue.bulk_row
 language sql

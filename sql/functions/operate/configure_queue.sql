@@ -1,7 +1,7 @@
--- configure_queue: sets the options of a queue, whether the queue has a row yet or not.
+-- configure_queue: sets the options of a queue, whether or not it has a row yet.
 --
--- Inserts the row of queues where there is none, and locks it. Takes effect at once. What is left out stays; reset names
--- options to take back. Pausing has functions of its own: pause_queue, resume_queue.
+-- Inserts the row of queues where there is none, and locks it. Takes effect at once. An option that is left out
+-- keeps its value; reset names options to take back. Pausing has functions of its own: pause_queue, resume_queue.
 
 create or replace function pgqueue.configure_queue(
     queue text,
@@ -79,5 +79,5 @@ comment on function pgqueue.configure_queue(
     text, integer, integer, interval, interval, interval, integer, text[]
 ) is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
-    'An option that is left out stays as it is; reset => ''{weight}'' takes it back to the default. '
+    'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '
     'The options: \d+ pgqueue.queues. False: unchanged.';

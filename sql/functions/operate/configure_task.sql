@@ -1,7 +1,8 @@
--- configure_task: sets an operator's options of a task, whether a worker has declared the task or not.
+-- configure_task: sets an operator's options of a task, whether or not a worker has declared the task.
 --
--- Inserts the row of tasks where there is none, locks it, and touches an operator's columns only. They win over the
--- declared ones, survive every deploy and take effect at once. What is left out stays; reset names options to take back.
+-- Inserts the row of tasks where there is none, locks it, and writes an operator's columns only. They override the
+-- declared ones, survive every deploy and take effect at once. An option that is left out keeps its value; reset names
+-- options to take back.
 
 create or replace function pgqueue.configure_task(
     task text,
@@ -112,5 +113,5 @@ comment on function pgqueue.configure_task(
     interval[], text, boolean, integer, interval, integer, boolean, text[]
 ) is
     'Set options of a task for all its jobs, from now on and over what the code declares. select pgqueue.configure_task(''send_email'', max_attempts => 3); '
-    'An option that is left out stays as it is; reset => ''{max_attempts}'' takes it back, so that the declared one holds. '
-    'The options: \d+ pgqueue.tasks; what holds: pgqueue.effective_tasks. False: unchanged.';
+    'An option that is left out keeps its value; reset => ''{max_attempts}'' takes it back, so that the declared one holds. '
+    'The options: \d+ pgqueue.tasks; the options in effect: pgqueue.effective_tasks. False: unchanged.';

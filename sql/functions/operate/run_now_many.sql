@@ -31,7 +31,7 @@ declare
         run_now_many.job_ids, run_now_many.everything
     );
 begin
-    -- Of one that was named, whoever asks wants to know.
+    -- For a job that was named, the call is refused instead of skipping it.
     if cardinality(run_now_many.job_ids) = 1 then
         perform pgqueue._refuse_to_run_child(run_now_many.job_ids[1]);
     end if;
@@ -65,4 +65,4 @@ end
 $$;
 
 comment on function pgqueue._refuse_to_run_child(bigint) is
-    'Private: refuses to run a job now that waits for its parents, and says for which.';
+    'Private: refuses to run a job now that waits for its parents, and names them.';
