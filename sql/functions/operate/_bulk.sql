@@ -239,7 +239,7 @@ begin
             if next_after is not null then
                 return;
             end if;
-            v_rows := greatest(p_rows - v_found.looked_at, 1);
+            v_rows := greatest(p_rows - v_found.rows_read, 1);
         end if;
         if p_filter -> 'states' ?| '{succeeded,dead,cancelled}' then
             select f.*
@@ -296,7 +296,7 @@ end
 $$;
 
 comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[]) is
-    'Private: locks rows of history in id order, skips those that are locked, and returns the others.';
+    'Private: locks rows of history in id order, SKIP LOCKED, and returns them.';
 
 -- The caller has locked the rows.
 create or replace function pgqueue._request_cancel(p_job_ids bigint[])

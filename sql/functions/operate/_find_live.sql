@@ -6,7 +6,7 @@
 
 create or replace function pgqueue._find_live(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
-    out ids bigint[], out looked_at integer, out next_after jsonb
+    out ids bigint[], out rows_read integer, out next_after jsonb
 )
 returns record
 language plpgsql
@@ -35,7 +35,7 @@ declare
     );
     v_ways text[];
     v_way text;
-    v_place pgqueue.jobs;
+    v_position pgqueue.jobs;
     v_rows refcursor;
     v_row pgqueue.bulk_row;
     v_left integer;
@@ -58,41 +58,41 @@ begin
         else '{all}'
     end;
     ids := '{}';
-    looked_at := 0;
+    rows_read := 0;
     if p_after is not null then
         v_way := p_after ->> 'way';
         if v_way is null or v_way <> all (v_ways) then
             raise data_exception using message = 'It belongs to another filter.';
         end if;
-        v_place := jsonb_populate_record(null::pgqueue.jobs, p_after -> 'place');
+        v_position := jsonb_populate_record(null::pgqueue.jobs, p_after -> 'place');
         v_ways := v_ways[array_position(v_ways, v_way):];
     end if;
 
     foreach v_way in array v_ways loop
-        if v_place is null then
-            v_place.id := 0;
-            v_place.state := 'waiting';
-            v_place.key := '';
-            v_place.blocked_on := '';
-            v_place.priority := -32768;
-            v_place.resumed := false;
-            v_place.ready_at := '-infinity';
+        if v_position is null then
+            v_position.id := 0;
+            v_position.state := 'waiting';
+            v_position.key := '';
+            v_position.blocked_on := '';
+            v_position.priority := -32768;
+            v_position.resumed := false;
+            v_position.ready_at := '-infinity';
         end if;
         loop
             v_jumped := false;
-            v_left := p_rows - looked_at;
-            v_rows := pgqueue._open_live(v_way, p_filter, v_job_ids, v_place, v_left);
+            v_left := p_rows - rows_read;
+            v_rows := pgqueue._open_live(v_way, p_filter, v_job_ids, v_position, v_left);
             loop
                 fetch v_rows into v_row;
                 exit when not found;
-                looked_at := looked_at + 1;
-                v_place.id := v_row.id;
-                v_place.state := v_row.state;
-                v_place.priority := v_row.priority;
-                v_place.resumed := v_row.resumed;
-                v_place.ready_at := v_row.ready_at;
-                v_place.key := coalesce(v_row.key, '');
-                v_place.blocked_on := v_row.blocked_on;
+                rows_read := rows_read + 1;
+                v_position.id := v_row.id;
+                v_position.state := v_row.state;
+                v_position.priority := v_row.priority;
+                v_position.resumed := v_row.resumed;
+                v_position.ready_at := v_row.ready_at;
+                v_position.key := coalesce(v_row.key, '');
+                v_position.blocked_on := v_row.blocked_on;
                 if v_row.state = any (v_states)
                     and (v_queue is null or v_row.queue = v_queue)
                     and (v_task is null or v_row.task = v_task)
@@ -108,26 +108,26 @@ begin
                     exit when cardinality(ids) >= p_matches;
                 elsif v_way = 'ready' and v_not_due and v_row.ready_at <= v_now then
                     -- Jobs that are due already are skipped in this lane.
-                    v_place.ready_at := v_now;
-                    v_place.id := 9223372036854775807;
+                    v_position.ready_at := v_now;
+                    v_position.id := 9223372036854775807;
                     v_jumped := true;
                     exit;
                 end if;
             end loop;
             close v_rows;
-            if looked_at >= p_rows or cardinality(ids) >= p_matches then
+            if rows_read >= p_rows or cardinality(ids) >= p_matches then
                 next_after := jsonb_build_object(
                     'way', v_way,
                     'place', jsonb_strip_nulls(jsonb_build_object(
-                        'id', v_place.id, 'state', v_place.state, 'priority', v_place.priority, 'resumed', v_place.resumed,
-                        'ready_at', v_place.ready_at, 'key', v_place.key, 'blocked_on', v_place.blocked_on
+                        'id', v_position.id, 'state', v_position.state, 'priority', v_position.priority, 'resumed', v_position.resumed,
+                        'ready_at', v_position.ready_at, 'key', v_position.key, 'blocked_on', v_position.blocked_on
                     ))
                 );
                 return;
             end if;
             exit when not v_jumped;
         end loop;
-        v_place := null;
+        v_position := null;
     end loop;
     next_after := null;
 end
@@ -136,7 +136,7 @@ $$;
 comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: the part of _find_jobs that reads jobs.';
 
 create or replace function pgqueue._open_live(
-    p_way text, p_filter jsonb, p_job_ids bigint[], p_place pgqueue.jobs, p_left integer
+    p_way text, p_filter jsonb, p_job_ids bigint[], p_position pgqueue.jobs, p_left integer
 )
 returns refcursor
 language plpgsql
@@ -149,31 +149,31 @@ declare
 begin
     case p_way
         when 'all' then
-            open v_rows for select l.* from pgqueue._live_by_number(p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_by_number(p_position.id, p_left) l;
         when 'ids' then
-            open v_rows for select l.* from pgqueue._live_by_id(p_job_ids, p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_by_id(p_job_ids, p_position.id, p_left) l;
         when 'group' then
             open v_rows for
             select l.*
-            from pgqueue._live_of_group((p_filter ->> 'group_id')::bigint, p_place.state, p_place.id, p_left) l;
+            from pgqueue._live_of_group((p_filter ->> 'group_id')::bigint, p_position.state, p_position.id, p_left) l;
         when 'key' then
-            open v_rows for select l.* from pgqueue._live_of_key((p_filter ->> 'queue'), (p_filter ->> 'key'), p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_of_key((p_filter ->> 'queue'), (p_filter ->> 'key'), p_position.id, p_left) l;
         when 'held' then
-            open v_rows for select l.* from pgqueue._live_held((p_filter ->> 'queue'), p_place.key, p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_held((p_filter ->> 'queue'), p_position.key, p_position.id, p_left) l;
         when 'parked' then
             open v_rows for
             select l.*
             from pgqueue._live_limited(
-                p_place.blocked_on, p_place.priority, p_place.ready_at, p_place.id, p_left
+                p_position.blocked_on, p_position.priority, p_position.ready_at, p_position.id, p_left
             ) l;
         when 'ready' then
             open v_rows for
             select l.*
             from pgqueue._live_ready(
-                (p_filter ->> 'queue'), p_place.priority, p_place.resumed, p_place.ready_at, p_place.id, p_left
+                (p_filter ->> 'queue'), p_position.priority, p_position.resumed, p_position.ready_at, p_position.id, p_left
             ) l;
         when 'executing' then
-            open v_rows for select l.* from pgqueue._live_executing((p_filter ->> 'queue'), p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_executing((p_filter ->> 'queue'), p_position.id, p_left) l;
     end case;
     return v_rows;
 end

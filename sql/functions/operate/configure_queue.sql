@@ -23,25 +23,17 @@ as $$
 #variable_conflict use_column
 declare
     v_reset text[] := coalesce(configure_queue.reset, '{}'::text[]);
-    v_unknown text;
     v_before pgqueue.queues;
     v_after pgqueue.queues;
 begin
     perform pgqueue._check_name('queue', configure_queue.queue);
-    select r.name into v_unknown
-    from unnest(v_reset) r (name)
-    where (r.name = any (
+    perform pgqueue._check_reset(
+        v_reset,
         array[
-            'priority', 'weight', 'retention_succeeded', 'retention_cancelled', 'retention_dead', 'retry_budget'
-        ]
-    )) is not true
-    limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
-            'Give the names of options of configure_queue(), such as ''{retention_succeeded}''.'
-        );
-    end if;
+            'retention_succeeded', 'priority', 'weight', 'retention_cancelled', 'retention_dead', 'retry_budget'
+        ],
+        'configure_queue'
+    );
     insert into pgqueue.queues (name) values (configure_queue.queue) on conflict do nothing;
     select t.* into v_before from pgqueue.queues t where t.name = configure_queue.queue for update;
     update pgqueue.queues t
@@ -58,15 +50,9 @@ begin
         retry_budget = case when 'retry_budget' <> all (v_reset) then coalesce(configure_queue.retry_budget, t.retry_budget) end
     where t.name = configure_queue.queue
     returning t.* into v_after;
-    if v_after is not distinct from v_before then
-        return false;
-    end if;
-    perform pgqueue._audit(
-        'configure_queue',
-        jsonb_build_object('queue', configure_queue.queue, 'before', pgqueue._difference(to_jsonb(v_before), to_jsonb(v_after)),
-            'after', pgqueue._difference(to_jsonb(v_after), to_jsonb(v_before)))
+    return pgqueue._audit_options(
+        'configure_queue', 'queue', configure_queue.queue, to_jsonb(v_before), to_jsonb(v_after)
     );
-    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of queue %s is out of range', quote_literal(configure_queue.queue)), sqlerrm,

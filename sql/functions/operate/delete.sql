@@ -15,16 +15,16 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_place record;
+    v_position record;
     v_count bigint := 0::bigint;
 begin
     if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
         perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id));
         return true;
     end if;
-    select h.id, h.granularity, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
+    select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
     if found then
-        v_count := pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+        v_count := pgqueue._delete_history(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     end if;
     perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
     return v_count > 0;

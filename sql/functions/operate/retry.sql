@@ -22,7 +22,7 @@ declare
     -- Variables: see extend.
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
-    v_place record;
+    v_position record;
     v_count bigint := 0::bigint;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
@@ -32,7 +32,7 @@ begin
         return v_count > 0;
     end if;
     select h.id, h.granularity, h.kept_until
-    into v_place
+    into v_position
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
@@ -42,11 +42,11 @@ begin
             'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
         );
     end if;
-    if v_place.id is not null then
-        v_count := pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    if v_position.id is not null then
+        v_count := pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     end if;
     if v_count > 0 and retry.dependents then
-        perform pgqueue._reopen_children(array[v_place.id]);
+        perform pgqueue._reopen_children(array[v_position.id]);
     end if;
     perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
     return v_count > 0;

@@ -58,7 +58,7 @@ begin
     if exists (select from pgqueue.jobs j where j.id = p_job_id and j.blocked_on = '@parents') then
         perform pgqueue._refuse(
             format('job %s waits for other jobs', p_job_id), (select e.detail from pgqueue.explain(p_job_id) e),
-            format('Let it start whatever becomes of them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
+            format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
         );
     end if;
 end

@@ -1,7 +1,7 @@
 -- search: the ids of jobs that a filter fits, newest first, for lists and for "all that match".
 --
 -- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
--- `before` down, and says where it stopped. Jobs of one queue are read by its index while they are few, executing
+-- `before` down, and returns where it stopped. Jobs of one queue are read by its index while they are few, executing
 -- ones by their leases, the dead and cancelled by the index of queue and state; all others by id. Reads only.
 
 create or replace function pgqueue.search(

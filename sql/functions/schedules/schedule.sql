@@ -2,7 +2,7 @@
 --
 -- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
 -- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
--- comes up later, at night. Records the first instant at once, so that it is not missed if nobody runs maintenance for a
+-- comes up later, at night. Records the first instant at once, so that it is not missed if maintenance does not run for a
 -- while.
 
 create or replace function pgqueue.schedule(
@@ -138,7 +138,7 @@ comment on function pgqueue.schedule(
     'catch_up: for runs that were missed (found more than 10 s late): skip all, run the last (default), or run all, at most the latest catch_up_cap. '
     'overlap: start (default) another job, or skip the run, while the last one has not ended. jitter: delay each job at random by up to this. '
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
-    'maintain() enqueues what is due, so jobs come about a second after their time at most.';
+    'maintain() enqueues due jobs, about a second after their time at most.';
 
 create or replace function pgqueue._check_schedule(
     p_expression text, p_every interval, p_timezone text, p_catch_up text, p_overlap text, p_jitter interval, p_cap integer

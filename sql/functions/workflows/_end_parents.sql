@@ -1,6 +1,6 @@
 -- Settles the jobs that depend on a job that ended. See _dependencies.
 --
--- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes says that no job
+-- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes finds that no job
 -- ever depended on another. If none of the ended jobs has children it costs one probe of an index, of the range between
 -- the least and the greatest id: one probe for each job of a batch would be noticeable. A call closes 1,000 rows at most;
 -- a note leaves the rest to a later one.
@@ -161,8 +161,8 @@ $$;
 comment on function pgqueue._close_dependencies(bigint[], text, integer, bigint) is
     'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; leaves a note if there are more.';
 
--- The rest of what a note says of a parent. Meanwhile it may have been retried. While its row in history is locked it is
--- not.
+-- Continues what a note left of a parent. The parent may have been retried since, but not while its row in history is
+-- locked.
 create or replace function pgqueue._close_more(p_note pgqueue.notes)
 returns integer
 language plpgsql
@@ -296,4 +296,4 @@ end
 $$;
 
 comment on function pgqueue._check_parents(bigint[]) is
-    'Private: closes the dependencies of children on parents that have ended, and returns those that have a parent which may be ending now.';
+    'Private: closes the dependencies of children on parents that have ended, and returns the children with a parent that may be ending now.';

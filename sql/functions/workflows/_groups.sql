@@ -354,10 +354,10 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_place record;
+    v_position record;
 begin
     select h.id, h.granularity, h.kept_until
-    into v_place
+    into v_position
     from pgqueue.history h
     where h.id = p_id and h.task = '@group'
     for update skip locked;
@@ -367,7 +367,7 @@ begin
         end if;
         return;
     end if;
-    perform pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     update pgqueue.jobs j
     set
         state = 'blocked',

@@ -107,7 +107,7 @@ declare
     v_lane record;
     v_ready_at timestamptz;
 begin
-    -- One whose time is over is for those that waited before.
+    -- An event whose time is over goes only to jobs that waited before.
     select e.payload
     into v_payload
     from pgqueue.events e
