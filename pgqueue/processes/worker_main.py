@@ -10,10 +10,10 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
-from pgqueue.tasks import App
 from pgqueue.worker import Worker
 
 log = logging.getLogger("pgqueue.worker")
