@@ -230,6 +230,7 @@ as $$
             ('doctor', '{reader,operator}'),
             -- A producer may slow down by it.
             ('depth', '{producer,worker,reader,operator}'),
+            ('wanted', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),
             -- A worker compares due times with the clock, which is no secret.
             ('_clock', '{producer,worker,reader,operator}')
