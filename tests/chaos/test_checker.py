@@ -539,7 +539,7 @@ def test_a_claim_that_does_not_ask_who_is_ahead_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._capacity", "room := p_max_executing - ", "room := p_max_executing + 0 * ")
+    stage.bug("pgqueue._capacity", "capacity := p_max_executing - ", "capacity := p_max_executing + 0 * ")
     call(stage.conn, "set_limit", "task", "limited", max_executing=1)
     for _ in range(2):
         stage.enqueue("limited")
