@@ -1,4 +1,4 @@
--- version: what is installed, for a worker to compare with what it was built for. Reads only.
+-- version: the installed release, which a worker compares with its own. Reads only.
 
 create or replace function pgqueue.version()
 returns table (version text, revision text, digest text)

@@ -1,8 +1,8 @@
 -- Live jobs of a bulk call: reads jobs without locks, along one index after the other, from where the last call stopped.
 --
--- Jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key or group by its indexes, all
--- others by the primary key: one function for each way, inlined where a cursor is opened (no SET). A cursor, because a
--- loop that ends at enough matches must not have read the rest.
+-- Jobs of a queue are read by jobs_ready, jobs_key_held, jobs_parked and jobs_lease, those of a key or group by its
+-- indexes, all others by the primary key: one function for each way, inlined where a cursor is opened (no SET). A
+-- cursor, because a loop that ends at enough matches must not have read the rest.
 
 create or replace function pgqueue._find_live(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,

@@ -161,7 +161,8 @@ $$;
 comment on function pgqueue._close_dependencies(bigint[], text, integer, bigint) is
     'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; a note has the rest.';
 
--- The rest of what a note says of a parent. Meanwhile it may have been retried. While its row in history is locked it is not.
+-- The rest of what a note says of a parent. Meanwhile it may have been retried. While its row in history is locked it is
+-- not.
 create or replace function pgqueue._close_more(p_note pgqueue.notes)
 returns integer
 language plpgsql

@@ -216,7 +216,9 @@ begin
     order by d.child, d.parent limit 1;
     if p_is_cancelled and pgqueue._verdict(p_run_if, false, v_parent.parent is not null) = 'cancel' then
         v_error := pgqueue._parent_error(v_parent.parent, v_parent.ended);
-    elsif v_state <> 'succeeded' and not p_is_cancelled then
+    elsif p_is_cancelled then
+        v_error := pgqueue._group_error(p_id);
+    elsif v_state <> 'succeeded' then
         v_error := jsonb_build_object(
             'class', 'MemberFailed',
             'message', format(
@@ -234,6 +236,19 @@ $$;
 
 comment on function pgqueue._end_group(bigint, bigint, boolean, text) is
     'Private: ends a group with what became of its members, as far as history keeps them.';
+
+-- By its class _revive_members knows whom to bring back.
+create or replace function pgqueue._group_error(p_group_id bigint)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select jsonb_build_object('class', 'GroupCancelled', 'message', format('group %s was cancelled', p_group_id))
+$$;
+
+comment on function pgqueue._group_error(bigint) is 'Private: why a member of a group that is cancelled is cancelled.';
 
 -- In slices of 1,000; a note has the rest. Executing members are asked to cancel.
 create or replace function pgqueue._cancel_members(p_group_id bigint)
@@ -274,7 +289,9 @@ begin
         if v_state = 'executing' then
             perform pgqueue._request_cancel(v_ids);
         elsif v_ids is not null then
-            v_left := v_left - cardinality(pgqueue._finish(v_ids, v_reservations, false, 'cancelled'));
+            v_left := v_left - cardinality(
+                pgqueue._finish(v_ids, v_reservations, false, 'cancelled', null, pgqueue._group_error(p_group_id))
+            );
         end if;
         if v_groups is not null then
             perform pgqueue._cancel_groups(v_groups);

@@ -45,6 +45,7 @@ declare
     v_groups bigint[];
     v_cancelled bigint[];
     v_events text[];
+    v_back pgqueue.notes[];
     v_left integer := 1000;
 begin
     if not exists (select from pgqueue.notes) then
@@ -73,10 +74,12 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'r'),
         array_agg(distinct t.id) filter (where t.kind = 'g'),
         array_agg(distinct t.id) filter (where t.kind = 'm'),
-        array_agg(distinct t.name) filter (where t.kind = 'e')
-    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events
+        array_agg(distinct t.name) filter (where t.kind = 'e'),
+        array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
+            filter (where t.kind = 'b')
+    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events) = 0 then
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back) = 0 then
         return false;
     end if;
 
@@ -101,6 +104,7 @@ begin
     end if;
     perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
     perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
+    perform pgqueue._revive_members(b.id, b.after) from unnest(v_back) b;
     if v_groups is not null then
         perform pgqueue._look_at_groups(v_groups);
     end if;

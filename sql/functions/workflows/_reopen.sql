@@ -121,14 +121,101 @@ begin
         return '{}'::bigint[];
     end if;
     perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils);
-    -- It was not an error of theirs.
-    update pgqueue.jobs j set errors = nullif(j.errors - (-1), '[]') where j.id = any (v_ids);
+    perform pgqueue._forget_cancelled(v_ids);
     return v_ids;
 end
 $$;
 
 comment on function pgqueue._revive_children(bigint[]) is
     'Private: brings back those of these jobs that were cancelled because a parent failed, and have none that failed any more; returns their ids.';
+
+-- The caller has just brought the jobs back. Groups are blocked again, and their members come back after them.
+create or replace function pgqueue._forget_cancelled(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_groups bigint[];
+begin
+    with back as (
+        update pgqueue.jobs j
+        set
+            -- It was not an error of theirs.
+            errors = nullif(j.errors - (-1), '[]'),
+            state = case when j.task = '@group' then 'blocked'::pgqueue.job_state else j.state end,
+            blocked_on = case when j.task = '@group' then '@group' else j.blocked_on end,
+            resumed = j.resumed and j.task <> '@group'
+        where j.id = any (p_ids)
+        returning j.id, j.task
+    )
+    select array_agg(b.id) into v_groups from back b where b.task = '@group';
+    if v_groups is not null then
+        perform pgqueue._leave_notes('b', v_groups);
+    end if;
+end
+$$;
+
+comment on function pgqueue._forget_cancelled(bigint[]) is
+    'Private: forgets why jobs that came back were cancelled, and closes those of them that are groups.';
+
+-- Members that were cancelled with their group, in slices of 1,000; a note has the rest.
+create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_found record;
+begin
+    if not exists (select from pgqueue.jobs j where j.id = p_group_id and j.cancel_requested_at is null) then
+        -- It has ended again meanwhile.
+        return;
+    end if;
+    select
+        array_agg(l.id) as ids, array_agg(l.granularity) as granularities, array_agg(l.kept_until) as kept_untils,
+        count(*) as members, max(l.id) as last
+    into v_found
+    from (
+        select h.id, h.granularity, h.kept_until
+        from pgqueue.history h
+        where h.group_id is not null
+            and h.group_id = p_group_id
+            and h.id > p_after
+            and h.errors -> -1 ->> 'class' = 'GroupCancelled'
+        order by h.id
+        limit 1000
+        for update skip locked
+    ) l;
+    if v_found.members > 0 then
+        perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils);
+        perform pgqueue._forget_cancelled(v_found.ids);
+    end if;
+    if v_found.members = 1000 then
+        insert into pgqueue.notes (kind, id, after, look_at, xid)
+        values ('b', p_group_id, v_found.last, pgqueue._clock(), pg_current_xact_id());
+    else
+        -- It may have none.
+        perform pgqueue._leave_notes('g', array[p_group_id]);
+    end if;
+end
+$$;
+
+comment on function pgqueue._revive_members(bigint, bigint) is
+    'Private: brings back up to 1,000 members with ids above p_after that were cancelled with their group, which came back.';
 
 -- The caller has just brought the jobs back, in waiting. A job that never started waits again for the parents that it has
 -- left; where one of them failed, whoever retries the job wants it to run.
