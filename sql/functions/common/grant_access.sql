@@ -230,6 +230,7 @@ as $$
             ('doctor', '{reader,operator}'),
             -- For producers that slow down while a queue is long.
             ('depth', '{producer,worker,reader,operator}'),
+            ('wanted', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),
             -- A worker compares due times with the clock; the time is no secret.
             ('_clock', '{producer,worker,reader,operator}')
