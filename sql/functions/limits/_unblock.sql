@@ -20,6 +20,8 @@ begin
     set
         state = 'blocked',
         blocked_on = w.name,
+        -- Behind the jobs that were blocked before it only if it is younger: it may have been released in vain.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
         resumed = false
     from unnest(p_rows, p_names) w (row_ctid, name)
     where j.ctid = w.row_ctid;
