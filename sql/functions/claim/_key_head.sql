@@ -28,9 +28,9 @@ as $$
     values ('', 1::smallint, true, '-infinity', pgqueue._clock(), pg_current_xact_id())
 $$;
 
-comment on function pgqueue._mark_old_key() is 'Private: switches the head of jobs with keys off until maintain has read it anew.';
+comment on function pgqueue._mark_old_key() is 'Private: disables the head of jobs with keys until maintain has reset it.';
 
--- Ten seconds: by then every statement has ended that began before the mark was seen, and may yet write a head.
+-- Ten seconds: by then every statement has ended that began before the mark was seen and could still write a head.
 create or replace function pgqueue._renew_key_head(p_now timestamptz)
 returns void
 language plpgsql
@@ -52,4 +52,4 @@ begin
 end
 $$;
 
-comment on function pgqueue._renew_key_head(timestamptz) is 'Private: drops old marks, and lets the head of jobs with keys begin anew.';
+comment on function pgqueue._renew_key_head(timestamptz) is 'Private: deletes old marks, and resets the head of jobs with keys.';

@@ -1,4 +1,4 @@
--- dead_groups: the newest dead jobs by what they died of, so that a thousand of them are a handful of lines.
+-- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines.
 --
 -- Reads up to max_jobs rows of history, an equal part of each queue's newest, by the index of queue and state: so its cost
 -- does not grow with the number of queues. Locks nothing.
