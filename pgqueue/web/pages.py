@@ -31,19 +31,22 @@ async def overview(context: Context) -> Response:
     stats = await shared("stats", 1.0, observe.stats)
     groups = await shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
     findings = await shared("doctor", 30.0, observe.doctor)
-    minute = await shared(("series", "", 60), 2.0, lambda: observe.series("", 60))
+    recent = await shared(("series", "", 900), 2.0, lambda: observe.series("", 900))
     day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
     return context.page(
         "overview.html",
         stats=stats,
         total=stats["total"],
-        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        queues=_in_trouble_first(stats["queues"]),
         groups=groups[:8],
         findings=[each for each in findings if each["severity"] != "info"],
         # One that is paused is late because somebody wants it so.
         lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
-        rates=_rates(minute),
-        dead_today=sum(_outcomes(row).get("dead", 0) for row in day),
+        rates=_rates([row for row in recent if row[0] > context.now() - 60]),
+        # Samples of ten minutes, and those of ten seconds since.
+        dead_today=sum(
+            _outcomes(row).get("dead", 0) for row in [*day, *(row for row in recent if not day or row[0] > day[-1][0])]
+        ),
         workers=_alive(stats["workers"], context.now()),
         ranges=RANGES,
         now=context.now(),
@@ -56,7 +59,7 @@ async def queues(context: Context) -> Response:
     options = await context.database.shared("queues", 5.0, observe.queues)
     return context.page(
         "queues.html",
-        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        queues=_in_trouble_first(stats["queues"]),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
         now=context.now(),
@@ -235,6 +238,8 @@ async def series(context: Context) -> Response:
     outcomes = [_outcomes(row) for row in rows]
     return JSONResponse(
         {
+            "from": round(context.now()) - span,
+            "to": round(context.now()),
             "t": [row[0] for row in rows],
             "succeeded": [
                 round(found.get("succeeded", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)
@@ -258,6 +263,11 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
         ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
     ]
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+def _in_trouble_first(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    # Groups stand in a queue of their own, which is served by no worker, and have a page.
+    return sorted((each for each in queues if not each["queue"].startswith("@")), key=_trouble, reverse=True)
 
 
 def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
