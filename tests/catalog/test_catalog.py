@@ -130,6 +130,40 @@ def test_what_runs_with_its_owners_rights_is_public(conn: psycopg.Connection) ->
     )
 
 
+def test_what_a_parallel_worker_may_run_starts_no_subtransaction(conn: psycopg.Connection) -> None:
+    # Before PostgreSQL 18 the leader must not either: "cannot start subtransactions during a parallel operation".
+    assert (
+        names(
+            conn,
+            r"""
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace
+            and p.proparallel <> 'u'
+            and regexp_replace(p.prosrc, '--[^\n]*', '', 'g') ~ '\mexception\s+when\M'
+        """,
+        )
+        == []
+    )
+
+
+def test_no_function_is_marked_safer_than_one_that_it_calls(conn: psycopg.Connection) -> None:
+    rows = conn.execute(
+        "select p.proname::text, p.proparallel::text, p.prosrc from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace"
+    ).fetchall()
+    order = "sru"  # safe, restricted, unsafe
+    marks = {name: order.index(mark) for name, mark, _ in rows}
+    wrong = []
+    for name, _, text in rows:
+        # Without comments and texts: the hint of an error may name any function.
+        code = re.sub(r"--[^\n]*|'(?:[^']|'')*'", "", text)
+        wrong += [
+            f"{name} calls {called}"
+            for called in set(re.findall(r"pgqueue\.(\w+)\(", code))
+            if marks.get(called, 0) > marks[name]
+        ]
+    assert wrong == []
+
+
 def test_no_lock_outlives_its_transaction(conn: psycopg.Connection) -> None:
     """A lock of session level is left by a cancel between two statements, for as long as the session lives."""
     found = names(
