@@ -80,7 +80,9 @@ def test_no_file_holds_more_than_one_screenful_after_another() -> None:
 
 def callers(name: str) -> list[str]:
     call = re.compile(rf"pgqueue\.{name}\(")
-    return [each.name for each in functions() for _ in call.findall(re.sub(r"--.*|create or replace .*", "", each.text))]
+    return [
+        each.name for each in functions() for _ in call.findall(re.sub(r"--.*|create or replace .*", "", each.text))
+    ]
 
 
 def test_a_job_becomes_executing_in_three_statements() -> None:
