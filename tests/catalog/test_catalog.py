@@ -148,7 +148,8 @@ def test_what_a_parallel_worker_may_run_starts_no_subtransaction(conn: psycopg.C
 
 def test_no_function_is_marked_safer_than_one_that_it_calls(conn: psycopg.Connection) -> None:
     rows = conn.execute(
-        "select p.proname::text, p.proparallel::text, p.prosrc from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace"
+        "select p.proname::text, p.proparallel::text, p.prosrc from pg_proc p"
+        " where p.pronamespace = 'pgqueue'::regnamespace"
     ).fetchall()
     order = "sru"  # safe, restricted, unsafe
     marks = {name: order.index(mark) for name, mark, _ in rows}
