@@ -77,15 +77,13 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    -- The newest of each lane stays, whatever its age, and so do marks that no move has seen; of lanes that were dropped,
-    -- none.
+    -- The newest of each lane stays, whatever its age; of lanes that were dropped, none.
     delete from pgqueue.heads h
     where exists (
             select
             from pgqueue.heads x
             where x.queue = h.queue and x.priority = h.priority and x.resumed = h.resumed and x.n > h.n
         )
-        and (h.head > '-infinity' or h.queue = '')
         or (
             h.queue <> ''
             and not exists (select from pgqueue.lanes a where a.queue = h.queue and a.priority = h.priority)

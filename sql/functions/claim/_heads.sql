@@ -24,10 +24,8 @@
 -- read. Two things make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers see the first
 -- by an xid that there was not yet, and take such a lane from its beginning. Against the second stand four rules:
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
--- - A reader, a producer or maintain that sees a row from the future knows of a larger step. Readers take the lane from its
---   beginning. Producers write that down, in the transaction of their job, so the two are seen together (_register_lane).
---   So does the next move of heads. Where the clock went forward again before such a mark was committed, newer heads may
---   stand above it: maintain begins them anew within a second (_see_marks).
+-- - Each transaction that makes a job ready, leases one or writes a horizon asks whether the newest horizon is from the
+--   future. Then it writes a mark. While a mark stands, no head counts and none moves (_head_marks).
 -- - Of horizons only those count that no later one is before.
 -- - What is hidden all the same is found within a minute, and counted (_find_hidden).
 -- The second costs a walk over the dead entries of the last second at most, and only beside an old snapshot. Jobs that are
@@ -38,8 +36,7 @@
 -- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that no probe for what of a
 --   key executes or waits walks what the key has had before. Its pair is (epoch, id), and its safe point the newest id of
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
---   _requeue gives a job an old id again. It writes a mark (sub-lane true) with it: while any mark is seen there is no
---   such head. maintain drops marks after ten seconds, and lets the head begin anew.
+--   _requeue gives a job an old id again. It writes a mark with it (_head_marks).
 
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)
 returns table (head timestamptz, head_id bigint, at timestamptz)
@@ -56,8 +53,8 @@ as $$
     left join lateral (
         select
             h.at, h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
-            -- Read after the row was seen: a clock before it has stepped back.
-            h.at > (select pgqueue._clock())
+            -- The second: the row comes from a restored dump.
+            pgqueue._is_marked('clock')
             or (
                 not pg_catalog.pg_visible_in_snapshot(h.xid, (select pg_catalog.pg_current_snapshot()))
                 and h.xid is distinct from pg_catalog.pg_current_xact_id_if_assigned()

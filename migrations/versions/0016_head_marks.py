@@ -1,0 +1,21 @@
+"""Marks that make heads not count, in a table of their own."""
+
+from pathlib import Path
+
+from pgqueue.schema.migrate import run_sql
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "42bedf8674d0c2741c0df03a7d305990c6e4a0364df299983a7b1187f058470c"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    run_sql("delete from pgqueue.heads; drop table pgqueue.head_marks;")
