@@ -17,6 +17,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.processes.control_pipe import ControlPipe
+from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.supervisor import Supervisor, same_command
 from pgqueue.processes.worker_main import run_worker
 from pgqueue.worker.concurrency import parse as parse_concurrency
@@ -112,6 +113,7 @@ def worker(
     all stacks to the log.
     """
     pipe = ControlPipe.take()
+    manager = ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
     config = WorkerConfig(
@@ -135,20 +137,27 @@ def worker(
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
         tasks = load(require or [])
         with database(dsn) as found:
-            raise typer.Exit(run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe))
+            raise typer.Exit(
+                run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
+            )
     if not require:
         load([])
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
-    raise typer.Exit(_supervise(dsn, config, processes or 1, health, limits))
+    raise typer.Exit(_supervise(dsn, config, processes or 1, health, manager, limits))
 
 
 def _supervise(
-    dsn: str | None, config: WorkerConfig, processes: int, health: tuple[str, int] | None, limits: dict[str, Any]
+    dsn: str | None,
+    config: WorkerConfig,
+    processes: int,
+    health: tuple[str, int] | None,
+    manager: ServiceManager | None,
+    limits: dict[str, Any],
 ) -> int:
     with database(dsn) as found:
         environment = {**os.environ, **({"PGQUEUE_DSN": found} if found else {})}
         supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)
-        return asyncio.run(supervisor.run(health))
+        return asyncio.run(supervisor.run(health, manager))
 
 
 def _identity(name: str | None, pipe: ControlPipe | None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 -- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
 
--- p_ahead: for each row the job that it is to wait for. See _keys: first the marks, then, in a later statement, the look at
--- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock goes with
--- the block, so that they can end while this transaction is open.
+-- p_ahead: for each row the job that it is to wait for. See _keys: first the marks, then, in a later statement, a check of
+-- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock
+-- ends with the exception block, so that they can end while this transaction is open.
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql
@@ -49,7 +49,8 @@ begin
     where j.ctid = w.row_ctid and w.ahead = any (v_standing);
 
     if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
-        -- Those that somebody holds; one that is gone, or gave its place up, stops nobody: the next round sees it.
+        -- The jobs ahead that another session has locked. A job that is gone, or gave up its position, blocks nothing: the
+        -- next round sees that.
         select coalesce(array_agg(l.id), '{}') into v_held
         from (select distinct a.id from unnest(p_ahead) a (id) where a.id <> all (v_standing)) w
         cross join lateral (
@@ -59,7 +60,7 @@ begin
                 and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
             limit 1
         ) l;
-        -- It keeps its place in its key, which goes by run_at.
+        -- It keeps its position in its key, which goes by run_at.
         update pgqueue.jobs j
         set
             ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
@@ -71,4 +72,4 @@ end
 $$;
 
 comment on function pgqueue._block_behind(tid[], bigint[], timestamptz) is
-    'Private: parks jobs behind those that hold earlier places of their keys, or defers them by a second where these are locked.';
+    'Private: blocks jobs behind the jobs that hold earlier positions in their keys, or defers them by a second where these are locked.';

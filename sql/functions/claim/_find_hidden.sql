@@ -1,6 +1,6 @@
--- What maintain does for heads besides moving them: it finds ready jobs that a wrong head hides, and deletes old rows.
+-- Finds ready jobs that a wrong head hides, and deletes old rows of heads. Steps of maintain. See _heads.
 
--- The net. Each lane is asked in one statement: head and jobs are of one snapshot.
+-- The safety net. One statement reads each lane, so that its head and its jobs are of one snapshot.
 create or replace function pgqueue._find_hidden()
 returns integer
 language plpgsql
@@ -64,7 +64,7 @@ end
 $$;
 
 comment on function pgqueue._find_hidden() is
-    'Private: takes lanes that have something ready below their heads from the beginning again; returns how many there were.';
+    'Private: resets the heads that hide ready jobs, and returns how many there were.';
 
 create or replace function pgqueue._tidy_heads(p_now timestamptz)
 returns void
@@ -77,7 +77,7 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    -- The newest of each lane stays, whatever its age; of lanes that were dropped, none.
+    -- Keeps the newest row of each lane, whatever its age. Keeps no row of a lane that was dropped.
     delete from pgqueue.heads h
     where exists (
             select
@@ -92,4 +92,4 @@ begin
 end
 $$;
 
-comment on function pgqueue._tidy_heads(timestamptz) is 'Private: forgets heads that were moved, and horizons of the past.';
+comment on function pgqueue._tidy_heads(timestamptz) is 'Private: deletes the rows of heads that have newer ones, and old horizons.';

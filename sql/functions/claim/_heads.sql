@@ -1,40 +1,41 @@
--- Heads: a lower bound for each lane, below which nothing is ready, so that no claim walks what others have claimed.
+-- Heads: a lower bound for each lane, below which nothing is ready, so that no claim walks the entries of claimed jobs.
 --
 -- A claimed job leaves a dead entry in the ready index. Vacuum removes it, unless some session holds an old snapshot or
 -- a long transaction open: then each claim would walk the entries of all jobs since. So claims begin at the head.
 --
--- A head is a pair of time and id, compared as a row, as the ready index is ordered. A time alone could not pass jobs that
--- share their time: those of one bulk call, or of one run_at.
+-- A head is a pair of time and id, compared as a row, as the ready index is ordered. A time alone could not move past jobs
+-- that share their time, such as the jobs of one bulk call or of one run_at.
 --
 -- Why a head may move:
 -- 1. Every statement that makes a job ready takes its xid, then reads the clock, and gives the job no earlier time
 --    (_ready_at). A transaction without an xid reads the clock, t, takes an xid, m, and commits both as a horizon
 --    (_propose). Transactions with a later xid make nothing ready before t.
--- 2. So once all transactions with an earlier xid have ended, no row comes in below t any more: t is the safe point. To
---    see who still runs, this asks a snapshot that has the horizon's own transaction as ended; such a snapshot lists every
---    running xid below m. (A snapshot does not list running xids above the last that ended.)
+-- 2. So once all transactions with an earlier xid have ended, no row comes in below t any more: t is the safe point. A
+--    snapshot that has the horizon's own transaction as ended lists every running xid below m. (A snapshot does not list
+--    running xids above the last that ended.)
 -- 3. Rows whose time is below the safe point only leave the index. That holds for each single time below it as well: no
---    id, low or high, is added to it. So the first row that is there *then*, as a pair, is a bound for good. (Read with
---    that snapshot or an earlier one, the first row might be one that has an elder, committed in between.)
+--    id, low or high, is added to it. So the first row that is there *then*, as a pair, is a permanent bound. (With that
+--    snapshot or an earlier one, a still earlier row, committed in between, could be missed.)
 -- 4. At the safe point and above, rows still come in, at any id. So the head never passes (safe point, 0).
--- A transaction open for a second or more is not waited for: the head's row names it, with the head before as its fallback mark.
--- Once it has ended, readers take that mark for the head by themselves, and the next move finds what it has left.
+-- Nothing waits for a transaction that is open for a second or more: the head's row names it, with the previous head as its
+-- fallback mark. Once it has ended, readers use that mark as the head, and the next move starts from there.
 --
--- So each row of heads holds for ever, and it needs no lock to write one: rows are inserted in any order, and the newest is
--- read. Two things make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers see the first
--- by an xid that there was not yet, and take such a lane from its beginning. Against the second stand four rules:
+-- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
+-- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
+-- by an xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
--- - Each transaction that makes a job ready, leases one or writes a horizon asks whether the newest horizon is from the
---   future. Then it writes a mark. While a mark stands, no head counts and none moves (_head_marks).
--- - Of horizons only those count that no later one is before.
--- - What is hidden all the same is found within a minute, and counted (_find_hidden).
--- The second costs a walk over the dead entries of the last second at most, and only beside an old snapshot. Jobs that are
--- older are passed one by one.
+-- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. A
+--   horizon from the future shows a larger step; the transaction then writes a mark. While there is a mark, no head counts
+--   and none moves (_head_marks).
+-- - A horizon counts only if no later one has an earlier time.
+-- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
+-- Keeping the safe point a second behind costs a walk over the dead entries of that second at most, and only beside an old
+-- snapshot.
 --
 -- Two more indexes have the same trouble, and heads under the queue '':
 -- - Leases (priority 0), by the time at which they end.
--- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that no probe for what of a
---   key executes or waits walks what the key has had before. Its pair is (epoch, id), and its safe point the newest id of
+-- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that a probe of
+--   a key does not walk the entries of its former jobs. Its pair is (epoch, id), and its safe point is the newest id of
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
 --   _requeue gives a job an old id again. It writes a mark with it (_head_marks).
 
@@ -53,7 +54,7 @@ as $$
     left join lateral (
         select
             h.at, h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
-            -- The second: the row comes from a restored dump.
+            -- Or the row comes from a restored dump.
             pgqueue._is_marked('clock')
             or (
                 not pg_catalog.pg_visible_in_snapshot(h.xid, (select pg_catalog.pg_current_snapshot()))
@@ -78,8 +79,8 @@ $$;
 comment on function pgqueue._head(text, smallint, boolean) is
     'Private: the head of a sub-lane, and when it was written (null: it has none).';
 
--- Inlined (no SET, and stable), so that its caller's plan has the one index range that it is. The row comparison is that
--- range's lower bound.
+-- Inlined (no SET, and stable), so that its caller's plan reads one index range. The row comparison is its lower
+-- bound.
 create or replace function pgqueue._first_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint, p_until timestamptz
 )

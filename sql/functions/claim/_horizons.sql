@@ -26,7 +26,7 @@ begin
         insert into pgqueue.horizons (at, newest_id, xid)
         values (
             p_began,
-            -- What holds for transactions later than an earlier one holds for those later than this.
+            -- A newest id that holds after an earlier horizon's transaction holds after this one too.
             coalesce(p_newest_id, case when v_last.xid < pg_current_xact_id() then v_last.newest_id end),
             pg_current_xact_id()
         );
@@ -35,9 +35,9 @@ end
 $$;
 
 comment on function pgqueue._propose(timestamptz, bigint) is
-    'Private: notes that this transaction had no xid at p_began, unless a horizon was noted within 100 ms before.';
+    'Private: records that this transaction had no xid at p_began, unless a horizon was recorded within 100 ms before.';
 
--- Snapshots list transactions of all databases. Those known to be of another one make nothing ready here.
+-- A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
 create or replace function pgqueue._running_xids(p_snapshot pg_snapshot)
 returns xid8[]
 language sql
@@ -60,7 +60,7 @@ $$;
 comment on function pgqueue._running_xids(pg_snapshot) is
     'Private: the transactions that a snapshot lists as running and that may be of this database.';
 
--- The newest horizon whose earlier transactions have all ended, save those that were running a second ago: see above.
+-- The newest horizon whose earlier transactions have all ended, save those that were running a second ago: see _heads.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql
@@ -88,7 +88,7 @@ begin
     where v_patient_from is null or x.xid >= v_patient_from
     order by x.xid
     limit 1;
-    -- After a step back a horizon of before it is above those that came later, or above the clock.
+    -- After the clock stepped back, horizons from before the step are later than newer ones, or than the clock.
     return query
     select h.at, h.newest_id, h.xid
     from (

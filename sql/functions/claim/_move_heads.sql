@@ -30,8 +30,8 @@ $$;
 comment on function pgqueue._move_all_heads() is 'Private: moves the heads of all lanes, of the leases, and of jobs with keys.';
 
 -- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
--- p_claimed: something was claimed, so there is something to pass. Where nothing was, a lane in which nothing is due is left
--- alone as soon as its head has passed what was: else a queue at rest would be written on for ever.
+-- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
+-- moved past its last job: else a queue at rest would get new rows for ever.
 create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)
 returns void
 language plpgsql
@@ -69,7 +69,7 @@ begin
     select pg_current_snapshot() into v_snapshot;
     v_running := pgqueue._running_xids(v_snapshot);
     select h.* into v_horizon from pgqueue._safe_horizon(v_snapshot, v_running, v_now) h;
-    -- Without one no head moves; some may be wrong all the same, after a step back.
+    -- Without a horizon no head moves, but after a step back of the clock some may have to be reset.
     select s.last_value into v_newest_id from pgqueue.jobs_id_seq s;
 
     foreach v_part in array p_sub_lanes loop
@@ -82,7 +82,7 @@ begin
         if v_known then
             continue when v_last.at > v_now - interval '100 ms';
             if not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
-                -- Somebody has just moved it; or it is from elsewhere.
+                -- Another session has just moved it; or it comes from a restored dump.
                 continue when pg_visible_in_snapshot(v_last.xid, pg_current_snapshot());
                 v_known := false;
             end if;
@@ -110,7 +110,7 @@ begin
             limit 1;
         end if;
 
-        -- What is there now, by a snapshot later than the one that says who has ended.
+        -- The first job now, by a snapshot later than the one that shows which transactions have ended.
         v_head := v_base;
         select null::timestamptz as at, null::bigint as id into v_first;
         if v_part.queue = '' and v_part.priority = 1 then
@@ -138,7 +138,7 @@ begin
                 v_idle_since := case when v_known then v_last.idle_since end;
                 continue when v_idle_since is not null
                     and (v_base.at, v_base.id) = (v_last.head, v_last.head_id)
-                    -- What is leased now may lapse, or end, long after.
+                    -- Leases, and jobs with keys, may end long after.
                     and v_last.head >= v_idle_since + case when v_part.queue = '' then interval '10 min' else '0' end
                     and v_last.at > v_now - case when v_last.newest_id = v_newest_id then interval '1 hour' else '1 min' end;
                 v_idle_since := coalesce(v_idle_since, v_now);
@@ -168,7 +168,8 @@ $$;
 comment on function pgqueue._move_heads(pgqueue.sub_lane[], boolean) is
     'Private: moves the heads of these sub-lanes as far as is safe.';
 
--- Of jobs with keys: a look at a thousand ids, live jobs without keys among them; where that does not do, where to go on.
+-- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
+-- go on.
 create or replace function pgqueue._first_of(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
     p_below timestamptz, p_below_id bigint
@@ -220,4 +221,4 @@ end
 $$;
 
 comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
-    'Private: the first job of a sub-lane, or under a head of the queue '''', from a head on and below a pair of time and id.';
+    'Private: the first job of a sub-lane, or of leases or jobs with keys (queue ''''), from a head on and below a pair of time and id.';

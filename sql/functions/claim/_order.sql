@@ -1,8 +1,8 @@
 -- Which of the candidates of a lane may start, and in which slot. Reads, and takes the locks of limits.
 
--- The kinds of verdicts: park (behind ahead); full (parks on the limit); skip (stays, for another claim or none); and what
--- starts, in a slot: plain, keyed, mark (under a limit), gather (with all other payloads of its key). A row without a
--- verdict starts with the first of its key.
+-- The kinds of verdicts: block (behind ahead); limited (is blocked on the limit); skip (stays in the ready index); and, for
+-- a job that starts in a slot: plain, keyed, mark (under a limit), gather (with all other payloads of its key). A row
+-- without a verdict starts with the first one of its key.
 create or replace function pgqueue._order(
     p_queue text,
     p_rows tid[],
@@ -13,7 +13,7 @@ create or replace function pgqueue._order(
     inout used integer,
     inout spare integer[],
     inout open pgqueue.open_batch[],
-    inout rooms jsonb,
+    inout capacities jsonb,
     out verdicts pgqueue.verdict[]
 )
 returns record
@@ -28,7 +28,7 @@ declare
     v_open pgqueue.open_batch;
     v_names text[];
     v_is_payload boolean;
-    -- Keys of payloads that start.
+    -- The keys of payloads that start.
     v_keys text[] := '{}'::text[];
 begin
     verdicts := '{}';
@@ -38,8 +38,8 @@ begin
         v_verdict := null;
         v_verdict.row_ctid := v_row.row_ctid;
         v_is_payload := v_row.accumulate and v_row.key is not null;
-        -- The payloads of a key of an accumulating task start together, in any order; but new ones wait for the backoff of
-        -- those that failed. They are not asked for the order among themselves.
+        -- The payloads of a key of an accumulating task start together, in any order; but new ones wait for the
+        -- backoff of failed ones.
         v_verdict.ahead := case
             when v_row.key is null then null
             when v_row.executing_id is not null then v_row.executing_id
@@ -48,7 +48,7 @@ begin
             when v_row.first_task <> v_row.task and v_row.first_id < v_row.id then v_row.first_id
         end;
         if v_verdict.ahead is not null then
-            v_verdict.kind := 'park';
+            v_verdict.kind := 'block';
             verdicts := verdicts || v_verdict;
             continue;
         end if;
@@ -66,12 +66,12 @@ begin
 
         v_names := null;
         if p_limited then
-            select r.names, r.full_name, r.rooms
-            into v_names, v_verdict.limit_name, rooms
-            from pgqueue._take_capacity(v_row.task, v_row.key, v_row.limit_key, p_now, rooms) r;
-            -- Neither: another claim starts jobs under one of its limits.
+            select r.names, r.limit_name, r.capacities
+            into v_names, v_verdict.limit_name, capacities
+            from pgqueue._take_capacity(v_row.task, v_row.key, v_row.limit_key, p_now, capacities) r;
+            -- Neither a list of names nor a limit: another claim starts jobs under one of its limits.
             if v_names is null then
-                v_verdict.kind := case when v_verdict.limit_name is not null then 'full' else 'skip' end;
+                v_verdict.kind := case when v_verdict.limit_name is not null then 'limited' else 'skip' end;
                 verdicts := verdicts || v_verdict;
                 continue;
             end if;
@@ -114,11 +114,11 @@ $$;
 comment on function pgqueue._order(
     text, tid[], timestamptz, integer[], boolean, boolean, integer, integer[], pgqueue.open_batch[], jsonb
 ) is
-    'Private: says of each of these candidates whether it may start, and in which slot; used, spare, open and rooms go from round to round.';
+    'Private: decides which of these candidates start, and in which slot; used, spare, open and capacities go from round to round.';
 
--- Asks for each candidate, once for all of one key: does a job of its key execute, and which one holds the first position?
--- A probe of an index each, never an ordered scan over two states, from the head of jobs with keys on (see _heads).
--- "asks" stands inside the probes: in a join's condition it would be checked after them, for every row of a key.
+-- Asks once for each key: does a job of it execute, and which job holds its first position?
+-- Each question is one probe of an index, from the head of jobs with keys on (see _heads), never an ordered scan over two
+-- states. "asks" is a condition inside the probes: in a join's condition it would be checked after them, for every row.
 create or replace function pgqueue._key_positions(p_queue text, p_rows tid[], p_now timestamptz, p_gathers boolean)
 returns table (
     row_ctid tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
@@ -232,4 +232,4 @@ end
 $$;
 
 comment on function pgqueue._key_positions(text, tid[], timestamptz, boolean) is
-    'Private: for each of these jobs, what of its key executes, and which job holds the first position.';
+    'Private: for each of these jobs, which job of its key executes, and which one holds the first position.';

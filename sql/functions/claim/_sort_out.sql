@@ -1,15 +1,15 @@
--- Claiming inside one lane: which of the due jobs may start, and what becomes of those that may not.
+-- Claiming inside one lane: which of the due jobs may start, and what happens to the others.
 --
 -- Jobs without a key or a limit are only locked here (FOR UPDATE SKIP LOCKED, in the order of the ready index); reserve
 -- claims them all in one UPDATE at its end (_take). As soon as a lane holds one with a key or under a limit, its rows go
--- through rounds (_sort_out): each gets a verdict (_order), and is started, parked (blocked, out of the ready index),
--- deferred by a second, or skipped. What starts is marked as executing at once (_mark), for the probes of the next round
--- must see it; save where the first round was enough.
--- A row is parked behind one that nobody is ending, and keeps no lock on that one (see _keys). Where that row is locked the
--- candidate is deferred, so that a locked row never stops a lane.
--- Nothing here waits, save, 20 ms at most, for another claim of the same key that is not committed yet: the unique index
--- decides, and the loser's candidate is dropped. No call spends more than about 50 ms on parking; one that comes back empty
--- because of that wakes its own worker.
+-- through rounds (_sort_out): each gets a verdict (_order), and is started, blocked (out of the ready index), deferred by a
+-- second, or skipped. A job that starts is marked as executing at once (_mark), for the probes of the next round must see
+-- it; save where the first round was enough.
+-- A row is blocked behind a job that no other session is ending, and without keeping a lock on that job (see _keys). If
+-- that job is locked the candidate is deferred, so that a locked row never stops a lane. Nothing here waits, save, 20 ms
+-- at most, for another claim of the same key that is not committed yet: the unique index decides, and the loser's
+-- candidate is dropped. No call spends more than about 50 ms on blocking jobs; one that comes back empty because of that
+-- wakes its own worker.
 
 -- p_plain: rows locked before, neither keyed nor limited: they start. p_rows: the first candidates, locked as well.
 create or replace function pgqueue._sort_out(
@@ -50,7 +50,7 @@ declare
     -- Slots whose job was dropped, and batches that have capacity for more keys.
     v_spare integer[] := '{}'::integer[];
     v_open pgqueue.open_batch[] := '{}'::pgqueue.open_batch[];
-    v_rooms jsonb := '{}'::jsonb;
+    v_capacities jsonb := '{}'::jsonb;
     v_verdicts pgqueue.verdict[];
     v_found record;
     v_got record;
@@ -61,15 +61,15 @@ begin
     used := cardinality(p_plain);
     slots := p_slots[:used];
     loop
-        select o.used, o.spare, o.open, o.rooms, o.verdicts
-        into used, v_spare, v_open, v_rooms, v_verdicts
-        from pgqueue._order(p_queue, v_rows, p_now, p_slots, v_gathers, v_limited, used, v_spare, v_open, v_rooms) o;
+        select o.used, o.spare, o.open, o.capacities, o.verdicts
+        into used, v_spare, v_open, v_capacities, v_verdicts
+        from pgqueue._order(p_queue, v_rows, p_now, p_slots, v_gathers, v_limited, used, v_spare, v_open, v_capacities) o;
 
         select
-            array_agg(v.row_ctid) filter (where v.kind = 'park') as parked,
-            array_agg(v.ahead) filter (where v.kind = 'park') as ahead,
-            array_agg(v.row_ctid) filter (where v.kind = 'full') as full_rows,
-            array_agg(v.limit_name) filter (where v.kind = 'full') as full_names,
+            array_agg(v.row_ctid) filter (where v.kind = 'block') as blocked,
+            array_agg(v.ahead) filter (where v.kind = 'block') as ahead,
+            array_agg(v.row_ctid) filter (where v.kind = 'limited') as limited_rows,
+            array_agg(v.limit_name) filter (where v.kind = 'limited') as limited_names,
             array_agg(v.row_ctid) filter (where v.kind in ('plain', 'skip')) as unmarked,
             array_agg(v.row_ctid) filter (where v.slot is not null) as started,
             array_agg(v.slot) filter (where v.slot is not null) as slots,
@@ -77,11 +77,11 @@ begin
             coalesce(bool_or(v.kind in ('gather', 'mark')), false) as has_more
         into v_found
         from unnest(v_verdicts) v;
-        if v_found.parked is not null then
-            perform pgqueue._block_behind(v_found.parked, v_found.ahead, p_now);
+        if v_found.blocked is not null then
+            perform pgqueue._block_behind(v_found.blocked, v_found.ahead, p_now);
         end if;
-        if v_found.full_rows is not null then
-            perform pgqueue._block_on_limits(v_found.full_rows, v_found.full_names, v_rooms);
+        if v_found.limited_rows is not null then
+            perform pgqueue._block_on_limits(v_found.limited_rows, v_found.limited_names, v_capacities);
         end if;
         v_passed := v_passed || v_found.unmarked;
 
@@ -102,7 +102,7 @@ begin
             marked := true;
             v_passed := v_passed || v_got.dropped_rows;
             v_spare := v_spare || v_got.dropped_slots;
-            -- A batch that lost its first key may become anything: no key of an accumulating task must join it.
+            -- The slot of a batch that lost its first key may go to any job: no further key must join that batch.
             v_open := array(select o from unnest(v_open) o where o.slot <> all (v_spare));
         else
             rows := rows || v_found.started;
@@ -114,7 +114,7 @@ begin
         v_rounds := v_rounds + 1;
         if v_rounds > 2 and clock_timestamp() > v_started + interval '20 ms' then
             if used = 0 and pgqueue._may_notify() then
-                -- There may be something behind what it parked: the worker is to come again at once.
+                -- There may be due jobs behind the ones that it blocked: the worker is to claim again at once.
                 perform pg_notify(pgqueue._channel(p_worker), 'wake');
             end if;
             exit;
@@ -139,12 +139,12 @@ begin
         ) c;
         exit when v_rows is null;
     end loop;
-    if v_rooms <> '{}' then
-        perform pgqueue._note_starts(v_rooms, p_now);
+    if v_capacities <> '{}' then
+        perform pgqueue._note_starts(v_capacities, p_now);
     end if;
 end
 $$;
 
 comment on function pgqueue._sort_out(
     text, smallint, boolean, timestamptz, bigint, timestamptz, integer[], tid[], tid[], tid[], text, interval
-) is 'Private: takes what may start of a sub-lane that holds jobs with keys or limits, and parks or defers what may not.';
+) is 'Private: claims the jobs that may start from a sub-lane with keys or limits, and blocks or defers the others.';

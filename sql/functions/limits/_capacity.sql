@@ -2,14 +2,14 @@
 --
 -- A claim counts what executes under a limit (lapsed leases included), and the starts within the period of a rate. At the
 -- limit it blocks the job, and takes no lock. Below it, it takes the limit's advisory lock and counts again, in a statement
--- after the one that took the lock, so that no two claims start jobs by the same count. It only tries: where another
--- claim has the lock, these jobs are skipped this time. The lock is held until the transaction ends, for only then can
--- others count what it started. Nothing else takes it: blocking, releasing and maintenance do without.
--- A job without capacity is blocked under the limit's name (kind:target). A job that ends releases as many as leave with it,
--- in a statement after the one that ended it. It cannot see what a claim blocks at the same moment; so each claim that
--- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. Whatever reads that row deletes it, and
--- then checks the limit in a later statement, whose snapshot shows what was blocked with the row. Rates, whose capacity
--- comes with time, go the same way. Claims and maintain read the rows that are due.
+-- after the one that took the lock, so that no two claims start jobs by the same count. It only tries: while another claim
+-- has the lock, these jobs are skipped. The lock is held until the transaction ends, for only then can others count the
+-- jobs that it started. Blocking, releasing and maintenance do not take it.
+-- A job without capacity is blocked under the limit's name (kind:target). Each job that ends releases one blocked job, in a
+-- statement after the one that ended it. It cannot see the jobs that a claim blocks at the same moment; so each claim that
+-- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. A reader of that row deletes it, and
+-- then checks the limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates, whose
+-- capacity comes with time, are handled the same way. Claims and maintain read the rows that are due.
 -- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
 -- be deferred again, with each one.
 
@@ -29,7 +29,7 @@ as $$
     from pgqueue.limits l
     where l.kind = 'key' and starts_with(p_key, l.target)
     union all
-    -- The value itself, else the longest beginning of it that has a limit for each of its values.
+    -- The limit of the value itself, else that of the longest prefix*.
     (
         select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per
         from pgqueue.limits l
@@ -43,10 +43,10 @@ $$;
 comment on function pgqueue._limits_of(text, text, text) is
     'Private: the limits that apply to a job, save that of its queue, each with its name.';
 
--- Counts by the snapshot of its own statements: see above.
+-- Counts by the snapshots of its own statements: see above.
 create or replace function pgqueue._capacity(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
-    out room integer, out next_at timestamptz, out timed boolean
+    out capacity integer, out next_at timestamptz, out timed boolean
 )
 returns record
 language plpgsql
@@ -62,30 +62,30 @@ declare
     v_started bigint;
     v_first timestamptz;
 begin
-    room := 1000000;
+    capacity := 1000000;
     next_at := p_now + interval '100 ms';
     timed := false;
     if p_max_executing is not null then
-        room := p_max_executing - pgqueue._count_executing(p_kind, p_target, p_max_executing);
+        capacity := p_max_executing - pgqueue._count_executing(p_kind, p_target, p_max_executing);
     end if;
-    if p_rate is not null and room > 0 then
+    if p_rate is not null and capacity > 0 then
         -- Starts in the future were recorded before the clock stepped back.
         select coalesce(sum(s.started), 0), min(s.at)
         into v_started, v_first
         from pgqueue.limit_starts s
         where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
-        if p_rate - v_started <= room then
-            -- Also below the limit: the claim may use the capacity up, and block the other jobs.
+        if p_rate - v_started <= capacity then
+            -- Also below the limit: the claim may use up the capacity, and block further jobs.
             next_at := coalesce(v_first, p_now) + p_per;
             timed := true;
         end if;
-        room := least(room, p_rate - v_started)::integer;
+        capacity := least(capacity, p_rate - v_started)::integer;
     end if;
 end
 $$;
 
 comment on function pgqueue._capacity(text, text, text, integer, integer, interval, timestamptz) is
-    'Private: how many more jobs may start under a limit, by what is committed, and when to check it again if none may.';
+    'Private: how many more jobs may start under a limit, counting committed jobs, and when to check it again if none may.';
 
 create or replace function pgqueue._lock_limit(p_name text)
 returns boolean
@@ -93,7 +93,7 @@ language sql
 volatile
 parallel unsafe
 as $$
-    -- Limits have the negative half of the second keys. Two limits of one hash take turns without need.
+    -- Limits use the negative half of the second keys. Two limits with one hash exclude each other without need.
     select pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class(), pg_catalog.hashtext(p_name) | -2147483648)
 $$;
 

@@ -13,7 +13,7 @@ as $$
     select coalesce(
         jsonb_object_agg(
             l.target,
-            jsonb_build_object('room', greatest(r.room, 0), 'rate', l.rate is not null, 'locked', false)
+            jsonb_build_object('capacity', greatest(r.capacity, 0), 'rate', l.rate is not null, 'locked', false)
         ),
         '{}'
     )
@@ -25,11 +25,11 @@ as $$
 $$;
 
 comment on function pgqueue._queue_capacities(text[], timestamptz) is
-    'Private: how many jobs of each queue that has a limit may still start, by what is committed.';
+    'Private: how many more jobs of each queue that has a limit may start, counting committed jobs.';
 
--- Before the first job of a queue with a limit is claimed: takes the lock, and counts the capacity again. There is none
--- where another claim has the lock.
-create or replace function pgqueue._lock_queue(p_rooms jsonb, p_queue text, p_now timestamptz)
+-- Before the first job of a queue with a limit is claimed: takes the lock, and counts the capacity again. It is 0
+-- while another claim has the lock.
+create or replace function pgqueue._lock_queue(p_capacities jsonb, p_queue text, p_now timestamptz)
 returns jsonb
 language plpgsql
 volatile
@@ -39,13 +39,13 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_room integer := 0;
+    v_capacity integer := 0;
 begin
-    if coalesce((p_rooms -> p_queue ->> 'locked')::boolean, true) then
-        return p_rooms;
+    if coalesce((p_capacities -> p_queue ->> 'locked')::boolean, true) then
+        return p_capacities;
     end if;
     if pgqueue._lock_limit('queue:' || p_queue) then
-        select r.room into v_room
+        select r.capacity into v_capacity
         from pgqueue.limits l
         cross join lateral pgqueue._capacity(
             'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, p_now
@@ -53,8 +53,8 @@ begin
         where l.kind = 'queue' and l.target = p_queue;
     end if;
     return jsonb_set(
-        p_rooms, array[p_queue],
-        p_rooms -> p_queue || jsonb_build_object('room', greatest(coalesce(v_room, 0), 0), 'locked', true)
+        p_capacities, array[p_queue],
+        p_capacities -> p_queue || jsonb_build_object('capacity', greatest(coalesce(v_capacity, 0), 0), 'locked', true)
     );
 end
 $$;
@@ -97,4 +97,4 @@ as $$
 $$;
 
 comment on function pgqueue._next_capacity(text[], timestamptz) is
-    'Private: when the first limit with a rate will have capacity again; null: none is used up.';
+    'Private: when the first limit with a rate will have capacity again; null: all have some.';

@@ -1,11 +1,13 @@
--- What a claim takes of the capacity of limits, and the starts that it records under a rate. See _capacity.
+-- Taking capacity: a claim counts down the limits of each job that it starts, and records starts under a rate. See
+-- _capacity.
 
--- p_rooms remembers, within one claim, what is left of each limit: {name: {room, next_at, timed, rate, started, locked}}.
--- Room is null where another claim has the lock. All limits of the job are counted before one is locked: a job that one
--- of them blocks takes no lock of another. JSON, because it is a map: a claim may meet a limit_key with each of its jobs.
+-- p_capacities holds, within one claim, the remaining capacity of each limit:
+-- {name: {capacity, next_at, timed, rate, started, locked}}. capacity is null while another claim has the lock.
+-- All limits of the job are counted before one is locked: a job that one of them blocks takes no lock of another. JSON,
+-- because it is a map: each job of a claim may have another limit_key.
 create or replace function pgqueue._take_capacity(
-    p_task text, p_key text, p_limit_key text, p_now timestamptz, p_rooms jsonb,
-    out names text[], out full_name text, out rooms jsonb
+    p_task text, p_key text, p_limit_key text, p_now timestamptz, p_capacities jsonb,
+    out names text[], out limit_name text, out capacities jsonb
 )
 returns record
 language plpgsql
@@ -18,30 +20,30 @@ as $$
 declare
     v_limit record;
     v_name text;
-    v_room jsonb;
+    v_capacity jsonb;
     v_unlocked boolean := false;
     v_busy boolean := false;
-    v_rooms jsonb;
+    v_capacities jsonb;
 begin
-    rooms := p_rooms;
+    capacities := p_capacities;
     names := '{}';
     for v_limit in
         select l.* from pgqueue._limits_of(p_task, p_key, p_limit_key) l order by l.name
     loop
-        v_room := rooms -> v_limit.name;
-        if v_room is null then
-            v_room := pgqueue._capacity_as_json(
+        v_capacity := capacities -> v_limit.name;
+        if v_capacity is null then
+            v_capacity := pgqueue._capacity_as_json(
                 v_limit.name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
             );
-            rooms := jsonb_set(rooms, array[v_limit.name], v_room);
+            capacities := jsonb_set(capacities, array[v_limit.name], v_capacity);
         end if;
-        if (v_room ->> 'room')::integer <= 0 then
-            full_name := v_limit.name;
+        if (v_capacity ->> 'capacity')::integer <= 0 then
+            limit_name := v_limit.name;
             names := null;
             return;
         end if;
-        v_busy := v_busy or v_room ->> 'room' is null;
-        v_unlocked := v_unlocked or not (v_room ->> 'locked')::boolean;
+        v_busy := v_busy or v_capacity ->> 'capacity' is null;
+        v_unlocked := v_unlocked or not (v_capacity ->> 'locked')::boolean;
         names := names || v_limit.name;
     end loop;
     if v_busy then
@@ -50,29 +52,29 @@ begin
     end if;
 
     if v_unlocked then
-        v_rooms := rooms;
+        v_capacities := capacities;
         begin
             for v_limit in
                 select l.* from pgqueue._limits_of(p_task, p_key, p_limit_key) l order by l.name
             loop
-                continue when (rooms -> v_limit.name ->> 'locked')::boolean;
+                continue when (capacities -> v_limit.name ->> 'locked')::boolean;
                 v_name := v_limit.name;
-                v_room := null;
+                v_capacity := null;
                 if pgqueue._lock_limit(v_name) then
-                    v_room := pgqueue._capacity_as_json(
+                    v_capacity := pgqueue._capacity_as_json(
                         v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, p_now
                     );
                 end if;
-                if v_room is null or (v_room ->> 'room')::integer <= 0 then
+                if v_capacity is null or (v_capacity ->> 'capacity')::integer <= 0 then
                     -- The end of this block releases the locks that it took.
                     raise exception using errcode = 'lock_not_available';
                 end if;
-                rooms := jsonb_set(rooms, array[v_name], v_room || '{"locked": true}');
+                capacities := jsonb_set(capacities, array[v_name], v_capacity || '{"locked": true}');
             end loop;
         exception when lock_not_available then
-            rooms := jsonb_set(v_rooms, array[v_name], coalesce(v_room, v_rooms -> v_name || '{"room": null}'));
-            if v_room is not null then
-                full_name := v_name;
+            capacities := jsonb_set(v_capacities, array[v_name], coalesce(v_capacity, v_capacities -> v_name || '{"capacity": null}'));
+            if v_capacity is not null then
+                limit_name := v_name;
             end if;
             names := null;
             return;
@@ -80,12 +82,12 @@ begin
     end if;
 
     foreach v_name in array names loop
-        rooms := jsonb_set(
-            rooms,
+        capacities := jsonb_set(
+            capacities,
             array[v_name],
-            rooms -> v_name || jsonb_build_object(
-                'room', (rooms -> v_name ->> 'room')::integer - 1,
-                'started', (rooms -> v_name ->> 'started')::integer + 1
+            capacities -> v_name || jsonb_build_object(
+                'capacity', (capacities -> v_name ->> 'capacity')::integer - 1,
+                'started', (capacities -> v_name ->> 'started')::integer + 1
             )
         );
     end loop;
@@ -93,7 +95,7 @@ end
 $$;
 
 comment on function pgqueue._take_capacity(text, text, text, timestamptz, jsonb) is
-    'Private: takes capacity for one start under each limit of a job: their names; or the one that is at its limit; or neither, while another claim starts jobs under one.';
+    'Private: takes capacity for one start under each limit of a job, and returns their names; or limit_name, the one without capacity; or neither, while another claim starts jobs under one.';
 
 create or replace function pgqueue._capacity_as_json(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz
@@ -105,15 +107,15 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_build_object(
-        'room', r.room, 'next_at', r.next_at, 'timed', r.timed, 'rate', p_rate is not null, 'started', 0, 'locked', false
+        'capacity', r.capacity, 'next_at', r.next_at, 'timed', r.timed, 'rate', p_rate is not null, 'started', 0, 'locked', false
     )
     from pgqueue._capacity(p_name, p_kind, p_target, p_max_executing, p_rate, p_per, p_now) r
 $$;
 
 comment on function pgqueue._capacity_as_json(text, text, text, integer, integer, interval, timestamptz) is
-    'Private: _room, as a claim remembers it.';
+    'Private: _capacity() in the form that a claim keeps.';
 
-create or replace function pgqueue._note_starts(p_rooms jsonb, p_now timestamptz)
+create or replace function pgqueue._note_starts(p_capacities jsonb, p_now timestamptz)
 returns void
 language sql
 volatile
@@ -122,7 +124,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     insert into pgqueue.limit_starts (name, at, started)
     select r.key, p_now, (r.value ->> 'started')::integer
-    from jsonb_each(p_rooms) r
+    from jsonb_each(p_capacities) r
     where (r.value ->> 'rate')::boolean and (r.value ->> 'started')::integer > 0
 $$;
 

@@ -1,8 +1,8 @@
--- Which jobs a limit blocks, and when it releases them. See _capacity.
+-- Blocking jobs on a limit that is reached, and releasing them when it has capacity again. See _capacity.
 --
--- Locks the jobs that it releases, in the order of their priority and time, and skips those that are locked.
+-- Locks the jobs that it releases, in the order of their priority and time, and skips locked ones.
 
-create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_rooms jsonb)
+create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_capacities jsonb)
 returns void
 language plpgsql
 volatile
@@ -20,15 +20,17 @@ begin
     set
         state = 'blocked',
         blocked_on = w.name,
+        -- Behind the jobs that were blocked before it only if it is younger: it may have been released in vain.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
         resumed = false
-    from unnest(p_rows, p_names) w (row_at, name)
-    where j.ctid = w.row_at;
-    -- Also where the limit has such a row: another transaction, which does not see these jobs, may be deleting that one.
+    from unnest(p_rows, p_names) w (row_ctid, name)
+    where j.ctid = w.row_ctid;
+    -- Also if the limit has such a row: another transaction, which does not see these jobs, may be deleting it.
     insert into pgqueue.limit_waits (name, next_at, timed)
     select
         n.name,
-        (p_rooms -> n.name ->> 'next_at')::timestamptz,
-        (p_rooms -> n.name ->> 'timed')::boolean
+        (p_capacities -> n.name ->> 'next_at')::timestamptz,
+        (p_capacities -> n.name ->> 'timed')::boolean
     from (select distinct u.name from unnest(p_names) u (name)) n;
 end
 $$;
@@ -36,7 +38,7 @@ $$;
 comment on function pgqueue._block_on_limits(tid[], text[], jsonb) is
     'Private: blocks jobs under the names of the limits that have no capacity for them.';
 
--- Jobs have stopped executing: releases as many of those that their limits block.
+-- For each job that stopped executing one job that its limits block is released.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
@@ -71,12 +73,12 @@ end
 $$;
 
 comment on function pgqueue._leave_limits(text[], text[], text[]) is
-    'Private: releases jobs blocked by the limits of these, which stopped executing.';
+    'Private: releases jobs that are blocked by the limits of these, which stopped executing.';
 
--- Checks the limits that are due in limit_waits. Each that has capacity again releases as many jobs as that, and no more
--- than p_jobs: a claim holds what it releases until it commits. All rows of such a limit become one. Two calls that check
+-- Checks the limits that are due in limit_waits. Each that has capacity again releases that many jobs, but at most
+-- p_jobs: a claim locks the jobs that it releases until it commits. All rows of a limit become one. Two calls that check
 -- one limit at the same time release twice as many at worst; the next claim blocks them again. A row that is a second
--- overdue counts even if another transaction has locked it, for that may stay open.
+-- overdue counts even if another transaction, which may stay open, has locked it.
 create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql
@@ -94,10 +96,10 @@ declare
     v_name text;
     v_kind text;
     v_limit record;
-    v_room integer;
+    v_capacity integer;
     v_next_at timestamptz;
     v_timed boolean;
-    v_unparked integer := 0;
+    v_released integer := 0;
 begin
     if not exists (select from pgqueue.limit_waits w where w.next_at <= v_now) then
         return 0;
@@ -137,22 +139,22 @@ begin
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        -- Without a row the limit was dropped, and all that it blocked is released.
-        select r.room, r.next_at, r.timed into v_room, v_next_at, v_timed
+        -- Without a row the limit was dropped, and all jobs that it blocked are released.
+        select r.capacity, r.next_at, r.timed into v_capacity, v_next_at, v_timed
         from pgqueue._capacity(
             v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
         ) r;
-        if v_room > 0 then
-            v_unparked := v_unparked + pgqueue._unblock(v_name, least(v_room, p_jobs));
+        if v_capacity > 0 then
+            v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
             v_timed := v_limit.rate is not null;
-            -- The next start under a rate is free about a share of its time later.
+            -- The next start under a rate is free about one share of its period later.
             v_next_at := v_now + case
-                when v_room > p_jobs then interval '0'
+                when v_capacity > p_jobs then interval '0'
                 when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
                 else interval '1 s'
             end;
         elsif not v_timed then
-            -- The net: jobs that end release what they see.
+            -- The safety net: jobs that end release the blocked jobs that they see.
             v_next_at := v_now + interval '1 s';
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
@@ -163,7 +165,7 @@ begin
             where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = v_name
         );
     end loop;
-    return v_unparked;
+    return v_released;
 end
 $$;
 
@@ -188,9 +190,9 @@ declare
     v_ready_at timestamptz;
     v_lane record;
 begin
-    select array_agg(p.row_at) into v_rows
+    select array_agg(p.row_ctid) into v_rows
     from (
-        select j.ctid as row_at
+        select j.ctid as row_ctid
         from pgqueue.jobs j
         where j.state = 'blocked'
             and j.blocked_on is not null
@@ -212,8 +214,8 @@ begin
                 -- Keeps their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
-            from unnest(v_rows) with ordinality w (row_at, n)
-            where j.ctid = w.row_at
+            from unnest(v_rows) with ordinality w (row_ctid, n)
+            where j.ctid = w.row_ctid
             returning j.queue, j.priority
         )
         select distinct b.queue, b.priority from back b

@@ -40,7 +40,7 @@ begin
                 v_has_failed := true;
                 v_step.error := sqlstate || ': ' || left(sqlerrm, 500);
                 if p_state.step = 'drop' and sqlstate = '55P03' then
-                    -- A reader is in the way, which is no failure; stats() shows what is overdue.
+                    -- A reader holds a lock, which is no failure; stats() shows overdue partitions.
                     v_step.error := null;
                 end if;
         end;
@@ -70,10 +70,10 @@ begin
         when cut then pgqueue._pause_after(v_step.failures, v_took)
         when p_every is null then null
         when v_has_failed and p_state.step = 'drop' then interval '1 min' * power(2, least(v_step.failures, 5))
-        -- At once, then ever more rarely.
+        -- At once, then after longer and longer pauses.
         when v_has_failed then least(p_every, interval '1 s' * (power(2, least(p_state.failures, 20)) - 1))
         when v_step.unfinished then null
-        -- Where it takes long, as an old snapshot makes it walk dead entries, it is done the more rarely.
+        -- A step that takes long, as beside an old snapshot, runs more rarely.
         else greatest(p_every, 50 * v_took)
     end;
     perform pgqueue._note_step(v_step, p_state, run.at);
@@ -83,10 +83,10 @@ $$;
 comment on function pgqueue._run_step(
     pgqueue.maintenance_steps, integer, interval, integer, timestamptz, pgqueue.maintenance_runs
 ) is
-    'Private: runs a step of maintain() until its share of the time is over, and writes down what it leaves; cut: statement_timeout has struck.';
+    'Private: runs a step of maintain() until its share of the time is over, and records what its next run needs; cut: statement_timeout ended it.';
 
--- A person's cancel and statement_timeout have one SQLSTATE; time tells them apart. The timer started up to a
--- planning's time before statement_timestamp().
+-- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them. The timer starts
+-- before statement_timestamp(), by the time of planning at most.
 create or replace function pgqueue._is_timed_out()
 returns boolean
 language sql
@@ -100,7 +100,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._is_timed_out() is 'Private: whether statement_timeout is what has just cancelled the statement.';
+comment on function pgqueue._is_timed_out() is 'Private: whether statement_timeout has just cancelled the statement.';
 
 create or replace function pgqueue._pause_after(p_failures integer, p_took interval)
 returns interval
@@ -113,7 +113,7 @@ as $$
 $$;
 
 comment on function pgqueue._pause_after(integer, interval) is
-    'Private: how long a step is left alone that used up a whole call, so that it takes a tenth of the time at most.';
+    'Private: how long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.';
 
 create or replace function pgqueue._run_slice(
     p_step text, p_slice integer, p_cursor text[], inout run pgqueue.maintenance_runs,
@@ -144,7 +144,7 @@ begin
                 next_cursor := pgqueue._bring_forward(run.stepped_from, p_slice, p_cursor);
                 if next_cursor is not null then
                     v_count := p_slice::bigint;
-                -- Transactions that were open at the step may still commit jobs from there: go on for a while.
+                -- Transactions that were open when the clock stepped may still commit jobs: go on for a while.
                 elsif v_now > run.gap_at + interval '5 min' or v_now >= run.stepped_from then
                     run.stepped_from := null;
                 end if;
@@ -205,4 +205,4 @@ end
 $$;
 
 comment on function pgqueue._run_slice(text, integer, text[], pgqueue.maintenance_runs) is
-    'Private: one slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem: for stats() to show.';
+    'Private: one slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem: shown by stats().';

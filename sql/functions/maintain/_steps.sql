@@ -1,11 +1,11 @@
--- The steps of maintenance: which there are, which are due, and how one is run.
+-- The steps of maintenance: their list, which of them are due, and what each records for its next run.
 --
--- Each run takes the steps in this order: first those that had no turn last time, longest first; then the others as
--- listed, rescue before all; then those that failed; last of all drop, whose lock stops completions until the commit.
--- A step works in slices, each a bounded number of rows in a subtransaction, until its work is done or a quarter of
--- the time that is left is over. A slice that takes too long is made smaller for the next time.
--- statement_timeout cannot be set anew within a statement. What it cuts is one slice: the slices and steps before
--- stand, the call ends and commits, and the step comes again with a smaller slice after ten times what it took.
+-- Each run takes the steps in this order: first steps that had no turn last time, the longest overdue first; then the
+-- others as listed, rescue first; then steps that failed; last of all drop, whose lock stops completions until the commit.
+-- A step works in slices, each a bounded number of rows in a subtransaction, until its work is done or it has used a
+-- quarter of the remaining time. A slice that takes too long is made smaller for the next time.
+-- statement_timeout cannot be set within a statement. It cuts one slice: the work of earlier slices and steps is kept, the
+-- call ends and commits, and the step comes again with a smaller slice after ten times the time that it took.
 
 create or replace function pgqueue._steps()
 returns table (number integer, step text, every interval, slice integer, is_ddl boolean)
@@ -67,7 +67,7 @@ as $$
     order by s.number
 $$;
 
-comment on function pgqueue._last_steps() is 'Private: what each step left for its next run; n is null where it left nothing.';
+comment on function pgqueue._last_steps() is 'Private: what each step recorded for its next run; n is null if it recorded nothing.';
 
 create or replace function pgqueue._due_steps(p_now timestamptz, p_ddl_after interval)
 returns table (state pgqueue.maintenance_steps, number integer, every interval, slice integer)
@@ -87,7 +87,7 @@ as $$
 $$;
 
 comment on function pgqueue._due_steps(timestamptz, interval) is
-    'Private: the steps that are due, in the order in which to run them; state: what each left.';
+    'Private: the steps that are due, in the order in which to run them; state: what each recorded.';
 
 create or replace function pgqueue._deadline()
 returns timestamptz
@@ -133,7 +133,7 @@ end
 $$;
 
 comment on function pgqueue._note_step(pgqueue.maintenance_steps, pgqueue.maintenance_steps, timestamptz) is
-    'Private: writes down what a step leaves for its next run, unless that is what it found.';
+    'Private: records what a step needs for its next run, if that has changed.';
 
 create or replace function pgqueue._note_missed_step(p_state pgqueue.maintenance_steps, p_now timestamptz)
 returns void
@@ -151,10 +151,10 @@ end
 $$;
 
 comment on function pgqueue._note_missed_step(pgqueue.maintenance_steps, timestamptz) is
-    'Private: writes down that a step was due and had no turn.';
+    'Private: records that a step was due and had no turn.';
 
--- A call that was killed, or cancelled, has left nothing but the number of its step: who comes next counts that as a
--- failure of the step, so that a step that is killed each time does not take the others with it each time.
+-- A call that was killed or cancelled leaves only the number of its step: the next call counts that as a failure of the
+-- step, so that a step that is killed each time does not stop the others each time.
 create or replace function pgqueue._note_interrupted_step(p_now timestamptz)
 returns void
 language plpgsql
@@ -187,4 +187,4 @@ end
 $$;
 
 comment on function pgqueue._note_interrupted_step(timestamptz) is
-    'Private: counts it as a failure of a step that the last call of maintain() ended within it.';
+    'Private: counts a failure of the step within which the last call of maintain() was ended.';

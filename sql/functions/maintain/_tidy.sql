@@ -1,4 +1,4 @@
--- What maintenance deletes of workers and of itself.
+-- Deletes old rows about workers and about maintenance itself.
 
 create or replace function pgqueue._tidy_workers(p_now timestamptz, p_limit integer)
 returns bigint
@@ -8,14 +8,14 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_sleepers bigint;
+    v_idle bigint;
     v_beats bigint;
 begin
     delete from pgqueue.idle_workers s
     where s.ctid = any (
         array(select x.ctid from pgqueue.idle_workers x where x.until < p_now - interval '1 min' limit p_limit for update skip locked)
     );
-    get diagnostics v_sleepers = row_count;
+    get diagnostics v_idle = row_count;
 
     delete from pgqueue.heartbeats b
     where b.n = any (
@@ -23,19 +23,19 @@ begin
     );
     get diagnostics v_beats = row_count;
 
-    -- Silent for five minutes. Should it live after all, its next beat tells it to say hello again.
+    -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers again.
     delete from pgqueue.workers w
     where w.started_at < p_now - interval '5 min'
         and coalesce(
             (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.n desc limit 1),
             '-infinity'
         ) < p_now - interval '5 min';
-    return greatest(v_sleepers, v_beats);
+    return greatest(v_idle, v_beats);
 end
 $$;
 
 comment on function pgqueue._tidy_workers(timestamptz, integer) is
-    'Private: forgets idle registrations, heartbeats and workers of the past, up to p_limit rows of a table; returns how many.';
+    'Private: deletes old idle registrations, heartbeats and workers, up to p_limit rows of a table; returns how many.';
 
 create or replace function pgqueue._tidy_maintenance(p_limit integer)
 returns bigint
@@ -78,4 +78,4 @@ end
 $$;
 
 comment on function pgqueue._tidy_maintenance(integer) is
-    'Private: forgets runs of maintain() but for the last 3600, and what steps left for runs that are over; returns how many.';
+    'Private: deletes all but the last 3600 runs of maintain(), and outdated records of steps; returns how many.';

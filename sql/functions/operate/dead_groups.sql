@@ -1,4 +1,4 @@
--- dead_groups: the newest dead jobs by what they died of, so that a thousand of them are a handful of lines.
+-- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines.
 --
 -- Reads up to max_jobs rows of history for each queue, newest first, by the index of queue and state. Locks nothing.
 
@@ -46,5 +46,5 @@ end
 $$;
 
 comment on function pgqueue.dead_groups(text, integer) is
-    'Dead jobs by task, class of the last error and its first line, the latest group first; of each queue the newest max_jobs. '
+    'Dead jobs by task, class of the last error and its first line, the latest group first; reads the newest max_jobs of each queue. '
     'select task, class, line, jobs, last_at from pgqueue.dead_groups(''mail'');';

@@ -1,7 +1,7 @@
 -- search: the ids of jobs that a filter fits, newest first, for lists and for "all that match".
 --
 -- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
--- `before` down, and says where it stopped. Jobs of one queue are read by its index while they are few, executing
+-- `before` down, and returns where it stopped. Jobs of one queue are read by its index while they are few, executing
 -- ones by their leases, the dead and cancelled by the index of queue and state; all others by id. Reads only.
 
 create or replace function pgqueue.search(
@@ -52,7 +52,7 @@ begin
         select p.* from pgqueue._search_ended(v_filter, v_before, search.max_jobs, search.max_rows) p
     loop
         job_ids := job_ids || v_part.ids;
-        -- What is below where one part stopped is not known of that part: none of it is returned yet.
+        -- A part has not read below the id at which it stopped: ids below that are not returned yet.
         next_before := greatest(next_before, v_part.stopped_at);
         is_cut := is_cut or v_part.is_cut;
     end loop;
@@ -150,7 +150,7 @@ $$;
 
 comment on function pgqueue._like_pattern(text) is 'Private: a name, or the beginning of one and *, as a pattern of LIKE.';
 
--- A pattern that stands for one name.
+-- A pattern without a wildcard.
 create or replace function pgqueue._only_name(p_patterns text[])
 returns text
 language sql
@@ -164,7 +164,7 @@ as $$
     end
 $$;
 
-comment on function pgqueue._only_name(text[]) is 'Private: the name that a filter asks for; null: there are several, or any.';
+comment on function pgqueue._only_name(text[]) is 'Private: the one name in a filter; null: there are several, or a pattern.';
 
 -- Inlined: no SET, no subquery, and stable, for the text of a state is.
 create or replace function pgqueue._fits(
@@ -205,7 +205,7 @@ $$;
 comment on function pgqueue._fits(
     pgqueue.job_filter, pgqueue.job_state, text, text, text, text[], text, jsonb, smallint, integer, timestamptz, timestamptz,
     timestamptz, jsonb
-) is 'Private: whether a job fits the filter of search(), but for its id.';
+) is 'Private: whether a job fits the filter of search(), leaving out its id.';
 
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text

@@ -1,6 +1,6 @@
 -- The jobs of enqueue_batch that have dedupe keys. Takes the keys in one order, so that two batches cannot deadlock.
 
--- p_deduped: the numbers of the jobs that have dedupe keys. They take the keys in one order, and share one wait.
+-- p_deduped: the numbers of the jobs that have dedupe keys. They share one wait.
 create or replace function pgqueue._batch_deduped(
     p_jobs pgqueue.jobs[], p_given jsonb[], p_deduped integer[],
     inout ids bigint[], inout outcomes text[], inout errors jsonb[]
@@ -83,4 +83,4 @@ $$;
 
 comment on function pgqueue._batch_deduped(
     pgqueue.jobs[], jsonb[], integer[], bigint[], text[], jsonb[]
-) is 'Private: enqueues those jobs of a batch that have dedupe keys, and says in ids, outcomes and errors what became of each.';
+) is 'Private: enqueues the jobs of a batch that have dedupe keys, and sets ids, outcomes and errors of each.';

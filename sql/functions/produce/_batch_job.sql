@@ -61,7 +61,7 @@ begin
     v_options.args := coalesce(v_options.args, '{}');
     v_job := pgqueue._checked_job(p_id, p_now, v_options);
     if v_parents is not null then
-        -- Those of this call are not there yet: they are not to be looked for.
+        -- Parents of the same call are not inserted yet: they must not be searched for.
         v_job := pgqueue._as_child(v_job, v_parents || v_options.depends_on, v_options.run_if);
     end if;
     return v_job;
@@ -71,7 +71,7 @@ $$;
 comment on function pgqueue._batch_job(bigint, timestamptz, jsonb, jsonb) is
     'Private: the row of a job given as an object of options; refuses unknown options and wrong types. p_refs: the ids of earlier refs of the call.';
 
--- Called before a job is read, with null, and after, with its id: a ref without an id is that of a job that was refused.
+-- Called before a job is read, with null, and after, with its id: a ref without an id belongs to a refused job.
 create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
 returns jsonb
 language plpgsql
@@ -93,7 +93,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._batch_refs(jsonb, jsonb, bigint) is 'Private: the refs of a batch and their ids, with that of one more job.';
+comment on function pgqueue._batch_refs(jsonb, jsonb, bigint) is 'Private: the refs of a batch and their ids, with the ref of one more job.';
 
 create or replace function pgqueue._batch_parents(p_job jsonb, p_refs jsonb)
 returns bigint[]
@@ -132,7 +132,7 @@ $$;
 comment on function pgqueue._batch_parents(jsonb, jsonb) is
     'Private: the ids of the earlier jobs of a batch that one depends on; null: none.';
 
--- A parent with a dedupe key may be another job than its id was given for, or refused: then the child is refused as well.
+-- A parent with a dedupe key may turn out to be another job, or be refused: then its child is refused as well.
 create or replace function pgqueue._batch_children(
     p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]
 )
@@ -176,4 +176,4 @@ $$;
 
 comment on function pgqueue._batch_children(
     pgqueue.jobs[], integer[], bigint[], bigint[], text[], jsonb[]
-) is 'Private: writes down what the jobs of a batch wait for, and returns the errors, with those of children of refused jobs.';
+) is 'Private: records the dependencies of the jobs of a batch, and returns the errors, with those of children of refused jobs.';

@@ -1,11 +1,11 @@
--- enqueue_batch: n jobs, each with options of its own; a bad one is an outcome and spoils none of the others.
+-- enqueue_batch: N jobs, each with options of its own; a bad one is reported as an outcome, and the others are enqueued.
 --
 -- Rows of plain options (task, args, queue, priority, key, limit_key: nothing that a cast could refuse) are checked
 -- and made into jobs by one query. The others are read one by one, each in an exception block that only reads, and so
--- takes no transaction id. All that have no dedupe key are then inserted by one statement, with one wake-up for each
--- queue. Those that have one follow in the order of their keys, whatever the order given, so that two batches cannot
--- deadlock; ids nevertheless grow in the order given. They share one wait of dedupe_wait. One exception block stands
--- round all of them; only when one is refused, each gets its own.
+-- takes no transaction id. One statement then inserts all jobs without a dedupe key, with one wake-up for each
+-- queue. Jobs with a dedupe key follow in the order of their keys, whatever the order given, so that two batches cannot
+-- deadlock; ids nevertheless grow in the order given. They share one wait of dedupe_wait, and one exception block; only if
+-- one is refused, each gets its own.
 
 create or replace function pgqueue.enqueue_batch(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
@@ -20,7 +20,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    -- What a bad option raises. Anything else (a deadlock, a full disk) is the caller's.
+    -- The SQLSTATE classes that a bad option raises. Other errors (a deadlock, a full disk) go to the caller.
     v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
     v_now timestamptz := pgqueue._ready_at(null);
     v_plain pgqueue.jobs;
@@ -54,7 +54,7 @@ begin
     v_plain.args := '{}';
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
 
-    -- Ids in the order given, also for what turns out bad or skipped. The options of a plain job have the names of
+    -- Ids in the order given, also for jobs that turn out bad or skipped. The options of a plain job have the names of
     -- columns.
     select
         array_agg(r.id order by r.ord),
@@ -156,14 +156,15 @@ end
 $$;
 
 comment on function pgqueue.enqueue_batch(jsonb[]) is
-    'Enqueue jobs that each have options of their own, in the current transaction, and answer for each in the order given: '
-    'its place, the job''s id, and the outcome as of enqueue_outcome(), or error, with sqlstate, message, detail and hint; '
-    'then nothing was enqueued for that one, and the others stand. Each element is an object of options named as the '
-    'arguments of enqueue(), times and intervals as text. "ref" names a job for the depends_on of those after it in the call: '
+    'Enqueue jobs that each have options of their own, in the current transaction, and return a row for each in the order given: '
+    'its position, the job''s id, and the outcome as of enqueue_outcome(), or error, with sqlstate, message, detail and hint; '
+    'then nothing was enqueued for that one, and the others are kept. Each element is an object of options named as the '
+    'arguments of enqueue(), times and intervals as text. "ref" names a job for the depends_on of later ones in the call: '
     '{"task": "load", "depends_on": ["a", 17]}. '
     'select * from pgqueue.enqueue_batch(array[''{"task": "resize", "args": {"id": 1}}'', ''{"task": "mail", "delay": "1 hour"}'']::jsonb[]);';
 
--- What neither the job nor the database says becomes an option of the job; what is left to check stays as it is.
+-- A declared option becomes an option of the job if neither the job nor the database sets it. If declared is not valid, the
+-- job stays as it is, for the check to refuse.
 create or replace function pgqueue._with_declared(p_job jsonb)
 returns jsonb
 language sql
@@ -188,7 +189,7 @@ as $$
 $$;
 
 comment on function pgqueue._with_declared(jsonb) is
-    'Private: a job of a batch with what its code declares written out, where neither an operator nor a worker says otherwise.';
+    'Private: a job of a batch with its declared options written out, where neither an operator nor a worker set them.';
 
 create or replace function pgqueue._batch_error(p_sqlstate text, p_message text, p_detail text, p_hint text)
 returns jsonb
@@ -208,4 +209,4 @@ as $$
     )
 $$;
 
-comment on function pgqueue._batch_error(text, text, text, text) is 'Private: an error as enqueue_batch answers it.';
+comment on function pgqueue._batch_error(text, text, text, text) is 'Private: an error in the form that enqueue_batch returns.';
