@@ -21,7 +21,8 @@ WITH_THEIR_NOUN = {
     "_ask_retry_function": "the functions that set_retry_function allows",
     "_finish_expired": "the one way out of jobs",
     "_free_dedupe": "dedupe keys",
-    "_mark_old_key": "heads",
+    "_is_marked": "heads",
+    "_mark_heads": "heads",
     "_retake_dedupe": "dedupe keys",
 }
 
