@@ -13,6 +13,8 @@ bin := $(VENV)/bin
 installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
+
+.PHONY: reference docs figures screens
 .PHONY: help demo test test-all test-versions check check-sql vendor bench chaos digest clean
 
 help: ## what there is to make
@@ -45,6 +47,17 @@ check-sql: $(installed) ## what plpgsql_check says of the SQL; needs Debian's Po
 
 vendor: $(installed) ## fetch what the pages carry of others anew from npm, and write its sums; needs npm
 	$(bin)/python -m pgqueue.web.vendor
+
+reference: $(installed) ## write the pages of docs/reference/ anew from what they describe
+	PGQUEUE_WRITE_DOCS=1 $(bin)/pytest -q -n 0 tests/docs/test_reference.py
+
+docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
+	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
+	@if $(bin)/python -c 'import socket; socket.create_connection(("www.postgresql.org", 443), 3)' 2>/dev/null; then \
+		$(bin)/sphinx-build -q -b linkcheck docs build/links; \
+	else \
+		echo "docs: links to other sites are not checked: there is no network"; \
+	fi
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)

@@ -1,4 +1,4 @@
-"""The pytest plugin of pgqueue: fixtures that bring a database with the queue in it. See docs/testing.md.
+"""The pytest plugin of pgqueue: fixtures that bring a database with the queue in it. See docs/how-to/testing.md.
 
 pytest imports every installed plugin in every run. So this module stands outside of the package, and imports pgqueue
 when the first of its fixtures is asked for.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
-from pgqueue.tasks import App
 from pgqueue.worker import Worker
 
 log = logging.getLogger("pgqueue.worker")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A producer and a worker in bash, with psql. See docs/protocol.md for what each call does.
+# A producer and a worker in bash, with psql. See docs/reference/protocol.md for what each call does.
 #
 #     client.sh enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
 #     client.sh worker QUEUE                     runs jobs until TERM or INT

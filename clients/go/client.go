@@ -1,4 +1,4 @@
-// A producer and a worker in Go, with pgx. See docs/protocol.md for what each call does.
+// A producer and a worker in Go, with pgx. See docs/reference/protocol.md for what each call does.
 // PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).
 //
 //	client enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id

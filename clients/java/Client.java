@@ -1,4 +1,4 @@
-// A producer and a worker in Java, with JDBC. See docs/protocol.md for what each call does.
+// A producer and a worker in Java, with JDBC. See docs/reference/protocol.md for what each call does.
 //
 //     java -cp postgresql.jar Client.java enqueue TASK ARGS QUEUE [KEY]    in one transaction with a row of its own
 //     java -cp postgresql.jar Client.java worker QUEUE                     runs jobs until TERM or INT

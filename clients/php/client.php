@@ -1,5 +1,5 @@
 <?php
-// A producer and a worker in PHP, with PDO. See docs/protocol.md for what each call does.
+// A producer and a worker in PHP, with PDO. See docs/reference/protocol.md for what each call does.
 //
 //     php client.php enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the id
 //     php client.php worker QUEUE                     runs jobs until TERM or INT; needs the extension pcntl

@@ -1,7 +1,7 @@
 #!/usr/bin/env ruby
 # frozen_string_literal: true
 
-# A producer and a worker in Ruby, with pg. See docs/protocol.md for what each call does.
+# A producer and a worker in Ruby, with pg. See docs/reference/protocol.md for what each call does.
 #
 #     client.rb enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
 #     client.rb worker QUEUE                     runs jobs until TERM or INT

@@ -98,7 +98,7 @@ create table pgqueue.notes (
 );
 comment on table pgqueue.notes is 'Private: something to check again in a later transaction.';
 comment on column pgqueue.notes.n is 'In order of insertion.';
-comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; g: a group; m: the members of a group that is cancelled; e: an event.';
+comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event.';
 comment on column pgqueue.notes.id is 'The job or group.';
 comment on column pgqueue.notes.after is 'The children up to this one are done.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the event.';

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pgqueue
+from pgqueue.app import App
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.tasks import App
 from pgqueue.worker import django
 
 

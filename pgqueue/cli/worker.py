@@ -17,6 +17,7 @@ from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.processes.control_pipe import ControlPipe
+from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.supervisor import Supervisor, same_command
 from pgqueue.processes.worker_main import run_worker
 from pgqueue.worker.concurrency import parse as parse_concurrency
@@ -115,6 +116,7 @@ def worker(
     all stacks to the log.
     """
     pipe = ControlPipe.take()
+    manager = ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
     listens = [check_dsn("--listen-dsn", each) for each in listen_dsn or [] if each]
@@ -140,22 +142,28 @@ def worker(
         tasks = load(require or [])
         with databases(dsn) as found:
             served = None if pipe else health
-            raise typer.Exit(run_worker(tasks, found, config, listen_dsns=listens, health=served, pipe=pipe))
+            code = run_worker(tasks, found, config, listen_dsns=listens, health=served, pipe=pipe, manager=manager)
+        raise typer.Exit(code)
     if not require:
         load([])
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
-    raise typer.Exit(_supervise(dsn, config, processes or 1, health, limits))
+    raise typer.Exit(_supervise(dsn, config, processes or 1, health, manager, limits))
 
 
 def _supervise(
-    dsns: list[str] | None, config: WorkerConfig, processes: int, health: tuple[str, int] | None, limits: dict[str, Any]
+    dsns: list[str] | None,
+    config: WorkerConfig,
+    processes: int,
+    health: tuple[str, int] | None,
+    manager: ServiceManager | None,
+    limits: dict[str, Any],
 ) -> int:
     with databases(dsns) as found:
         # The option names several, and the children have it too.
         one = found[0] if len(found) == 1 else ""
         environment = {**os.environ, **({"PGQUEUE_DSN": one} if one else {})}
         supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)
-        return asyncio.run(supervisor.run(health))
+        return asyncio.run(supervisor.run(health, manager))
 
 
 def _identity(name: str | None, pipe: ControlPipe | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ are made of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -107,9 +108,9 @@ def _door_of(kind: type) -> Callable[[Any, Call[Any]], Any] | None:
     return _known[kind]
 
 
-def _by_cursor(connection: Any, call: Call[T]) -> T:
+def _by_cursor(connection: Any, call: Call[T], **given: Any) -> T:
     try:
-        with connection.cursor() as cursor:
+        with connection.cursor(**given) as cursor:
             cursor.execute(call.text.decode(), call.params)
             return call.read(cursor.fetchall())
     except Exception as error:
@@ -117,6 +118,11 @@ def _by_cursor(connection: Any, call: Call[T]) -> T:
         if ours is None:
             raise
         raise ours from error
+
+
+def _by_psycopg2(connection: Any, call: Call[T]) -> T:
+    # Tuples, also where the connection's own cursors give dicts. Its module is there, for the connection is.
+    return _by_cursor(connection, call, cursor_factory=sys.modules["psycopg2.extensions"].cursor)
 
 
 def _by_django(connection: Any, call: Call[T]) -> T:
@@ -202,7 +208,7 @@ _DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
     ("asyncpg", "PoolConnectionProxy"): _by_asyncpg,
     ("django", "ConnectionProxy"): _by_django,
     ("django", "BaseDatabaseWrapper"): _by_django,
-    ("psycopg2", "connection"): _by_cursor,
+    ("psycopg2", "connection"): _by_psycopg2,
     ("psycopg_pool", "ConnectionPool"): _by_pool,
     ("psycopg_pool", "AsyncConnectionPool"): _by_async_pool,
     ("sqlalchemy", "Engine"): _by_engine,

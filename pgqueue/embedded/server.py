@@ -297,8 +297,9 @@ def _until_timeout() -> Iterator[None]:
         time.sleep(_POLL_S)
 
 
-# sockaddr_un holds 108 bytes with the closing zero, and to both ends a comma makes a list of two directories.
-_FIT_FOR_SOCKETS = re.compile(r"[\w/.+-]{1,80}", re.ASCII)
+# sockaddr_un holds 108 bytes with the closing zero (104 on macOS), and our part, "/pgqueue-0123456789ab/.s.PGSQL.5432",
+# is 35. To both ends a comma makes a list of two directories.
+_FIT_FOR_SOCKETS = re.compile(r"[\w/.+-]{1,68}", re.ASCII)
 
 
 def _socket_directory(directory: Path) -> Path:

@@ -26,6 +26,7 @@ from typing import Any
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
 from pgqueue.processes.health import Health
+from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
 from pgqueue.worker.counts import Totals
 
@@ -96,8 +97,10 @@ class Supervisor:
         self._all_well = True
         self._replaced = 0
 
-    async def run(self, health: tuple[str, int] | None = None) -> int:
+    async def run(self, health: tuple[str, int] | None = None, manager: ServiceManager | None = None) -> int:
         """Work until stopped, or, with `until_empty`, until all workers have ended; returns the exit code.
+
+        `health` is where to serve it; `manager` is told when a worker is ready, of a rolling restart, and of the end.
 
         0: all ended well. 1: jobs were cut off, or a worker had to be killed, or none could be started. 2: the first
         worker reported wrong settings. 128 + signal: ended at once, by a second signal.
@@ -106,7 +109,9 @@ class Supervisor:
         if health is not None:
             await serving.start(*health)
         self._handle_signals()
-        checking = asyncio.create_task(self._check_forever())
+        background = [asyncio.create_task(self._check_forever())]
+        if manager is not None:
+            background.append(asyncio.create_task(manager.notify_forever(self.status)))
         try:
             code = await self._start_first()
             if code is None:
@@ -121,7 +126,8 @@ class Supervisor:
                 await asyncio.gather(everything, stopping, *self._background, return_exceptions=True)
             await self._end_all()
         finally:
-            checking.cancel()
+            for task in background:
+                task.cancel()
             serving.close()
             for worker in self._workers.values():
                 worker.send(signal.SIGKILL)
@@ -144,6 +150,8 @@ class Supervisor:
             "pid": os.getpid(),
             "ready": ready > 0 and not self._stopping.is_set(),
             "reason": reason,
+            "stopping": self._stopping.is_set(),
+            "reloading": self._rolling,
             "processes": len(self._slots),
             "ready_processes": ready,
             "replaced": self._replaced,

@@ -11,10 +11,11 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
-from pgqueue.tasks import App
+from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.worker import Worker
 from pgqueue.worker.fleet import Fleet
 
@@ -32,12 +33,14 @@ def run_worker(
     listen_dsns: Sequence[str] = (),
     health: tuple[str, int] | None = None,
     pipe: ControlPipe | None = None,
+    manager: ServiceManager | None = None,
 ) -> int:
     """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port.
 
-    `listen_dsns` has one for each of several `dsns`; that of a single one is in `config`.
+    `listen_dsns` has one for each of several `dsns`; that of a single one is in `config`. `manager` is told when the
+    worker is ready and when it stops.
     """
-    code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe))
+    code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe, manager))
     _end_soon(code)
     if code:
         # Threads that still run a handler would keep the process; their jobs have ended.
@@ -60,18 +63,21 @@ async def _run(
     listen_dsns: Sequence[str],
     health: tuple[str, int] | None,
     pipe: ControlPipe | None,
+    manager: ServiceManager | None,
 ) -> int:
     worker = Worker(app, dsns[0], config) if len(dsns) == 1 else Fleet(app, dsns, config, listen_dsns)
     worker.handle_signals()
     serving = Health(worker.status, worker.counts.entries)
-    reporting: asyncio.Task[None] | None = None
+    background: list[asyncio.Task[None]] = []
     try:
         if pipe is not None:
             worker.record_running_jobs(pipe.open_running_jobs())
             pipe.carry_out(worker.retire)
-            reporting = asyncio.create_task(_report(worker, pipe), name="pgqueue-reports")
+            background.append(asyncio.create_task(_report(worker, pipe), name="pgqueue-reports"))
         if health is not None:
             await serving.start(*health)
+        if manager is not None:
+            background.append(asyncio.create_task(manager.notify_forever(worker.status), name="pgqueue-manager"))
         await worker.run()
         if pipe is not None:
             pipe.report(worker.status())
@@ -80,8 +86,8 @@ async def _run(
     finally:
         _ignore_signals()
         serving.close()
-        if reporting is not None:
-            reporting.cancel()
+        for each in background:
+            each.cancel()
         # A thread of asyncio.to_thread() that hangs would hang the loop's end.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 

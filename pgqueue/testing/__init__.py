@@ -7,7 +7,7 @@
         assert_enqueued(connection, send_receipt, args={"to": "a@b.c"})
         assert drain(connection, app).succeeded == 1      # in this transaction, in this thread
 
-With pytest there are fixtures that bring a database: see docs/testing.md.
+With pytest there are fixtures that bring a database: see docs/how-to/testing.md.
 """
 
 from pgqueue.testing.clock import Clock, clock_sql

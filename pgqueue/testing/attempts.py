@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from pgqueue.app import App
 from pgqueue.errors import ConfigError
 from pgqueue.hooks import log as hooks_log
 from pgqueue.job import Surroundings
 from pgqueue.middleware import Around, Middleware, is_async
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held

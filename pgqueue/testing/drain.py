@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.db.call import Call, read_first, read_maybe_one, read_nothing, read_rows
 from pgqueue.db.consume import Failure, JobRow
@@ -16,7 +17,6 @@ from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.hooks import Event
 from pgqueue.job import Surroundings
 from pgqueue.logs import one_line
-from pgqueue.tasks import App
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
 from pgqueue.testing.doors import Door, door_to, stepped

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.db import drivers
 from pgqueue.db.call import Call
 from pgqueue.db.json import from_json
 from pgqueue.errors import ConfigError
 from pgqueue.hooks import Hooks
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.testing.attempts import loop_runs
 from pgqueue.testing.doors import stepped
 from pgqueue.testing.perform import Given, Performance, Performed

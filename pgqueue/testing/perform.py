@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_json
 from pgqueue.errors import LeaseLost
 from pgqueue.job import Job, Surroundings
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.drain import Savepoints

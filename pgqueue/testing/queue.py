@@ -7,8 +7,9 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.app import App
 from pgqueue.enqueue import Named
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.testing.clock import Clock
 from pgqueue.testing.drain import Drained, declare, drain
 from pgqueue.testing.enqueued import EnqueuedJob, assert_enqueued, enqueued, refute_enqueued

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 
 from pgqueue import worker
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import operate
 from pgqueue.db.call import perform_async
 from pgqueue.job import current_job
-from pgqueue.tasks import App
 from pgqueue.worker.failure import describe
 
 _FINAL = ("succeeded", "dead", "cancelled")

@@ -8,11 +8,11 @@ from typing import Any
 
 import psycopg
 
+from pgqueue.app import App
 from pgqueue.db.call import Call
 from pgqueue.db.declare import declare_task, schedule
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import one_line
-from pgqueue.tasks import App
 
 
 async def declare(app: App, perform: Callable[[Call[Any]], Awaitable[Any]]) -> None:

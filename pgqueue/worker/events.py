@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job
-from pgqueue.tasks import App
 from pgqueue.worker.counts import Counts
 from pgqueue.worker.held import Held
 

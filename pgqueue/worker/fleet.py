@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.tasks import App
 from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.counts import Entry
 from pgqueue.worker.events import Lifetime

@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.db.json import read_time, to_result
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, describe, verdict
 from pgqueue.worker.held import End, Held, Verdict, arguments

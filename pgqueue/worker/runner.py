@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.job import Surroundings, set_current
 from pgqueue.logs import subject
-from pgqueue.tasks import App, Task
+from pgqueue.tasks import Task
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
 from pgqueue.worker.pace import Pace

@@ -9,10 +9,10 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.job import Flag
-from pgqueue.tasks import App
 from pgqueue.worker.connection import Link
 from pgqueue.worker.exchange import Exchange
 from pgqueue.worker.held import End, Held

@@ -6,12 +6,12 @@ import logging
 from functools import partial
 
 from pgqueue import __version__, telemetry
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
 from pgqueue.schema import bundled
-from pgqueue.tasks import App
 from pgqueue.worker import django
 from pgqueue.worker.connection import Link
 from pgqueue.worker.declarations import declare

@@ -8,10 +8,10 @@ import os
 import time
 from typing import Any
 
+from pgqueue.app import App
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.db import consume
 from pgqueue.job import Surroundings
-from pgqueue.tasks import App
 from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.blocked_loop import Watchdog
 from pgqueue.worker.claimer import Claimer

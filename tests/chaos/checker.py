@@ -20,6 +20,9 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+from tests.chaos.findings import Findings, Violation
+from tests.chaos.workflow_checker import Workflows, check_workflows
+
 COMMITTED = "committed"
 ROLLED_BACK = "rolled back"
 UNKNOWN = "unknown"
@@ -27,9 +30,6 @@ UNKNOWN = "unknown"
 HELD = "h"
 LEFT = "l"
 GONE = "g"
-
-# How many violations of one rule are shown; the others are counted.
-SHOWN = 10
 
 
 class Promise(NamedTuple):
@@ -149,12 +149,6 @@ class Limit:
     ledger: Iterable[Entry]
 
 
-class Violation(NamedTuple):
-    rule: str
-    subject: str
-    what: str
-
-
 @dataclass(slots=True)
 class Evidence:
     """All that was written down. The first six are sorted by job (the ledger by job and n), each read once.
@@ -173,6 +167,7 @@ class Evidence:
     found_lanes        lanes without a registration
     stepped            the queue's clock was set back: what a job waits for may then be due no longer, and the nets are
                        what finds it
+    workflows          dependencies, groups, steps and events
     """
 
     promises: Iterable[Promise] = ()
@@ -196,25 +191,7 @@ class Evidence:
     hidden: int = 0
     found_lanes: int = 0
     stepped: bool = False
-
-
-@dataclass(slots=True)
-class Findings:
-    """`violations` are at most SHOWN of each rule; `broken` counts all of them, `counts` what was checked."""
-
-    violations: list[Violation] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, found: Iterable[Violation]) -> None:
-        for each in found:
-            self.broken[each.rule] += 1
-            if self.broken[each.rule] <= SHOWN:
-                self.violations.append(each)
-
-    def __bool__(self) -> bool:
-        """Whether everything held."""
-        return not self.broken
+    workflows: Workflows = field(default_factory=Workflows)
 
 
 def check(evidence: Evidence) -> Findings:
@@ -239,6 +216,7 @@ def check(evidence: Evidence) -> Findings:
     findings.add(_check_turns(evidence.turns))
     for limit in evidence.limits:
         findings.add(_check_limit(limit, evidence.steps, findings.counts))
+    findings.add(check_workflows(evidence.workflows, evidence.losses, findings.counts))
     if evidence.unparked and not evidence.stepped:
         what = f"{evidence.unparked} jobs were blocked behind no job until the net found them"
         findings.add([Violation("net", "keys", what)])

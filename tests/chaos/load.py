@@ -15,13 +15,17 @@ from psycopg.types.json import Jsonb
 
 from tests.chaos.checker import COMMITTED, ROLLED_BACK, UNKNOWN
 from tests.chaos.recorder import EFFECT, Intent, ProducerLog, Witness
+from tests.chaos.weaver import GRAPHS, Weaver
+from tests.chaos.workflow_recorder import StepWitness
 
 LEASE_S = 3.0
 HOT_KEYS = 5
 MANY_KEYS = 3_000
 
 # What a consumer in SQL may take: it does by itself what the handlers of these do.
-CONSUMED = ["bulk", "keyed", "effects", "limits"]
+CONSUMED = ["bulk", "keyed", "effects", "limits", GRAPHS]
+# How many transactions of a producer of all kinds make a graph, a group or a story.
+WOVEN = 0.3
 
 LIMITS = """
 select pgqueue.set_limit('task', 'limited', max_executing => 4);
@@ -80,6 +84,9 @@ class Producer(Walker):
     def choose(self, conn: psycopg.Connection, token: str) -> list[Intent]:
         raise NotImplementedError
 
+    def learns(self, outcome: str) -> None:
+        """What became of what was chosen last."""
+
     def step(self, conn: psycopg.Connection) -> None:
         if not self._may():
             self.stopped.wait(0.02)
@@ -104,6 +111,7 @@ class Producer(Walker):
                 conn.execute("rollback")
         finally:
             self.log.learns(token, outcome, len(intents))
+            self.learns(outcome)
 
 
 class Bulk(Producer):
@@ -125,9 +133,18 @@ class Bulk(Producer):
 class Mixed(Producer):
     """A few jobs of all kinds in one transaction."""
 
+    def __init__(self, dsn: str, name: str, seed: int, directory: Path, may: Callable[[], bool]) -> None:
+        super().__init__(dsn, name, seed, directory, may)
+        self.weaver = Weaver(self.rng)
+
     def choose(self, conn: psycopg.Connection, token: str) -> list[Intent]:
+        if self.rng.random() < WOVEN:
+            return self.weaver.weave(conn, token)
         chosen = [self._one(conn, token) for _ in range(self.rng.randint(1, 8))]
         return [intent for intent in chosen if intent is not None]
+
+    def learns(self, outcome: str) -> None:
+        self.weaver.learns(outcome == COMMITTED, outcome != UNKNOWN)
 
     def _one(self, conn: psycopg.Connection, token: str) -> Intent | None:
         rng = self.rng
@@ -193,20 +210,22 @@ class Consumer(Walker):
     def __init__(self, dsn: str, name: str, seed: int, directory: Path, level: str = "read committed") -> None:
         super().__init__(dsn, name, seed)
         self._witness = Witness(directory / f"{name}-{secrets.token_hex(3)}.runs")
+        self._steps = StepWitness(directory)
         self._level = level
 
     def step(self, conn: psycopg.Connection) -> None:
         rng = self.rng
         conn.execute("set default_transaction_isolation = 'read committed'")
         taken = conn.execute(
-            "select r.id, r.reservation, r.queue, r.key, r.task from pgqueue.reserve(%s, %s, %s, lease => %s) r",
+            "select r.id, r.reservation, r.queue, r.key, r.task, r.args"
+            " from pgqueue.reserve(%s, %s, %s, lease => %s) r",
             [self.name, rng.randint(1, 12), CONSUMED, f"{LEASE_S} s"],
         ).fetchall()
         if not taken:
             conn.execute("select pgqueue.maintain(max_age => '1 s')")
             self.stopped.wait(0.05)
             return
-        for job, reservation, queue, key, task in taken:
+        for job, reservation, queue, key, task, args in taken:
             # No lease is extended here: some lapse while this one dawdles.
             if rng.random() < 0.001:
                 self.stopped.wait(LEASE_S + 1)
@@ -216,6 +235,9 @@ class Consumer(Walker):
             if chance < 0.9:
                 if task.startswith("effect"):
                     conn.execute(EFFECT, {"job": job, "reservation": reservation, "queue": queue, "key": key})
+                if task == "emitting":
+                    payload = Jsonb({"by": job, "reservation": reservation})
+                    conn.execute("select pgqueue.emit_event(%s, %s)", [args["event"], payload])
                 self._witness.done(job, reservation)
                 held = conn.execute("select pgqueue.complete(%s, %s)", [job, reservation]).fetchone()
                 try:
@@ -223,6 +245,8 @@ class Consumer(Walker):
                 except psycopg.errors.SerializationFailure:
                     held = None
                 if held == (True,):
+                    if task == "emitting":
+                        self._steps.emitted(args["event"])
                     continue
             elif chance < 0.95:
                 self._witness.failed(job, reservation)

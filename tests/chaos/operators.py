@@ -94,7 +94,12 @@ def worker_backends_terminated(scene: Scene, rng: random.Random) -> str | None:
 
 def partitions_changed(scene: Scene, rng: random.Random) -> str | None:
     """Partitions of history are detached, dropped, replaced and moved away by hand; their rows come back in the end."""
-    with scene.of_server, suppress(psycopg.Error), scene.control() as conn:
+    began = time.time()
+    with ExitStack() as stack, suppress(psycopg.Error):
+        stack.enter_context(scene.of_server)
+        # What is detached is attached again by maintenance, within seconds.
+        stack.callback(lambda: scene.records.away.append((began, time.time() + 10)))
+        conn = stack.enter_context(scene.control())
         # Queues for the lock as any statement does, and gives up soon, so that completions go on.
         conn.execute("set lock_timeout = '1s'")
         rows = conn.execute(_PARTITIONS.encode()).fetchall()

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from pgqueue.signals import Suspended
+from tests.chaos import workflow_recorder
 from tests.chaos.checker import (
     COMMITTED,
     UNKNOWN,
@@ -195,6 +197,19 @@ class Witness:
         """Nothing is left to do but to complete it."""
         self._write(f"d {job} {reservation} {_now():.6f}\n")
 
+    @contextmanager
+    def leaving(self, job: int, reservation: int) -> Iterator[None]:
+        """Around what may give the job back: if it does, the handler had nothing left to do before it."""
+        self._write(f"l {job} {reservation} {_now():.6f}\n")
+        try:
+            yield
+        except Suspended:
+            raise
+        except BaseException:
+            self._write(f"b {job} {reservation} {_now():.6f}\n")
+            raise
+        self._write(f"b {job} {reservation} {_now():.6f}\n")
+
     def _write(self, line: str) -> None:
         os.write(self._file, line.encode())
 
@@ -239,12 +254,15 @@ class Records:
         self.directory = directory
         self._dsn = dsn
         self.losses: list[tuple[float, float]] = []
+        # When history was not whole.
+        self.away: list[tuple[float, float]] = []
         directory.mkdir(parents=True, exist_ok=True)
 
     def prepare(self) -> None:
         """Make the tables and triggers in a database in which the migrations have run."""
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             conn.execute(SCHEMA.encode())
+            conn.execute(workflow_recorder.SCHEMA.encode())
 
     def load(self) -> None:
         """Copy the files into the database."""
@@ -258,7 +276,16 @@ class Records:
                 for path in self.directory.glob("*.runs"):
                     for run in _runs(path):
                         copy.write_row(run)
-            for table in ("promises", "runs", "ledger", "effects", "extensions"):
+            workflow_recorder.load(conn, self.directory)
+            for table in (
+                "promises",
+                "runs",
+                "ledger",
+                "effects",
+                "extensions",
+                "completed",
+                *workflow_recorder.TABLES,
+            ):
                 conn.execute(f"analyze chaos.{table}".encode())
 
     @contextmanager
@@ -286,6 +313,7 @@ class Records:
                 unparked=unparked,
                 hidden=hidden,
                 found_lanes=found,
+                workflows=workflow_recorder.read(conn, reader, tuple(self.away)),
                 **known,
             )
 
@@ -314,7 +342,8 @@ _PROMISES = "select job, outcome, at, kind, token from chaos.promises order by j
 _RUNS = "select job, reservation, started_at, ended_at, how from chaos.runs order by job"
 _EFFECTS = "select job, reservation, turn from chaos.effects order by job"
 _ENDS = """
-select id, reservation, state::text, coalesce(args ->> 'token', ''), merged_into is not null
+select id, reservation, state::text, coalesce(args ->> case when task = '@group' then 'name' else 'token' end, ''),
+    merged_into is not null
 from pgqueue.history
 order by id
 """
@@ -325,7 +354,7 @@ select j.id,
         'attempts', j.attempts, 'due', j.ready_at, 'at', pgqueue._clock(), 'held by ' || j.reserved_by,
         'until ' || j.lease_expires_at
     ),
-    coalesce(j.args ->> 'token', '')
+    coalesce(j.args ->> case when j.task = '@group' then 'name' else 'token' end, '')
 from pgqueue.jobs j
 order by j.id
 """
@@ -334,9 +363,12 @@ select p.queue, p.key, p.job, case when p.outcome = '{COMMITTED}' then p.at end,
     extract(epoch from j.created_at)::float8 + p.delay
 from chaos.promises p
 join (
-    select h.id, h.created_at, h.args ->> 'token' as token from pgqueue.history h where h.key is not null
+    -- Whoever depends on others has no place before it begins.
+    select h.id, h.created_at, h.args ->> 'token' as token
+    from pgqueue.history h
+    where h.key is not null and h.depends_on is null
     union all
-    select l.id, l.created_at, l.args ->> 'token' from pgqueue.jobs l where l.key is not null
+    select l.id, l.created_at, l.args ->> 'token' from pgqueue.jobs l where l.key is not null and l.depends_on is null
 ) j on j.id = p.job and j.token = p.token
 where p.key is not null and p.outcome in ('{COMMITTED}', '{UNKNOWN}') and p.kind <> 'gathered'
 order by p.queue, p.key, p.job
@@ -394,6 +426,7 @@ def _runs(path: Path) -> Iterator[tuple[object, ...]]:
     # A job may run twice at once in one process, under two reservations; never under one.
     started: dict[tuple[int, int], float] = {}
     done: dict[tuple[int, int], float] = {}
+    left: dict[tuple[int, int], float] = {}
     with path.open() as file:
         for line in file:
             parts = line.split()
@@ -407,9 +440,13 @@ def _runs(path: Path) -> Iterator[tuple[object, ...]]:
                 started[pair] = at
             elif what == "d":
                 done[pair] = at
+            elif what == "l":
+                left[pair] = at
+            elif what == "b":
+                left.pop(pair, None)
             elif pair in started:
                 # What it had to do was done before it completed the job.
                 how = "ok" if what == "e" or pair in done else "failed"
-                yield *pair, started.pop(pair), done.pop(pair, at), how
+                yield *pair, started.pop(pair), done.pop(pair, left.pop(pair, at)), how
     for pair, at in started.items():
         yield *pair, at, done.get(pair), "ok" if pair in done else ""

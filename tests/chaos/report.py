@@ -29,6 +29,11 @@ CHECKED = """\
 - no job was taken from a handler whose lease held, by its row or by what `extend` had reported, and no two handlers of
   one job ran at a time unless the lease of the first had ended
 - no advisory lock outlived its transaction
+- no child began before its parents had ended as `run_if` says, none was cancelled without a reason, no job waits
+- a group ended once, when all its members had, and counts them
+- a completed step did not run again, and every attempt got the same of it; a step that is completed in a transaction
+  with its effect left both or neither
+- an event reached everybody who waited for it, with the payload of the first emission; who gave up did so in time
 - the net under heads found nothing, nor that under keys, save where the queue's clock was set back
 - workers that were not killed did not end
 """

@@ -23,6 +23,7 @@ from tests.chaos import load
 from tests.chaos.checker import Findings, Step, Violation, check
 from tests.chaos.load import Bulk, Consumer, Mixed, Patient, Producer, Walker
 from tests.chaos.recorder import Records
+from tests.chaos.weaver import CANCELLABLE, GROUPS
 from tests.databases import uri
 from tests.proxy import Proxy
 from tests.worker import test_failover, test_pgbouncer
@@ -30,7 +31,7 @@ from tests.workers import WorkerProcess
 
 LEASE_S = load.LEASE_S
 TRANSACTIONAL = frozenset({"effect", "effect_sync"})
-UNRUN = frozenset({"gathered"})
+UNRUN = frozenset({"gathered"}) | GROUPS
 # How many of the jobs are not plain ones.
 MIXED = 0.2
 # With a default of their own.
@@ -225,6 +226,8 @@ class Scene:
             # What was delayed or deferred while the clock was ahead is due then.
             with self.control() as conn:
                 Clock(conn).advance("1 hour 1 minute")
+        # Those of a producer whose commit was not answered, or that was stopped.
+        self.ask("select pgqueue.close_group(id) from pgqueue.jobs where blocked_on = '@open'")
         began = time.monotonic()
         bound = 60 + self._count() / 150
         while time.monotonic() < began + bound:
@@ -260,6 +263,7 @@ class Scene:
         with self.records.evidence(
             transactional=TRANSACTIONAL,
             unrun=UNRUN,
+            cancellable=CANCELLABLE,
             stepped=bool(self.steps),
             steps=tuple(self.steps),
             lease=LEASE_S,
@@ -267,8 +271,16 @@ class Scene:
             findings = check(evidence)
         findings.counts.update(self._figures_of_the_server())
         findings.add(self.notes)
+        findings.add(self._refusals())
         seconds = time.monotonic() - self._started_at
         return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
+
+    def _refusals(self) -> Iterator[Violation]:
+        """Parents that were committed, and were unknown though history was whole."""
+        for each in self.walkers:
+            for at in each.weaver.refusals if isinstance(each, Mixed) else ():
+                if not any(start <= at <= end for start, end in (*self.records.losses, *self.records.away)):
+                    yield Violation("dependency", each.name, f"a parent that it had committed was unknown at {at:.3f}")
 
     # What faults use.
 

@@ -12,15 +12,25 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-from pgqueue import App, Job
-from tests.chaos.recorder import EFFECT, Witness
+import psycopg
+from psycopg.types.json import Jsonb
+
+from pgqueue import App, Job, emit_event
+from pgqueue.errors import EventTimeout
+from tests.chaos.checker import COMMITTED
+from tests.chaos.recorder import EFFECT, Intent, ProducerLog, Witness
+from tests.chaos.workflow_recorder import StepWitness
 
 app = App()
 witness = Witness.of_this_process(os.environ["CHAOS_RECORDS"])
+steps = StepWitness(Path(os.environ["CHAOS_RECORDS"]))
+promises = ProducerLog(Path(os.environ["CHAOS_RECORDS"]))
 
 _off = float(os.environ.get("CHAOS_CLOCK", "0"))
 if _off:
@@ -139,6 +149,120 @@ async def rated(job: Job, token: str) -> None:
 async def gathered(payloads: dict[str, list[Any]], job: Job) -> None:
     with witness.running(job.id, job.reservation):
         await asyncio.sleep(0.005)
+
+
+@app.task(**_STUBBORN)
+async def linked(job: Job, token: str) -> None:
+    with witness.running(job.id, job.reservation):
+        await asyncio.sleep(random.random() * 0.005)
+
+
+@app.task(**{**_STUBBORN, "max_attempts": 1})
+async def fails(job: Job, token: str) -> None:
+    """Dead at once, unless a consumer in SQL takes it."""
+    with witness.running(job.id, job.reservation):
+        raise Refused("always")
+
+
+@app.task(**_STUBBORN)
+def member(job: Job, token: str, kind: str, depth: int) -> None:
+    """Brings others into its group, and ends with them in one transaction."""
+    with witness.running(job.id, job.reservation):
+        mine = secrets.token_hex(6)
+        with job.transaction() as conn:
+            rows = conn.execute(
+                "select * from pgqueue.enqueue_many('member', %s, queue => 'stories', group_id => %s)",
+                [[Jsonb({"token": mine, "kind": kind, "depth": depth - 1})] * (2 if depth else 0), job.id],
+            ).fetchall()
+            promises.intends(mine, [Intent(new, kind, "stories", None, 0.0) for (new,) in rows])
+            time.sleep(random.random() * 0.005)
+            witness.done(job.id, job.reservation)
+        promises.learns(mine, COMMITTED, len(rows))
+
+
+@app.task(**_STUBBORN)
+def emitting(job: Job, token: str, event: str) -> None:
+    with witness.running(job.id, job.reservation):
+        with psycopg.connect(os.environ["PGQUEUE_DSN"], connect_timeout=3) as own:
+            emit_event(own, event, {"by": job.id, "reservation": job.reservation})
+            time.sleep(random.random() * 0.02)
+        steps.emitted(event)
+
+
+@app.task(**_STUBBORN)
+def story_sync(job: Job, token: str, event: str, within: str | None, parts: int) -> None:
+    """Steps, jobs of its own that it awaits, a sleep, and an event from elsewhere."""
+    with witness.running(job.id, job.reservation):
+        steps.got(job.id, job.reservation, "first", job.step("first", _draw, job, "first"))
+        if parts:
+            paid = job.step("pay", _pay, job, parts)
+            steps.got(job.id, job.reservation, "pay", paid)
+            with witness.leaving(job.id, job.reservation):
+                job.wait(paid)
+            steps.awaited(job.id, job.reservation, paid)
+        with witness.leaving(job.id, job.reservation):
+            job.sleep("nap", "50 ms")
+        try:
+            with witness.leaving(job.id, job.reservation):
+                payload = job.wait_event(event, within)
+            _arrived(job, event, payload)
+        except EventTimeout:
+            steps.got(job.id, job.reservation, event, {"arrived": False})
+        _fail_sometimes()
+        steps.got(job.id, job.reservation, "last", job.step("last", _draw, job, "last"))
+
+
+@app.task(**_STUBBORN)
+async def story(job: Job, token: str, event: str, within: str | None, parts: int) -> None:
+    """As story_sync."""
+    with witness.running(job.id, job.reservation):
+        steps.got(job.id, job.reservation, "first", await job.step("first", _draw, job, "first"))
+        if parts:
+            paid = await job.step("pay", asyncio.to_thread, _pay, job, parts)
+            steps.got(job.id, job.reservation, "pay", paid)
+            with witness.leaving(job.id, job.reservation):
+                await job.wait(paid)
+            steps.awaited(job.id, job.reservation, paid)
+        with witness.leaving(job.id, job.reservation):
+            await job.sleep("nap", "50 ms")
+        try:
+            with witness.leaving(job.id, job.reservation):
+                payload = await job.wait_event(event, within)
+            _arrived(job, event, payload)
+        except EventTimeout:
+            steps.got(job.id, job.reservation, event, {"arrived": False})
+        _fail_sometimes()
+        steps.got(job.id, job.reservation, "last", await job.step("last", _draw, job, "last"))
+
+
+def _draw(job: Job, name: str) -> int:
+    """Another number each time, so that it shows who drew."""
+    steps.calls(job.id, job.reservation, name)
+    return secrets.randbelow(10**9)
+
+
+def _pay(job: Job, parts: int) -> list[int]:
+    """The step, its effect and the jobs that it starts are committed together."""
+    steps.calls(job.id, job.reservation, "pay")
+    mine = secrets.token_hex(6)
+    with psycopg.connect(os.environ["PGQUEUE_DSN"], connect_timeout=3) as own:
+        query = "select * from pgqueue.enqueue_many('linked', %s, queue => 'graphs')"
+        started = [new for (new,) in own.execute(query, [[Jsonb({"token": mine})] * parts])]
+        own.execute("insert into chaos.payments values (%s, 'pay')", [job.id])
+        if not job.complete_step(own, "pay", started):
+            raise Refused("the lease is lost")
+        promises.intends(mine, [Intent(new, "node", "graphs", None, 0.0) for new in started])
+    promises.learns(mine, COMMITTED, parts)
+    return started
+
+
+def _arrived(job: Job, event: str, payload: object) -> None:
+    steps.got(job.id, job.reservation, event, {"arrived": True, "payload": payload})
+
+
+def _fail_sometimes() -> None:
+    if random.random() < 0.2:
+        raise Refused("after the event")
 
 
 def _effect(job: Job) -> dict[str, Any]:

@@ -5,17 +5,14 @@ The bugs are put into the SQL functions of the test's own database, and the orde
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, maintain, reserve, reserve_one, value
+from tests.calls import call, maintain, reserve_one, value
 from tests.chaos.checker import (
     COMMITTED,
     GONE,
@@ -40,9 +37,7 @@ from tests.chaos.checker import (
     check,
     check_key,
 )
-from tests.chaos.recorder import EFFECT, Intent, ProducerLog, Records, Witness
-from tests.chaos.scene import LEFT_LOCKS
-from tests.databases import Database
+from tests.chaos.stage import Stage
 from tests.facts import wait_until
 
 # By hand. One job whose life was as it should be, and what else may be recorded of it.
@@ -371,66 +366,6 @@ def test_of_many_violations_some_are_shown_and_all_are_counted() -> None:
 # On purpose. A small scene, every step of which is forced.
 
 
-class Stage:
-    """A database with a bug in it, or without, and what is written down of it."""
-
-    def __init__(self, database: Database, directory: Path) -> None:
-        self.database = database
-        self.conn = database.connect()
-        self.records = Records(directory / "records", database.dsn)
-        self.records.prepare()
-        self.witness = Witness.of_this_process(self.records.directory)
-        self._log = ProducerLog(self.records.directory)
-
-    def bug(self, function: str, was: str, becomes: str) -> None:
-        """Put a bug into a function."""
-        [(text,)] = self.conn.execute("select pg_get_functiondef(%s::regproc)", [function]).fetchall()
-        assert was in text, f"{function} reads otherwise now: put the bug in another way"
-        self.conn.execute(text.replace(was, becomes).encode())
-
-    def enqueue(self, kind: str, key: str | None = None, conn: psycopg.Connection | None = None) -> int:
-        token = secrets.token_hex(4)
-        job: int = call(conn or self.conn, "enqueue", kind, Jsonb({"token": token}), queue="q", key=key)
-        self._log.intends(token, [Intent(job, kind, "q", key, 0.0)])
-        self._log.learns(token, COMMITTED, 1)
-        return job
-
-    def lapse(self) -> None:
-        """What is reserved now lapses, and is ready again."""
-        # As if the grace period after a gap in maintenance was given already.
-        self.conn.execute("update pgqueue.jobs set lease_expires_at = clock_timestamp(), grace_given = true")
-        maintain(self.conn)
-        wait_until(lambda: maintain(self.conn) and not value(self.conn, _EXECUTING))
-
-    def effect(self, conn: psycopg.Connection, job: int, reservation: int) -> None:
-        conn.execute(EFFECT, {"job": job, "reservation": reservation, "queue": "q", "key": None})
-
-    def work_off(self) -> None:
-        """Run all that is there, as a worker would."""
-        while taken := reserve(self.conn, 50):
-            for job in taken:
-                self.witness.ran(job.id, job.reservation)
-                assert call(self.conn, "complete", job.id, job.reservation)
-
-    def left_locks(self) -> list[tuple[object, ...]]:
-        """Advisory locks that are held by no transaction."""
-        return self.conn.execute(LEFT_LOCKS.encode()).fetchall()
-
-    def rules(self) -> list[str]:
-        self.records.load()
-        with self.records.evidence(transactional=frozenset({"effect"})) as found:
-            return sorted(check(found).broken)
-
-
-_BLOCKED = "select exists (select from pgqueue.jobs where state = 'blocked')"
-_EXECUTING = "select exists (select from pgqueue.jobs where state = 'executing')"
-
-
-@pytest.fixture
-def stage(database: Database, tmp_path: Path) -> Stage:
-    return Stage(database, tmp_path)
-
-
 def lose_a_lease(stage: Stage) -> None:
     """A worker finishes what another one holds by now, which finishes it as well."""
     stage.enqueue("effect")
@@ -456,6 +391,9 @@ def test_a_fence_that_is_ignored_is_caught(stage: Stage) -> None:
 def test_the_same_with_the_fence_breaks_nothing(stage: Stage) -> None:
     lose_a_lease(stage)
     assert stage.rules() == []
+
+
+_BLOCKED = "select exists (select from pgqueue.jobs where state = 'blocked')"
 
 
 def end_while_another_claim_blocks(stage: Stage) -> None:
@@ -539,7 +477,7 @@ def test_a_claim_that_does_not_ask_who_is_ahead_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._capacity", "room := p_max_executing - ", "room := p_max_executing + 0 * ")
+    stage.bug("pgqueue._capacity", "capacity := p_max_executing - ", "capacity := p_max_executing + 0 * ")
     call(stage.conn, "set_limit", "task", "limited", max_executing=1)
     for _ in range(2):
         stage.enqueue("limited")

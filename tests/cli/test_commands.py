@@ -85,7 +85,7 @@ def test_enqueue_takes_keys_and_reports_the_outcome_for_a_dedupe_key(run: Run, c
     assert int(run("enqueue", "greet", "--dedupe", "d").out) == first["id"]
     refused = run("enqueue", "greet", "--dedupe", "d", "--on-conflict", "raise")
     assert refused.code == 2
-    assert f"Job {first['id']} stands for it" in refused.err
+    assert f"Job {first['id']} has it" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,6 @@ def test_a_client_fits_on_a_page_and_names_the_protocol(name: str) -> None:
     ]
     text = source.read_text()
     assert len(text.splitlines()) <= 150
-    assert "docs/protocol.md" in text
+    assert "docs/reference/protocol.md" in text
     called = set(re.findall(r"pgqueue\.(\w+)\(", text))
     assert called == {"enqueue", "hello", "exchange", "idle", "extend", "release", "bye"}

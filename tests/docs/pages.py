@@ -67,7 +67,7 @@ class SetUp:
 
 def pages() -> list[str]:
     """Return every page that people read, as a path from the root."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("sql/*.md")]
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("sql/*.md")]
     return sorted(str(path.relative_to(ROOT)) for path in found)
 
 

@@ -19,7 +19,7 @@ TASKS = next(block.text for block in blocks("README.md") if block.file == "tasks
 # The pages that take more for granted than an empty queue.
 SET_UP = {
     "README.md": SetUp(sql="create table orders (id bigint, email text)"),
-    "docs/worker.md": SetUp(
+    "docs/operate/worker.md": SetUp(
         files={
             "package/tasks.py": TASKS,
             "package/__init__.py": "",
@@ -29,9 +29,9 @@ SET_UP = {
             "shop/settings.py": "SECRET_KEY = 'x'",
         }
     ),
-    "docs/failover.md": SetUp(files={"tasks.py": TASKS}),
-    "docs/upgrades.md": SetUp(clean_up="drop owned by shop_web; drop role shop_web"),
-    "docs/operating.md": SetUp(sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))"),
+    "docs/operate/failover.md": SetUp(files={"tasks.py": TASKS}),
+    "docs/operate/upgrades.md": SetUp(clean_up="drop owned by shop_web; drop role shop_web"),
+    "docs/operate/operating.md": SetUp(sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))"),
 }
 
 
@@ -88,9 +88,13 @@ def test_the_readme_is_a_tour_of_at_most_250_lines_with_a_table_of_contents() ->
     assert "## Contents" in lines
 
 
-def test_every_page_of_docs_is_linked_from_the_readme() -> None:
-    linked = set(re.findall(r"\]\((docs/\w+[\w-]*\.md)\)", read("README.md")))
-    assert linked >= {page for page in pages() if page.startswith("docs/")}
+def test_every_page_of_docs_is_linked_from_the_index_and_stands_in_its_contents_once() -> None:
+    index = read("docs/index.md")
+    found = [page.removeprefix("docs/") for page in pages() if page.startswith("docs/") and page != "docs/index.md"]
+    assert set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) >= set(found)
+    trees = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", index, re.MULTILINE | re.DOTALL)
+    listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
+    assert sorted(listed) == sorted(page.removesuffix(".md") for page in found)
 
 
 def test_the_sql_reference_names_every_public_function_and_view(conn: psycopg.Connection) -> None:
@@ -101,7 +105,7 @@ def test_the_sql_reference_names_every_public_function_and_view(conn: psycopg.Co
         select c.relname from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
         """
     ).fetchall()
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", read("docs/sql.md")))))
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", read("docs/reference/sql.md")))))
     assert sorted({row[0] for row in rows} - named) == []
 
 
@@ -113,7 +117,7 @@ def test_every_function_that_a_page_calls_exists(page: str, conn: psycopg.Connec
 
 
 def test_a_load_by_copy_enqueues_all_its_rows(runner: Runner, conn: psycopg.Connection) -> None:
-    for block in blocks("docs/batches.md"):
+    for block in blocks("docs/how-to/batches.md"):
         if block.language == "python":
             runner.run(block)
     loaded = conn.execute("select count(*), count(distinct key) from pgqueue.jobs where task = 'resize'").fetchone()

@@ -169,6 +169,20 @@ def test_what_stands_in_the_way_of_the_socket_is_left_alone_and_gone_around(dire
         in_the_way.unlink()
 
 
+@pytest.mark.parametrize("length", [68, 69, 78])
+def test_a_temp_directory_with_a_long_path_is_no_obstacle(
+    length: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        long = Path(place) / ("x" * (length - len(place) - 1))
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        with embedded.running(directory, durable=False) as dsn:
+            host = str(psycopg.conninfo.conninfo_to_dict(dsn)["host"])
+            assert host.startswith(str(long)) == (length <= 68)
+        embedded.stop(directory)
+
+
 def test_the_user_of_the_operating_system_connects_without_naming_himself(directory: Path) -> None:
     with embedded.running(directory, durable=False) as dsn:
         host = str(psycopg.conninfo.conninfo_to_dict(dsn)["host"])

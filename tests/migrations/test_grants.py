@@ -15,7 +15,7 @@ from pgqueue.schema.migrate import migrate
 from tests.calls import call, enqueue, ids, reserve, value
 from tests.databases import Database
 
-ANYONE = {"version", "depth", "_clock"}
+ANYONE = {"version", "depth", "wanted", "_clock"}
 PRODUCER = (
     ANYONE
     | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
@@ -26,7 +26,7 @@ PRODUCER = (
     }
 )
 # What a job waits for, its steps, and the members of its group.
-RELATED = {"parents", "members", "group_progress", "steps"}
+RELATED = {"parents", "children", "groups", "members", "group_progress", "steps"}
 WORKER = (
     ANYONE
     | RELATED

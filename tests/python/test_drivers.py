@@ -105,6 +105,15 @@ async def psycopg2_connection(database: Database) -> AsyncIterator[Way]:
     connection.close()
 
 
+@way
+async def psycopg2_connection_whose_rows_are_dicts(database: Database) -> AsyncIterator[Way]:
+    psycopg2 = pytest.importorskip("psycopg2")
+    extras = pytest.importorskip("psycopg2.extras")
+    connection = psycopg2.connect(database.dsn, cursor_factory=extras.RealDictCursor)
+    yield Way(connection, connection.commit, connection.rollback)
+    connection.close()
+
+
 @contextmanager
 def engine(database: Database, driver: str) -> Iterator[Any]:
     sqlalchemy = pytest.importorskip("sqlalchemy")

@@ -215,7 +215,7 @@ async def test_outcomes_are_awaited_on_an_async_connection(async_conn: psycopg.A
 
 def test_a_duplicate_is_an_error_of_its_own_with_what_stands_and_what_to_do(conn: psycopg.Connection) -> None:
     first = pgqueue.enqueue(conn, "t", dedupe="d")
-    with pytest.raises(DuplicateJob, match=f"Job {first} stands for it; Leave on_conflict out"):
+    with pytest.raises(DuplicateJob, match=f"Job {first} has it; Leave on_conflict out"):
         pgqueue.enqueue(conn, "t", dedupe="d", on_conflict="raise")
 
 

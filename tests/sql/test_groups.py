@@ -6,6 +6,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import (
     call,
     column,
@@ -20,6 +21,7 @@ from tests.calls import (
     table,
     value,
 )
+from tests.races.test_dependencies import settle
 from tests.sql.test_dependencies import finish
 
 
@@ -236,6 +238,65 @@ def test_a_group_waits_for_what_it_depends_on(conn: psycopg.Connection) -> None:
     maintain(conn)
     assert (state(conn, member), state(conn, other)) == ("cancelled", "cancelled")
     assert job(conn, other).errors[-1]["class"] == "ParentFailed"
+
+
+def test_a_group_that_was_cancelled_for_a_parent_comes_back_with_it(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", "g", depends_on=[parent])
+    inner = call(conn, "open_group", "inner", group_id=group)
+    members = [enqueue(conn, group_id=group, delay="1 hour"), enqueue(conn, group_id=inner, delay="1 hour")]
+    call(conn, "cancel", members[0])
+    members.append(enqueue(conn, group_id=group, delay="1 hour"))
+    for each in (inner, group):
+        call(conn, "close_group", each)
+    then = enqueue(conn, "then", depends_on=[group])
+    finish(conn, parent, "dead")
+    settle(conn, clock)
+    assert [state(conn, each) for each in (inner, group, then, *members)] == ["cancelled"] * 6
+    assert call(conn, "retry", parent)
+    settle(conn, clock)
+    # The one that an operator cancelled stays so.
+    assert [state(conn, each) for each in members] == ["cancelled", "waiting", "waiting"]
+    assert [state(conn, each) for each in (inner, group, then)] == ["blocked"] * 3
+    finish(conn, parent)
+    settle(conn, clock)
+    assert state(conn, group) == "blocked"
+    clock.advance("1 hour")
+    for row in reserve(conn, 5):
+        assert row.task == "t"
+        call(conn, "complete", row.id, row.reservation)
+    settle(conn, clock)
+    assert job(conn, group).result == {"succeeded": 2, "dead": 0, "cancelled": 1}
+
+
+def test_an_empty_group_that_comes_back_ends_with_its_parent(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", "g", depends_on=[parent])
+    call(conn, "close_group", group)
+    finish(conn, parent, "dead")
+    settle(conn, clock)
+    assert state(conn, group) == "cancelled"
+    assert call(conn, "retry", parent)
+    settle(conn, clock)
+    assert state(conn, group) == "blocked"
+    finish(conn, parent)
+    settle(conn, clock)
+    assert state(conn, group) == "succeeded"
+    assert reserve(conn, 5) == []
+
+
+def test_a_thousand_members_come_back_in_slices(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", "g", depends_on=[parent])
+    enqueue_many(conn, 2_500, group_id=group, delay="1 hour")
+    call(conn, "close_group", group)
+    finish(conn, parent, "dead")
+    settle(conn, clock)
+    assert state(conn, group) == "cancelled"
+    assert call(conn, "retry", parent)
+    settle(conn, clock)
+    [progress] = table(conn, "group_progress", group)
+    assert (progress.state, progress.waiting, progress.cancelled) == ("blocked", 2_500, 0)
 
 
 def test_a_deleted_member_is_not_waited_for(conn: psycopg.Connection) -> None:

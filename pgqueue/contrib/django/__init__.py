@@ -3,8 +3,8 @@
     INSTALLED_APPS = [..., "pgqueue.contrib.django"]
     TASKS = {"default": {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": []}}
 
-See docs/django.md. What stands here is imported when it is asked for, as Django imports an app before its settings are
-ready.
+See docs/how-to/django.md. What stands here is imported when it is asked for, as Django imports an app before its
+settings are ready.
 """
 
 from __future__ import annotations

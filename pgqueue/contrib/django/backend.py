@@ -26,7 +26,7 @@ declared: dict[str, PgqueueTask] = {}
 class PgqueueTask(Task):
     """A task of Django's with options of the queue, for `@task(...)` and `.using(...)`.
 
-    max_attempts, retry, timeout    for the worker: see `pgqueue.tasks.TaskOptions`
+    max_attempts, retry, timeout    for the worker: see `pgqueue.options.TaskOptions`
     key, dedupe, depends_on, delay  for one job: see `pgqueue.enqueue`
     """
 

@@ -36,6 +36,10 @@ class JobContext(TaskContext):
         return self.job.attempt
 
 
+class TaskFailed(Exception):
+    """The error of a task's last attempt, as the queue has stored it: what `sys.exc_info()` is for task_finished."""
+
+
 def make_app() -> App:
     """Return an App with all tasks of the installed apps: from their modules `tasks`, or imported by now."""
     for config in apps.get_app_configs():
@@ -127,7 +131,12 @@ def _died(dead: Dead) -> None:
         if task is None or not isinstance(payload, dict) or not {"args", "kwargs"} <= payload.keys():
             return
         result = _result(task, dead.job, payload["args"], payload["kwargs"], TaskResultStatus.FAILED, [dead.error])
-        _finish(result, TaskResultStatus.FAILED)
+        try:
+            raise TaskFailed(result.errors[0].traceback)
+        except TaskFailed as error:
+            # The handler is over. Receivers take its error from here: Django's own writes it to the log.
+            error.__traceback__ = None
+            _finish(result, TaskResultStatus.FAILED)
     finally:
         clean_connections()
 

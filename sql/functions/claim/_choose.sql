@@ -1,7 +1,8 @@
 -- Choosing: which lanes a claim visits, in which order, and which of its slots each queue may fill.
 
--- No lane is scanned: a probe of the ready index each, and a second one for a lane that has nothing due but what came back.
--- Where slots draw their queues, slots is what a queue drew; else every queue may fill all of them, and slots is null.
+-- No lane is scanned: each costs one probe of the ready index, and a second one if only jobs that came back are due in it.
+-- Where slots draw their queues, slots holds the slots that drew this queue; else every queue may fill all slots, and slots
+-- is null.
 create or replace function pgqueue._choose(
     p_queues text[], p_weights integer[], p_strategy text, p_draws boolean, p_slots integer[], p_due text[],
     p_now timestamptz, p_without text[]
@@ -54,7 +55,7 @@ end
 $$;
 
 comment on function pgqueue._choose(text[], integer[], text, boolean, integer[], text[], timestamptz, text[]) is
-    'Private: the sub-lanes to claim from, in serving order, with their heads; without queues in p_without and paused ones. p_due: the queues to draw from.';
+    'Private: the sub-lanes to claim from, in serving order, with their heads; without paused queues and those in p_without. p_due: the queues to draw from.';
 
 create or replace function pgqueue._due_queues(p_queues text[], p_now timestamptz, p_without text[])
 returns text[]
@@ -67,7 +68,7 @@ declare
     v_without text[] := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
     v_due text[];
 begin
-    -- The first lane of a queue that has something will do.
+    -- One lane with a due job is enough for its queue.
     select coalesce(array_agg(q.name), '{}') into v_due
     from (
         select a.queue as name
@@ -96,10 +97,10 @@ end
 $$;
 
 comment on function pgqueue._due_queues(text[], timestamptz, text[]) is
-    'Private: the queues that have something due, without those in p_without and paused ones.';
+    'Private: the queues in which a job is due, without paused queues and those in p_without.';
 
--- Whether the slots of a claim each draw a queue. With equal weights they need not: the highest priority over all
--- queues goes first.
+-- Whether each slot of a claim draws a queue. With equal weights none does: the highest priority over all queues goes
+-- first.
 create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
 returns boolean
 language plpgsql
@@ -114,7 +115,7 @@ begin
     if p_weights is not null then
         return exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]);
     end if;
-    -- Queues that an operator gave a weight are few; one of weight 1 is as good as none.
+    -- Few queues have a weight; a weight of 1 is the default.
     return exists (
         select
         from pgqueue.queues q
@@ -173,10 +174,10 @@ end
 $$;
 
 comment on function pgqueue._draw(integer[], text[], text[], integer[], text) is
-    'Private: gives each free slot of a claim a queue among those that have something due.';
+    'Private: gives each free slot of a claim a queue in which a job is due.';
 
--- Slots that drew again may stand before those that their new queue had already got. Its jobs must come in its order.
--- p_rows: in the order in which they were taken.
+-- A slot that drew again may come before the slots that its new queue already has. The jobs of a queue must keep their
+-- order. p_rows: in the order in which they were taken.
 create or replace function pgqueue._in_turn(p_rows tid[], p_slots integer[])
 returns integer[]
 language plpgsql
@@ -209,4 +210,4 @@ end
 $$;
 
 comment on function pgqueue._in_turn(tid[], integer[]) is
-    'Private: the slots of claimed jobs, given anew so that those of one queue stand in the order in which they were claimed.';
+    'Private: the slots of claimed jobs, permuted so that the jobs of a queue keep the order in which they were claimed.';

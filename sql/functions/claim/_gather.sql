@@ -1,7 +1,9 @@
--- Gathering: one batch of all payloads of a key of an accumulating task that are due, or parked (under a limit too: there is
--- capacity for the batch, and it counts once), or failed together with the one that came: at most 1,000, the oldest.
--- Equal payloads become one, the one with the smallest score; the others end as succeeded, merged into it. All count from
--- the most attempts that one of them has. The first by score leads: it carries the lease, and the members share its fate.
+-- Gathering: makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
+-- or blocked (also under a limit: there is capacity for the batch, which counts once), and those that failed together with
+-- the claimed one.
+-- Of equal payloads the one with the smallest score runs; the others end as succeeded, merged into it. The batch continues
+-- from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the members
+-- end as it ends.
 
 create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
 returns tid[]
@@ -18,7 +20,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- See _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_job record;
     v_rows tid[];
     v_more tid[];
@@ -114,4 +116,4 @@ end
 $$;
 
 comment on function pgqueue._gather(tid, timestamptz, text, interval) is
-    'Private: makes one batch of all payloads of a key of an accumulating task, and returns where its jobs stand, by score.';
+    'Private: makes one batch of all payloads of a key of an accumulating task, and returns the ctids of its jobs, by score.';

@@ -1,26 +1,27 @@
 -- Keys: jobs of one queue with the same key run one at a time, in the order of their ids.
 --
--- Enqueue knows nothing of it. A claim takes a keyed job only if nothing of its key executes or holds an earlier
--- place; else it parks it (blocked, out of the ready index) behind that job. What makes a job leave its place (its end, a
--- cancel, a delete) first locks its row; then, in a *later* statement, it releases the first parked job of the key. It does
--- so whatever else it sees of the key: what looks as if it were still ahead may be leaving just now, and have looked too
--- early. A job that was released too soon is parked again by the next claim.
+-- Enqueue does nothing for it. A claim takes a keyed job only if no job of its key executes or holds an earlier position;
+-- else it blocks it (out of the ready index) behind that job. A transaction that makes a job leave its position (its end, a
+-- cancel, a delete) first locks the job's row; then, in a *later* statement, it releases the first blocked job of the key.
+-- It does so whatever else it sees of the key: a job that seems to be ahead still may be leaving at the same moment, after
+-- its own check. The next claim blocks a job again that was released too soon.
 --
 -- The claim and the leaving job never wait for each other, and no release is lost. Each job can be marked, by an advisory
 -- lock that lasts until the transaction ends and is only ever tried:
---   the claim     1. marks the job ahead, shared   2. sees that its row is unlocked   3. parks, commits
---   what leaves   1. locks its row   2. tries the mark, exclusively   3. looks for parked jobs
+--   the claim         1. marks the job ahead, shared   2. sees that its row is unlocked   3. blocks, commits
+--   the leaving job   1. locks its row   2. tries the mark, exclusively   3. reads the blocked jobs
 -- If the leaving job gets its mark, the claim has not marked it yet, or has ended. Not yet: its step 2 will find the row
--- locked, and it defers its candidate instead of parking it. Ended: what it parked is visible to step 3, which has a later
--- snapshot. If it does not get the mark, it leaves a note with its id. Whoever reads notes (maintain, and reserve when it
--- comes up short) tries the mark again, before it looks: held, the note is written again; free, the claim has ended.
--- So no claim that stays open keeps a job from ending, and each release comes at once, or soon after that claim has ended.
--- There are 1,024 marks for all jobs, so a claim that parks thousands cannot fill the table of locks. Two jobs that share a
--- mark cost a note at most.
+-- locked, and it defers its candidate instead of blocking it. Ended: step 3, which has a later snapshot, sees the jobs that
+-- it blocked. If the leaving job does not get the mark, it leaves a note with its id. A reader of notes (maintain, and
+-- reserve when it comes up short) tries the mark again before it reads: held, the note is written again; free, the claim
+-- has ended.
+-- So an open claim does not keep a job from ending, and each release comes at once, or soon after that claim has ended.
+-- All jobs share 1,024 marks, so a claim that blocks thousands cannot fill the table of locks. Two jobs that share a mark
+-- cost a note at most.
 -- Step 2 of the claim is a share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
 --
--- A parked row that is locked (by a cancel, say) is not waited for: a note is left. Above READ COMMITTED no later statement
--- has a newer snapshot, so there a note is all that can be left.
+-- A release does not wait for a blocked row that is locked (by a cancel, say), but leaves a note. Above READ COMMITTED no
+-- later statement has a newer snapshot, so there a note is always left.
 
 create or replace function pgqueue._mark_ahead(p_job_id bigint)
 returns boolean
@@ -34,7 +35,7 @@ as $$
 $$;
 
 comment on function pgqueue._mark_ahead(bigint) is
-    'Private: marks a job as one that this transaction parks others behind; false: it is leaving its place.';
+    'Private: marks a job as one that this transaction blocks others behind; false: it is leaving its position.';
 
 create or replace function pgqueue._mark_leaving(p_job_id bigint)
 returns boolean
@@ -48,10 +49,10 @@ as $$
 $$;
 
 comment on function pgqueue._mark_leaving(bigint) is
-    'Private: false: another transaction, which has not ended, parks jobs behind this one.';
+    'Private: false: an open transaction is blocking jobs behind this one.';
 
--- The caller has locked the rows of p_job_ids, which have keys. Many marks at once could fill the table of locks: those
--- of a large batch are given back hundred by hundred.
+-- The caller has locked the rows of p_job_ids, which have keys. Many marks at once could fill the table of locks, so
+-- the marks of a large batch are released in hundreds.
 create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
 returns void
 language plpgsql
@@ -88,9 +89,9 @@ end
 $$;
 
 comment on function pgqueue._note_open_claims(bigint[], text[], text[]) is
-    'Private: leaves a note for each of these jobs, which leave their places, that an open claim is parking others behind.';
+    'Private: leaves a note for each of these jobs, which leave their positions, if an open claim is blocking others behind it.';
 
--- p_job_ids: for each key the job that leaves its place in it; null: it has ended, or the mark was tried.
+-- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the mark was tried.
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
@@ -108,7 +109,7 @@ declare
     -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_head bigint;
-    v_place record;
+    v_position record;
     v_id bigint;
     v_priority smallint;
     v_ready_at timestamptz;
@@ -125,10 +126,10 @@ begin
     if p_job_ids is not null then
         perform pgqueue._note_open_claims(p_job_ids, p_queues, p_keys);
     end if;
-    -- Read here, so that it is not above what a claim parked that has ended by now.
+    -- Read here, so that it is not above a job that a claim, ended by now, has blocked.
     v_head := pgqueue._key_head();
-    -- Most keys have nothing parked: one question for all of them, for a turn of this loop costs more than its answer.
-    for v_place in
+    -- Most keys have no blocked job: one query asks for all, for a turn of this loop costs more.
+    for v_position in
         select d.queue, d.key
         from (
             select distinct p.queue, p.key
@@ -158,8 +159,8 @@ begin
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
                 and j.blocked_on is distinct from '@parents'
-                and j.queue = v_place.queue
-                and j.key = v_place.key
+                and j.queue = v_position.queue
+                and j.key = v_position.key
                 and j.state = v_blocked
                 and j.blocked_on is null
                 and j.id >= v_head
@@ -179,30 +180,30 @@ begin
                     resumed = true
                 where j.id = v_id
                 returning j.priority into v_priority;
-                if (v_place.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
-                    perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
-                    perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
-                    v_lane_queue := v_place.queue;
+                if (v_position.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
+                    perform pgqueue._register_lane(v_position.queue, v_priority, v_ready_at);
+                    perform pgqueue._wake(v_position.queue, v_ready_at, 2, null);
+                    v_lane_queue := v_position.queue;
                     v_lane_priority := v_priority;
                 end if;
                 exit;
             end if;
             if exists (select from pgqueue.jobs j where j.id = v_id and j.state = v_blocked and j.blocked_on is null) then
-                insert into pgqueue.key_notes (queue, key, next_at) values (v_place.queue, v_place.key, pgqueue._clock());
+                insert into pgqueue.key_notes (queue, key, next_at) values (v_position.queue, v_position.key, pgqueue._clock());
                 exit;
             end if;
-            -- It was released, cancelled or deleted meanwhile: look for the next.
+            -- It was released, cancelled or deleted meanwhile: try the next one.
         end loop;
     end loop;
 end
 $$;
 
 comment on function pgqueue._release_next(text[], text[], bigint[]) is
-    'Private: releases the first parked job of each of these keys, or leaves a note where it cannot. '
-    'Call it in a statement after the one that locked and removed what was ahead.';
+    'Private: releases the first blocked job of each of these keys, or leaves a note where it cannot. '
+    'Call it in a statement after the one that locked and removed the job ahead.';
 
--- Jobs with a key have stopped executing, and keep the places of their ids. One of their keys that was parked behind
--- them may have an earlier place: it was not due, or not committed, when they started.
+-- Jobs with a key have stopped executing, and keep the positions of their ids. A job that was blocked behind them may have
+-- an earlier position: it was not due, or not committed, when they started.
 create or replace function pgqueue._release_earlier(p_job_ids bigint[])
 returns void
 language plpgsql
@@ -263,9 +264,9 @@ end
 $$;
 
 comment on function pgqueue._release_earlier(bigint[]) is
-    'Private: releases the first parked job of the keys of these, which stopped executing, where its place is earlier than theirs.';
+    'Private: releases the first blocked job of the keys of these, which stopped executing, where its position is earlier than theirs.';
 
--- A note that is a second overdue is followed also where another transaction has locked it, which may stay open.
+-- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it.
 create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null)
 returns boolean
 language plpgsql
@@ -286,7 +287,7 @@ begin
         with due as materialized (
             select k.n, k.queue, k.key, k.job_id, k.next_at
             from pgqueue.key_notes k
-            -- Of the far future after the clock stepped back: due as well.
+            -- After the clock stepped back, a note from the far future is due as well.
             where (k.next_at <= v_now or k.next_at > v_now + interval '1 s')
                 and (p_queues is null or k.queue = any (p_queues))
             order by k.n
@@ -325,10 +326,10 @@ end
 $$;
 
 comment on function pgqueue._read_key_notes(integer, text[]) is
-    'Private: releases the first parked job of the keys that up to p_limit notes name; false: there was none.';
+    'Private: releases the first blocked job of the keys that up to p_limit notes name; false: there was no note.';
 
--- The safety net. Looks at the first of each key that is parked or was ever reserved, p_limit keys from p_cursor on,
--- in one snapshot each: where that one is parked, something of its key must execute or be due before it.
+-- The safety net. Checks the first job of each key that is blocked or was ever reserved, p_limit keys from p_cursor on, in
+-- one snapshot each: if it is blocked, a job of its key must execute or be due before it.
 create or replace function pgqueue._release_left_behind(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
 )
@@ -373,7 +374,7 @@ begin
                         -- Read after the snapshot: a job that came since v_now may have others behind it already.
                         and w.run_at <= (select pgqueue._clock())
                 )
-                -- Fresh payloads wait for the backoff of those that failed, later ones too.
+                -- New payloads wait for the backoff of failed ones, also of later ones.
                 and not exists (
                     select
                     from pgqueue.jobs u
@@ -415,4 +416,4 @@ end
 $$;
 
 comment on function pgqueue._release_left_behind(integer, text[]) is
-    'Private: releases parked jobs that have nothing ahead of them, looking at p_limit keys from p_cursor on.';
+    'Private: releases blocked jobs that have no job ahead of them, among p_limit keys from p_cursor on.';

@@ -1,8 +1,8 @@
--- Lanes: registering them, finding those that are not registered, dropping those that nobody uses.
+-- Lanes: registering them, finding unregistered ones, dropping unused ones.
 --
 -- Registering is a plain insert: two callers that register one lane do not wait for each other. An enqueue that saw a
--- lane registered may commit after maintain has dropped it; its job then stands in a lane that reserve does not visit.
--- So maintain looks for jobs between the lanes that it knows. It probes only the gaps: a skip scan over the whole ready
+-- lane registered may commit after maintain has dropped it; its job is then in a lane that reserve does not visit.
+-- So maintain searches for jobs between the registered lanes. It probes only the gaps: a skip scan over the whole ready
 -- index would walk every dead entry in it.
 
 create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
@@ -16,17 +16,12 @@ begin
     insert into pgqueue.lanes (queue, priority, seen_at)
     select p_queue, p_priority, p_now
     where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority);
-    -- The clock stepped back below these heads, and so may the jobs that came with this call.
-    insert into pgqueue.heads (queue, priority, resumed, head, at, xid)
-    select p_queue, p_priority, r.resumed, '-infinity', pgqueue._clock(), pg_current_xact_id()
-    from (values (false), (true)) r (resumed)
-    cross join lateral pgqueue._head(p_queue, p_priority, r.resumed) h
-    where h.at > (select pgqueue._clock());
+    perform pgqueue._check_clock(p_now);
 end
 $$;
 
 comment on function pgqueue._register_lane(text, smallint, timestamptz) is
-    'Private: makes a lane known to reserve, and takes its heads back to the beginning if the clock stepped back. '
+    'Private: makes a lane known to reserve, and checks for a step of the clock. p_now: read after the xid. '
     'Call it after jobs were made ready.';
 
 create or replace function pgqueue._find_lanes()
@@ -94,7 +89,7 @@ end
 $$;
 
 comment on function pgqueue._find_lanes() is
-    'Private: registers lanes that hold ready jobs and are not registered; returns in how many rounds it found some.';
+    'Private: registers unregistered lanes that hold ready jobs; returns the number of rounds that found any.';
 
 create or replace function pgqueue._tidy_lanes(p_now timestamptz)
 returns void
@@ -116,7 +111,7 @@ begin
     update pgqueue.lanes a
     set seen_at = p_now
     where a.seen_at not between p_now - interval '30 min' and p_now
-        -- A scalar subquery: of an EXISTS the planner may make a join that reads every waiting job.
+        -- A scalar subquery: the planner may turn an EXISTS into a join that reads every waiting job.
         and (
             select true
             from (values (true), (false)) r (resumed)
@@ -125,8 +120,7 @@ begin
             limit 1
         );
 
-    -- What is not registered lies in a gap, which is probed without a head: not with all the dead entries that only an old
-    -- snapshot leaves behind for so long.
+    -- An unregistered lane is probed without a head, so it must not still have the dead entries that an old snapshot keeps.
     if pg_stat_get_dead_tuples('pgqueue.jobs'::regclass) < 100000 then
         delete from pgqueue.lanes a where a.seen_at < p_now - interval '1 hour';
     end if;

@@ -1,14 +1,14 @@
 -- The fast path of a claim: two statements, one that finds and locks the jobs and one that takes them (_take).
 --
 -- It serves claims of up to 50 jobs, while there are no limits, no paused queues and no weights, maintenance ran within the
--- last two seconds and left nothing (no lapsed lease, no note of a key), and the jobs that it finds have no key, limit_key or
--- expires_at. Anything else goes the long way, lane by lane: see _claim_lanes. Both claim the same jobs in the same order (tests/sql/test_fast_path.py compares them), and
--- set pgqueue.fast_path = off forces the long way.
--- A claim of one job that comes first in its transaction costs half as much: plpgsql prepares each statement and each
--- expression anew in each transaction, and the long way has some forty of them.
--- Where it finds other jobs it has locked them; the long way then locks them again, in the same transaction.
+-- last two seconds and left nothing (no lapsed lease, no note of a key), and the jobs that it finds have no key,
+-- limit_key or expires_at. Any other claim goes the long way, lane by lane: see _claim_lanes. Both claim the same jobs
+-- in the same order (tests/sql/test_fast_path.py compares them), and set pgqueue.fast_path = off forces the long way. A
+-- claim of one job that comes first in its transaction costs half as much: plpgsql prepares each statement and each
+-- expression anew in each transaction, and the long way has some forty of them. If it finds other jobs, it has locked
+-- them already; the long way locks them again, in the same transaction.
 
--- rows: what it locked, in serving order; null: go the long way. last_queue: that of the last of them.
+-- rows: the locked jobs, in serving order; null: go the long way. last_queue: the queue of the last one.
 create or replace function pgqueue._find_plain(
     p_queues text[], p_max_jobs integer, p_now timestamptz, out rows tid[], out last_queue text
 )
@@ -88,7 +88,7 @@ $$;
 comment on function pgqueue._find_plain(text[], integer, timestamptz) is
     'Private: locks up to p_max_jobs due jobs in serving order; rows is null where the claim has to go lane by lane.';
 
--- The lanes that have something due. Inlined (no SET, and stable), so that its callers' plans have the probes that they are.
+-- Inlined (no SET, and stable), so that its callers' plans contain its probes.
 create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
 returns table (
     queue text, priority smallint, ready_at timestamptz, head timestamptz, head_id bigint, head_at timestamptz,

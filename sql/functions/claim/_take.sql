@@ -1,9 +1,9 @@
 -- Taking: the UPDATEs that make a job executing, under a new reservation and a lease. Three: all rows of a claim at once
 -- (_take), some of them ahead of the rest (_mark_rows), all payloads of a key (_gather).
--- Rows are found by ctid: with index scans off, for to a plan that was made while the table was empty, reading a whole
--- index looks as cheap.
+-- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
+-- seems as cheap.
 
--- Grows with every claim of the job, and is not reused, also after a failover that lost some claims: see the design of fences.
+-- Grows with every claim of the job, and is never reused: the random bits differ after a failover that lost some claims.
 create or replace function pgqueue._next_reservation(p_reservation bigint)
 returns bigint
 language sql
@@ -14,10 +14,10 @@ as $$
 $$;
 
 comment on function pgqueue._next_reservation(bigint) is
-    'Private: the reservation that follows: a count of claims, and 20 random bits.';
+    'Private: the next reservation of a job: a count of claims, and 20 random bits.';
 
--- p_keyed: the unique index may say that another claim of some key was first, or is about to be. Then nothing was claimed:
--- they are marked one by one. p_marked: some rows are executing already. p_slots: null where the rows stand in order.
+-- p_keyed: the unique index may find that another claim of a key was first. Then nothing was claimed, and the rows are
+-- marked one by one. p_marked: some rows are executing already. p_slots: null where the rows are in order.
 create or replace function pgqueue._take(
     p_rows tid[], p_slots integer[], p_keyed boolean, p_marked boolean, p_now timestamptz, p_worker text, p_lease interval
 )
@@ -36,8 +36,8 @@ set lock_timeout = '20ms'
 as $$
 #variable_conflict use_column
 declare
-    -- Where leases end must not be below the clock of a transaction with an xid: see _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    -- The end of a lease must not be below the clock of a transaction with an xid: see _heads.
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
@@ -70,7 +70,7 @@ begin
             lease_expires_at = v_leased_at + p_lease,
             grace_given = false
         from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
-        -- Not by the states of the ready index: a plan made on an empty table would read all of that index.
+        -- Not by the states of the ready index: a plan that was made on an empty table would read all of that index.
         where j.ctid = w.row_ctid and j.state <> v_executing
         returning
             w.slot, w.n, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
@@ -165,7 +165,7 @@ end
 $$;
 
 comment on function pgqueue._as_verdicts(tid[], integer[]) is
-    'Private: rows that a claim took, to be marked one by one: plain those that need it not.';
+    'Private: rows that a claim took, as verdicts, so that they can be marked one by one; rows without a key or limit are plain.';
 
 create or replace function pgqueue._mark_rows(
     p_rows tid[], p_slots integer[], p_now timestamptz, p_leased_at timestamptz, p_worker text, p_lease interval,
@@ -199,11 +199,11 @@ end
 $$;
 
 comment on function pgqueue._mark_rows(tid[], integer[], timestamptz, timestamptz, text, interval) is
-    'Private: makes these rows executing, all or none, and returns where they stand then.';
+    'Private: makes these rows executing, all or none, and returns their new ctids.';
 
--- Where the unique index says that another claim was first, the row is dropped: it is neither taken nor touched. Where that
--- claim is not committed yet, it is waited for, once and briefly; if it stays open its key is deferred by a second, as
--- behind any locked row, so that the next call does not meet it again.
+-- Where the unique index finds that another claim was first, the row is dropped: it is neither claimed nor changed. If that
+-- claim is not committed yet, this waits for it once, briefly; if it stays open, the row is deferred by a second, as behind
+-- any locked row, so that the next call does not meet it again.
 create or replace function pgqueue._mark(
     p_verdicts pgqueue.verdict[],
     p_now timestamptz,
@@ -230,8 +230,8 @@ set lock_timeout = '20ms'
 as $$
 declare
     v_started timestamptz := clock_timestamp();
-    -- Of the leases: see _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    -- The safe time of leases: see _heads.
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_waited boolean := false;
     v_verdict pgqueue.verdict;
     v_todo record;
@@ -259,7 +259,7 @@ begin
             slots := slots || v_got.slots;
             return;
         exception
-            -- One of them: take them one by one.
+            -- One of them conflicts: mark them one by one.
             when unique_violation then
                 null;
             when lock_not_available or deadlock_detected then

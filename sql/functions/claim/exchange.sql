@@ -1,15 +1,17 @@
--- exchange: what a busy worker reports and asks for, in one call and one commit: these are done, these failed, these go
--- on, give me the next ones. Commit at once: until then it holds the rows of what ended and of what it claimed.
+-- exchange: everything that a busy worker reports and asks for, in one call and one commit: these jobs are done, these
+-- failed, these go on, give me the next ones. Commit at once: until then it holds the rows of jobs that ended and of jobs
+-- that it claimed.
 --
 -- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
--- job that it waited for: complete, fail, extend, reserve. Rows of jobs that end are locked in id order: those that
--- succeeded in one pass, before it, when there are any, those that failed with them.
--- No job spoils the others. A job whose reservation is over is reported as lost. A row that another session has locked is
--- waited for 100 ms at most: extend, or a call to cancel, is over by then. After that every free row ends (FOR UPDATE
--- SKIP LOCKED), and a locked one is reported as locked: nothing was changed of it, and its lease is extended, so that the
--- worker can report it again. 100 ms is below deadlock_timeout, so a circle of waits is broken by this call giving way.
--- The claim comes last and in a subtransaction when there is something to keep: should it fail, everything else is
--- stored, and a row says why. Not even a statement_timeout in it costs an end. Reserve never waits for a row.
+-- job that it waited for: complete, fail, extend, reserve. The rows of jobs that end are locked in id order; if
+-- some failed, all of them first.
+-- No job spoils the others. A job whose reservation is over is reported as lost. It waits
+-- 100 ms at most for rows that another session has locked: extend, or a call to cancel, is over by then. After that every
+-- free row ends (FOR UPDATE SKIP LOCKED), and a locked one is reported as locked: nothing of it was changed, and its lease
+-- is extended, so that the worker can report it again. 100 ms is below deadlock_timeout, so this call gives way before a
+-- deadlock is detected.
+-- The claim comes last, and in a subtransaction when there are ends to keep: if it fails, everything else is stored, and
+-- a row gives the reason. Not even a statement_timeout within it undoes an end. Reserve never waits for a row.
 
 create or replace function pgqueue.exchange(
     worker text,
@@ -86,14 +88,14 @@ begin
     if exchange.max_jobs <> 0
         and (num_nonnulls(exchange.queues, exchange.weights) > 0 or exchange.strategy is distinct from 'weighted')
     then
-        -- Here, for misuse is refused before anything is changed.
+        -- Checked here, before anything is changed.
         perform pgqueue._check_reserve(
             exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
         );
     end if;
 
     if exchange.completed <> '{}' or exchange.failed <> '{}' then
-        -- A head is worth moving for some fifty jobs: see reserve.
+        -- Moving a head pays for some fifty claimed jobs: see reserve.
         if exchange.max_jobs > 0
             and random() * 50 < cardinality(exchange.completed) + cardinality(exchange.failed)
             and pg_current_xact_id_if_assigned() is null
@@ -141,7 +143,7 @@ begin
     end if;
     begin
         perform pgqueue._propose(v_began, v_newest_id);
-        -- All of reserve's rows or none come here, so that none is reported of a claim that failed.
+        -- All of reserve's rows are collected first, so that none of a failed claim is reported.
         return query
         select 'reserved', r.*, null::text
         from pgqueue.reserve(
@@ -158,10 +160,10 @@ comment on function pgqueue.exchange(
     boolean[], text[], boolean[], bigint[], bigint[], boolean[]
 ) is
     'complete_many(), fail_many(), extend() and reserve() in one call and one commit, for a busy worker; each part may be left out. '
-    'outcome tells what a row is: reserved, a new job, as reserve() returns it (in claim order, after all others); '
-    'failed, dead or cancelled for each job that failed (note: its policy_error); extended, or cancel where it is asked to cancel, '
-    'for each job that goes on; lost: its reservation is no longer held; locked: another session has locked the row of this job, '
-    'which ended; nothing was stored of it, its lease is extended, report it again. Jobs that were completed have no row. '
+    'outcome: reserved, a new job, as reserve() returns it (in claim order, after all others); '
+    'failed, dead or cancelled for each job that failed (note: its policy_error); extended, or cancel if it is asked to cancel, '
+    'for each job that goes on; lost: its reservation is no longer held; locked: another session has locked the row of this ended job: '
+    'nothing was stored, its lease is extended, report it again. Jobs that were completed have no row. '
     'unclaimed, last: the claim failed, for the reason in note, and the rest is stored. '
     'Call it in a transaction of its own and commit at once: what it locks is held until then. '
     'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]);';
@@ -244,7 +246,7 @@ begin
         perform pgqueue._refuse(
             'started must match extended',
             format('There are %s of started and %s extended jobs.', cardinality(p_started), cardinality(p_extended)),
-            'Say for each of extended whether its handler runs, or leave started out.'
+            'Give for each of extended whether its handler runs, or leave started out.'
         );
     end if;
 end
@@ -271,13 +273,13 @@ declare
     v_finished bigint[] := '{}'::bigint[];
     v_failed pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
     v_ended record;
-    -- The jobs that no other session has locked, once some are locked.
+    -- Null until some rows are found locked; then the jobs that no other session has locked.
     v_free bigint[];
 begin
     loop
         begin
             if v_attempt > 1 then
-                -- At last without those that failed: perhaps what they need is locked, such as a retry budget.
+                -- At last without the failed ones: perhaps they need something locked, such as a retry budget.
                 v_free := pgqueue._lock_free(
                     p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2)
                 );
@@ -332,7 +334,7 @@ end
 $$;
 
 comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval) is
-    'Private: completes and fails jobs, without those that other sessions keep locked, and reports what there is to report of them.';
+    'Private: completes and fails jobs, save those that other sessions keep locked, and returns a row for each that has something to report.';
 
 -- p_free: the jobs to end; null: all of them.
 create or replace function pgqueue._store_ends(
@@ -375,7 +377,7 @@ end
 $$;
 
 comment on function pgqueue._store_ends(bigint[], bigint[], jsonb[], pgqueue.failure[], bigint[]) is
-    'Private: completes and fails those jobs that are in p_free; returns the ids that were completed, and what became of the failed ones.';
+    'Private: completes and fails the jobs that are in p_free; returns the completed ids, and the outcome of each failed one.';
 
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void

@@ -1,17 +1,16 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- Small claims of plain jobs take the fast path (_find_plain). Any other visits lanes one by one (_claim_lanes), in the order
--- that the strategy says (_choose). Inside a lane it reads the ready index in order, by equality on the prefix and a range from
--- the lane's head to the present, locks what it takes with FOR UPDATE SKIP LOCKED (it never waits), and remembers the rows'
--- ctids (_claim_lane); one UPDATE by ctid then claims them all (_take). The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT
--- $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1 ms. For the same
--- reason the plan is pinned here: always generic, never by scanning or sorting jobs, also where the table was
--- empty or never analysed when the plan was made.
--- Call it in a transaction of its own and commit at once: what it locks is held until then.
--- Jobs past their expires_at are cancelled on the way. When it comes up short it takes back lapsed leases, so a
--- client that never calls maintain is rescued as well. After either it reads again, past what it has taken: until the
--- UPDATE those rows stand in the ready index, and its own locks do not hide them. (The first read excludes no rows, for
--- comparing each row with hundreds of others costs more than claiming it.)
+-- Small claims of plain jobs take the fast path (_find_plain). Any other visits lanes one by one (_claim_lanes), in the
+-- order of the strategy (_choose). Inside a lane it reads the ready index in order, by equality on the prefix and a
+-- range from the lane's head to the present, locks its jobs with FOR UPDATE SKIP LOCKED (it never waits), and remembers
+-- the rows' ctids (_claim_lane); one UPDATE by ctid then claims them all (_take). The obvious single statement, UPDATE
+-- ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1
+-- ms. For the same reason the plan is pinned here: always generic, never by scanning or sorting jobs, even if the table
+-- was empty or never analysed when the plan was made. Call it in a transaction of its own and commit at once: what it
+-- locks is held until then. Jobs past their expires_at are cancelled on the way. When it comes up short it takes back
+-- lapsed leases, so that jobs come back even where no client calls maintain. After either it reads again, without the
+-- rows that it has taken: until the UPDATE those rows are in the ready index, and its own locks do not hide them. (The
+-- first read excludes no rows, for comparing each row with hundreds of others costs more than claiming it.)
 
 create or replace function pgqueue.reserve(
     worker text, max_jobs integer default 1, queues text[] default null, weights integer[] default null,
@@ -38,14 +37,14 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    -- A head is worth moving for some fifty jobs: claims of fewer leave it to one among them.
+    -- Moving a head pays for some fifty claimed jobs: of smaller claims one in a few does it, by chance.
     v_chance double precision := random() * 50;
     -- Read while the transaction has no xid: see _heads.
     v_began timestamptz;
     v_newest_id bigint;
     v_plain record;
 begin
-    -- Nearly every claim is like this: it is not worth the calls to check the rest.
+    -- Nearly every claim has only these arguments: skip the calls that check the others.
     if pgqueue._old_snapshot()
         or (
             octet_length(reserve.worker) between 1 and 256
@@ -99,13 +98,13 @@ $$;
 comment on function pgqueue.reserve(text, integer, text[], integer[], interval, text) is
     'Claim up to max_jobs due jobs for a worker, in claim order; no rows when there is nothing due. '
     'Call it in a transaction of its own and commit at once: what it locks is held until then. '
-    'queues: which ones (null: all). lease: how long the reservation holds unless extended. '
+    'queues: the queues to claim from (null: all). lease: how long the reservation holds unless extended. '
     'strategy: weighted (each slot draws a queue by its weight, from weights or from pgqueue.queues; where all weights are equal, '
     'the highest priority over all queues goes first), strict (queues in the order given), lag (the queue whose oldest due job '
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
 
--- The long way: lane by lane, with slots, limits, keys and whatever else the fast path leaves out.
+-- The long way: lane by lane, with slots, limits, keys and all else that the fast path leaves out.
 create or replace function pgqueue._claim_lanes(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text,
     p_chance double precision, p_began timestamptz, p_newest_id bigint
@@ -124,12 +123,12 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    -- The slots are the places in the answer: those not filled yet, and those that the queue at hand may fill.
+    -- The slots are the positions in the answer: the free ones, and the free ones that this queue may fill.
     v_free integer[];
     v_slots integer[];
     v_draws boolean;
     v_due text[];
-    -- What was taken, and the slot of each.
+    -- The rows that were taken, and the slot of each.
     v_rows tid[] := '{}'::tid[];
     v_row_slots integer[] := '{}'::integer[];
     v_is_keyed boolean := false;
@@ -143,8 +142,8 @@ declare
     v_stale pgqueue.sub_lane[] := '{}'::pgqueue.sub_lane[];
     v_limited_tasks text[];
     v_limited_queues boolean := false;
-    v_rooms jsonb := '{}'::jsonb;
-    v_full text[] := '{}'::text[];
+    v_capacities jsonb := '{}'::jsonb;
+    v_exhausted text[] := '{}'::text[];
     v_capacity integer;
 begin
     v_free := array(select n from generate_series(1, p_max_jobs) n);
@@ -155,22 +154,22 @@ begin
         perform pgqueue._recheck_limits(20, p_max_jobs);
     end if;
 
-    -- Again after what it has rescued, and, where slots draw their queues, for slots whose queue gave too little.
+    -- Again after jobs were rescued, and, where slots draw their queues, for slots whose queue had too few jobs.
     loop
         if v_due is null or v_due = '{}' then
             v_now := pgqueue._clock();
-            if v_limited_queues and v_rooms = '{}' then
-                v_rooms := pgqueue._queue_capacities(p_queues, v_now);
-                v_full := array(select r.key from jsonb_each(v_rooms) r where (r.value ->> 'room')::integer = 0);
+            if v_limited_queues and v_capacities = '{}' then
+                v_capacities := pgqueue._queue_capacities(p_queues, v_now);
+                v_exhausted := array(select r.key from jsonb_each(v_capacities) r where (r.value ->> 'capacity')::integer = 0);
             end if;
-            v_due := case when v_draws then pgqueue._due_queues(p_queues, v_now, v_full) end;
+            v_due := case when v_draws then pgqueue._due_queues(p_queues, v_now, v_exhausted) end;
         end if;
         v_slots := v_free;
         v_free := '{}';
         v_queue := null;
         for v_turn in
             select c.*
-            from pgqueue._choose(p_queues, p_weights, p_strategy, v_draws, v_slots, v_due, v_now, v_full) c
+            from pgqueue._choose(p_queues, p_weights, p_strategy, v_draws, v_slots, v_due, v_now, v_exhausted) c
         loop
             if v_draws and v_turn.queue is distinct from v_queue then
                 if v_queue is not null and v_slots <> '{}' then
@@ -182,9 +181,9 @@ begin
             v_queue := v_turn.queue;
             exit when v_slots = '{}' and not v_draws;
             if v_limited_queues then
-                v_rooms := pgqueue._lock_queue(v_rooms, v_queue, v_now);
+                v_capacities := pgqueue._lock_queue(v_capacities, v_queue, v_now);
             end if;
-            v_capacity := least(cardinality(v_slots), (v_rooms -> v_queue ->> 'room')::integer);
+            v_capacity := least(cardinality(v_slots), (v_capacities -> v_queue ->> 'capacity')::integer);
             continue when v_capacity = 0;
             select c.rows, c.slots, c.used, c.keyed, c.marked
             into v_got
@@ -198,8 +197,8 @@ begin
             v_is_keyed := v_is_keyed or v_got.keyed;
             v_is_marked := v_is_marked or v_got.marked;
             v_slots := v_slots[v_got.used + 1:];
-            if v_rooms ? v_queue then
-                v_rooms := pgqueue._take_from_queue(v_rooms, v_queue, v_got.used, v_now);
+            if v_capacities ? v_queue then
+                v_capacities := pgqueue._take_from_queue(v_capacities, v_queue, v_got.used, v_now);
             end if;
             if v_turn.head_at is null or v_turn.head_at < v_now - interval '100 ms' then
                 v_stale := v_stale || row(v_queue, v_turn.priority, v_turn.resumed)::pgqueue.sub_lane;
@@ -215,9 +214,9 @@ begin
         exit when v_has_rescued or not pgqueue._rescue_and_find(v_rows = '{}', cardinality(v_free), p_queues);
         v_has_rescued := true;
         if v_rows = '{}' then
-            -- What was taken back may have left room. (What is taken does not execute yet, and would not be counted.)
-            v_rooms := '{}';
-            v_full := '{}';
+            -- Taking leases back may have freed capacity. (Rows taken so far do not execute yet, and would not be counted.)
+            v_capacities := '{}';
+            v_exhausted := '{}';
         end if;
     end loop;
     if v_free = '{}' then
@@ -235,13 +234,14 @@ begin
     end if;
     return query
     select t.* from pgqueue._take(v_rows, v_row_slots, v_is_keyed, v_is_marked, v_now, p_worker, p_lease) t;
+    perform pgqueue._check_clock(pgqueue._clock());
 end
 $$;
 
 comment on function pgqueue._claim_lanes(
     text, integer, text[], integer[], interval, text, double precision, timestamptz, bigint
 ) is
-    'Private: claims lane by lane, as reserve() says. p_chance: move heads for more jobs than this, and use p_began and p_newest_id.';
+    'Private: claims lane by lane, see reserve(). p_chance: move heads for more jobs than this, and use p_began and p_newest_id.';
 
 -- p_rows: locked, and not yet taken.
 create or replace function pgqueue._claimed(
@@ -275,7 +275,7 @@ $$;
 comment on function pgqueue._claimed(
     tid[], integer, text, double precision, timestamptz, bigint, timestamptz, text
 ) is
-    'Private: what the fast path leaves to others: passes the wake-up on where there may be more, and now and then moves heads.';
+    'Private: ends a claim of the fast path: passes the wake-up on where more jobs may be due, and now and then moves heads.';
 
 create or replace function pgqueue._check_reserve(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text
@@ -329,7 +329,7 @@ $$;
 comment on function pgqueue._check_reserve(text, integer, text[], integer[], interval, text) is
     'Private: refuses wrong arguments of reserve, each by its name.';
 
-create or replace function pgqueue._take_from_queue(p_rooms jsonb, p_queue text, p_count integer, p_now timestamptz)
+create or replace function pgqueue._take_from_queue(p_capacities jsonb, p_queue text, p_count integer, p_now timestamptz)
 returns jsonb
 language plpgsql
 volatile
@@ -337,20 +337,20 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if p_count > 0 and (p_rooms -> p_queue ->> 'rate')::boolean then
+    if p_count > 0 and (p_capacities -> p_queue ->> 'rate')::boolean then
         insert into pgqueue.limit_starts (name, at, started) values ('queue:' || p_queue, p_now, p_count);
     end if;
     return jsonb_set(
-        p_rooms, array[p_queue, 'room'], to_jsonb((p_rooms -> p_queue ->> 'room')::integer - p_count)
+        p_capacities, array[p_queue, 'capacity'], to_jsonb((p_capacities -> p_queue ->> 'capacity')::integer - p_count)
     );
 end
 $$;
 
 comment on function pgqueue._take_from_queue(jsonb, text, integer, timestamptz) is
-    'Private: what room the queues have left after p_count starts of one, which are noted if it has a rate.';
+    'Private: the capacities of queues after p_count starts in one, which are recorded if it has a rate.';
 
--- A claim in a transaction of its own moves heads under a lock that others do not wait for, so that not all workers do it at
--- once. A claim in a transaction that may stay open moves them without the lock.
+-- A claim in a transaction of its own moves heads under a lock that it only tries, so that not all workers do it at once. A
+-- claim in a transaction that may stay open moves them without the lock.
 create or replace function pgqueue._claimed_from(
     p_sub_lanes pgqueue.sub_lane[], p_keyed boolean, p_began timestamptz, p_newest_id bigint
 )
@@ -379,8 +379,8 @@ $$;
 comment on function pgqueue._claimed_from(pgqueue.sub_lane[], boolean, timestamptz, bigint) is
     'Private: moves the heads of sub-lanes that jobs were claimed from, unless another claim does so.';
 
--- What reserve does when it comes up short. True when there is a reason to read the lanes again. What it takes back or
--- releases stays locked until the claim commits: no more than the claim has room for.
+-- Called when reserve comes up short. True: there is a reason to read the lanes again. It locks the jobs that it takes back
+-- or releases until the claim commits, so it takes no more than the claim has slots for.
 create or replace function pgqueue._rescue_and_find(p_empty_handed boolean, p_jobs integer, p_queues text[])
 returns boolean
 language plpgsql
@@ -396,11 +396,11 @@ declare
 begin
     select r.rescued into v_rescued from pgqueue._rescue(least(100, p_jobs), null) r;
     v_noted := pgqueue._read_key_notes(least(100, p_jobs), p_queues);
-    -- Jobs may be parked under the last limit that there was.
+    -- Jobs may still be blocked by a limit that was dropped.
     v_noted := pgqueue._recheck_limits(20, p_jobs) > 0 or v_noted;
     v_noted := pgqueue._read_notes(100) or v_noted;
     if p_empty_handed then
-        -- No session runs maintenance, so none looks for jobs in lanes that are not registered.
+        -- No session runs maintenance, which finds jobs in unregistered lanes.
         select h.at into v_maintained_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
         if v_maintained_at is null or abs(extract(epoch from pgqueue._clock() - v_maintained_at)) > 5 then
             v_found := pgqueue._find_lanes();
@@ -411,4 +411,4 @@ end
 $$;
 
 comment on function pgqueue._rescue_and_find(boolean, integer, text[]) is
-    'Private: takes back lapsed leases, releases what notes say and, where no session runs maintenance, finds unregistered lanes.';
+    'Private: takes back lapsed leases, follows notes and, where no session runs maintenance, finds unregistered lanes.';

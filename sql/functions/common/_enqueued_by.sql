@@ -1,5 +1,5 @@
--- Who enqueues, for all that insert many jobs: asked once, not for each row. The default of jobs.enqueued_by says the
--- same. The role is the one that logged in: these functions run with the rights of another.
+-- Who enqueues: read once by functions that insert many jobs, not for each row. The default of jobs.enqueued_by is the
+-- same. The role is the one that logged in, for these functions run with the rights of another.
 
 create or replace function pgqueue._enqueued_by()
 returns text

@@ -1,5 +1,5 @@
--- How misuse is answered: SQLSTATE 22023 (0A000 for what is not supported yet), with a detail that shows what was found
--- and a hint that names the argument. The checks here are those that several folders share. Read and lock nothing.
+-- Errors for misuse: SQLSTATE 22023 (0A000 for unsupported options), with a detail that shows the given value
+-- and a hint that names the argument. The checks that several folders share are here too. Reads and locks nothing.
 
 create or replace function pgqueue._refuse(p_message text, p_detail text, p_hint text, p_state text default '22023')
 returns void
@@ -121,7 +121,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     -- Above READ COMMITTED the snapshot stays old while rows are locked in their newest version: a claim would
-    -- fail with a serialization error, or look at leases and lanes that are long gone.
+    -- fail with a serialization error, or read leases and lanes that no longer exist.
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
         perform pgqueue._refuse(
             format('%s must be called in a READ COMMITTED transaction', p_function),

@@ -1,4 +1,4 @@
--- What a transaction sees.
+-- Whether later statements of a transaction see newer rows.
 
 create or replace function pgqueue._old_snapshot()
 returns boolean
@@ -10,4 +10,4 @@ as $$
 $$;
 
 comment on function pgqueue._old_snapshot() is
-    'Private: true above READ COMMITTED, where a later statement sees no more than the first.';
+    'Private: true above READ COMMITTED, where later statements use the snapshot of the first.';

@@ -22,7 +22,7 @@ end
 $$;
 
 comment on function pgqueue.grant_access(text, name) is
-    'Let a role use the queue. kind: producer (enqueue, nothing else), worker (reserve and what follows), '
+    'Let a role use the queue. kind: producer (enqueue, nothing else), worker (what a worker calls), '
     'operator (all functions, all views, settings) or reader (views and stats).';
 
 create or replace function pgqueue._check_grant(p_kind text, p_role name)
@@ -45,11 +45,11 @@ begin
             'Create it first: create role ... login.'
         );
     end if;
-    -- Narrower rights would take the place of those that all functions run with.
+    -- All functions run with the rights of the owner: narrower ones would replace them.
     if p_role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue') then
         perform pgqueue._refuse(
             'role owns the queue', format('%s has every right already.', p_role),
-            'Let another role enqueue, work and look: create role ... login, then grant it its kind.'
+            'Grant access to another role: create role ... login, then grant_access(kind, role).'
         );
     end if;
 end
@@ -76,7 +76,7 @@ begin
         execute format('revoke all on function %s from public', v_function.name);
     end loop;
 
-    -- Skips a role that was dropped since; its row stays until revoke_access.
+    -- Skips a role that no longer exists; its row stays until revoke_access.
     for v_grant in
         select g.role, g.kind from pgqueue.grants g join pg_roles r on r.rolname = g.role order by g.role, g.kind
     loop
@@ -123,9 +123,9 @@ begin
 end
 $$;
 
-comment on function pgqueue._apply_grants() is 'Private: takes everything from PUBLIC and gives what pgqueue.grants says.';
+comment on function pgqueue._apply_grants() is 'Private: revokes everything from PUBLIC and grants the rights recorded in pgqueue.grants.';
 
--- A view reads tables with its owner's rights, but calls functions with those of whoever reads it.
+-- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
 create or replace function pgqueue._functions_of_views()
 returns table (name regprocedure)
 language sql
@@ -188,9 +188,11 @@ as $$
             ('outcome', '{worker,reader,operator}'),
             ('next_attempts', '{worker,reader,operator}'),
             ('parents', '{worker,reader,operator}'),
+            ('children', '{worker,reader,operator}'),
             ('steps', '{worker,reader,operator}'),
             ('members', '{worker,reader,operator}'),
             ('group_progress', '{worker,reader,operator}'),
+            ('groups', '{worker,reader,operator}'),
             ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
@@ -204,7 +206,7 @@ as $$
             ('pause_schedule', '{operator}'),
             ('resume_schedule', '{operator}'),
             ('run_schedule_now', '{operator}'),
-            -- Reads nothing: who may schedule may ask what an expression means.
+            -- It reads nothing, and helps to write an expression.
             ('cron_next', '{worker,reader,operator}'),
             ('cancel', '{operator}'),
             ('retry', '{operator}'),
@@ -228,10 +230,11 @@ as $$
             ('metrics', '{reader,operator}'),
             ('dead_groups', '{reader,operator}'),
             ('doctor', '{reader,operator}'),
-            -- A producer may slow down by it.
+            -- For producers that slow down while a queue is long.
             ('depth', '{producer,worker,reader,operator}'),
+            ('wanted', '{producer,worker,reader,operator}'),
             ('version', '{producer,worker,reader,operator}'),
-            -- A worker compares due times with the clock, which is no secret.
+            -- A worker compares due times with the clock; the time is no secret.
             ('_clock', '{producer,worker,reader,operator}')
     ) f (name, kinds)
     where p_kind = any (f.kinds)

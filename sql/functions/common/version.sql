@@ -1,4 +1,4 @@
--- version: what is installed, for a worker to compare with what it was built for. Reads only.
+-- version: the installed release, which a worker compares with its own. Reads only.
 
 create or replace function pgqueue.version()
 returns table (version text, revision text, digest text)
@@ -12,4 +12,4 @@ as $$
 $$;
 
 comment on function pgqueue.version() is
-    'The version of pgqueue that loaded these functions, the migration the tables stand at, and the digest of the functions.';
+    'The version of pgqueue that loaded these functions, the revision of the tables, and the digest of the functions.';

@@ -14,10 +14,10 @@ volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: the n-th power that Sidekiq made known, as
-    -- 30 + n^5; sidekiq is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS found
-    -- to end a stampede soonest ("Exponential Backoff And Jitter", 2015). Powers count for at most a year. For the
-    -- others jitter only adds, so that a delay is never shorter than its formula.
+    -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: 30 + n^5, after the power
+    -- that Sidekiq uses; sidekiq is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS
+    -- measured to end a stampede soonest ("Exponential Backoff And Jitter", 2015). A power is capped at a year. The jitter
+    -- of the other policies only adds, so that a delay is never shorter than its formula.
     select case
         when f.policy = 'sidekiq' then f.capped + make_interval(secs => 30 * (p_retries + 1) * coalesce(p_jitter, 1) * random())
         when f.policy = 'doubling' then f.capped * (1 - coalesce(p_jitter, 1) * random())

@@ -1,11 +1,11 @@
--- A queue's retry budget: at most n of its retries become due in a second, so that an outage that failed ten
--- thousand jobs at once does not have them all come back at once.
+-- A queue's retry budget: at most n of its retries become due in a second, so that ten
+-- thousand jobs that an outage failed at once do not all come back at once.
 --
 -- Every failing job of such a queue books the first second, from its own on, that has capacity left. The bookings of one
 -- queue take turns under an advisory lock that lasts until the transaction ends (fail waits for it, at most 5 s, after
--- it has locked the row of its job); queues without a budget never come here. Bookings are inserted and read newest
--- first, never updated. A deferred booking writes "full until there" at the second that it asked for, so that the next
--- one does not read every second between. Above READ COMMITTED it sees the bookings that its snapshot shows, and may
+-- it has locked the row of its job); queues without a budget do not call this. Bookings are inserted and read newest
+-- first, never updated. A deferred booking records at its first second how far the budget is used up, so that the next one
+-- does not read every second between. Above READ COMMITTED it sees the bookings that its snapshot shows, and may
 -- overbook.
 
 create or replace function pgqueue._within_budget(p_queue text, p_delay interval, p_budget integer)
@@ -27,7 +27,7 @@ declare
     v_first_booked record;
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class(), pgqueue._budget_lock(p_queue));
-    -- Only now: the wait may have been long.
+    -- Read only now: the wait may have been long.
     v_wanted := pgqueue._ready_at(pgqueue._clock() + p_delay);
     v_first := date_trunc('second', v_wanted);
     v_second := v_first;
@@ -44,7 +44,7 @@ begin
         if v_second = v_first then
             v_first_booked := v_booked;
             if v_next is null then
-                -- No booking asked for this second yet, but perhaps for the one before.
+                -- No booking for this second yet, but perhaps one for the second before.
                 select b.full_until
                 into v_next
                 from pgqueue.retry_bookings b
@@ -79,7 +79,7 @@ immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- The upper half of the positive second keys is for budgets. Two queues with one hash take turns needlessly.
+    -- Budgets use the upper half of the positive second keys. Two queues with one hash exclude each other without need.
     select (hashtext(p_queue) & 1073741823) | 1073741824
 $$;
 

@@ -1,11 +1,11 @@
--- How attempts fail, one or many: what fail, fail_many and exchange share.
+-- Failed attempts, one or many: the shared part of fail, fail_many and exchange.
 --
 -- Locks the rows of the jobs in id order, all of them before the first is decided; then, job by job, the members of a
 -- batch, and the retry budgets of queues in the order of their locks, so that two calls take turns and cannot deadlock.
 -- Decides jobs one by one and changes them all together: one UPDATE of those that will be retried, and one _finish for
 -- each final state. The leader of a batch ends by itself, with its members.
--- What a failure asks for and cannot have is refused where p_strict; else the policy of the job decides. A job that is
--- named twice fails once.
+-- If a failure asks for something impossible, p_strict refuses it; else the policy of the job decides. A job that is named
+-- twice fails once.
 
 create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean)
 returns pgqueue.failed_attempt[]
@@ -76,7 +76,7 @@ end
 $$;
 
 comment on function pgqueue._fail(pgqueue.failure[], boolean) is
-    'Private: ends attempts that failed, and returns what became of their jobs; a job is missing whose reservation is no longer held.';
+    'Private: ends attempts that failed, and returns the new states of their jobs; a job whose reservation is no longer held has no row.';
 
 create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
 returns setof pgqueue.failed_attempt
@@ -94,7 +94,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-    -- A variable: a constant would let a plan go by the index of leases, through all of them (see extend).
+    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     return query
@@ -117,7 +117,7 @@ begin
     )
     select
         h.n, h.id, h.reservation, coalesce(h.error, '{}'), h.retry_in, h.retries, h.policy,
-        -- Cancelled without its members where fail() itself asks for it: see _part_members.
+        -- Where fail() itself asks for the cancel, the members share it: see _part_members.
         case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end,
         h.task, d.queue, h.priority, h.key, h.limit_key, h.followers, h.reserved_by, h.attempts,
         coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
@@ -128,7 +128,7 @@ begin
     from held h
     left join pgqueue.effective_tasks t on t.name = h.task
     cross join lateral (
-        -- Not for a job with a key: its order holds within one queue.
+        -- A job with a key stays in its queue: its order holds within one queue.
         select coalesce(case when h.key is null then coalesce(h.own ->> 'queue', t.retry_queue) end, h.queue) as queue
     ) d
     left join pgqueue.queues q on q.name = d.queue;
@@ -136,10 +136,10 @@ end
 $$;
 
 comment on function pgqueue._lock_failed(pgqueue.failure[]) is
-    'Private: locks the jobs of these failures that are still held, in id order, with what their tasks and queues say of retries.';
+    'Private: locks the jobs of these failures that are still held, in id order, and returns them with the retry options of their tasks and queues.';
 
--- What becomes of one job: sets state, retry_in, error and policy_error. cancel is null where nothing asks for it; may_ask
--- is false once a retry function was canceled.
+-- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
+-- for it; may_ask is false once a retry function was canceled.
 create or replace function pgqueue._decide(p_attempt pgqueue.failed_attempt, p_strict boolean)
 returns pgqueue.failed_attempt
 language plpgsql
@@ -188,13 +188,13 @@ begin
                 from pgqueue._ask_retry_function(
                     v_attempt.retry_function, v_attempt.job_id, v_attempt.max_attempts, v_attempt.error
                 ) a;
-                -- A timeout ends one function that does not return, and would not end a second one.
+                -- A timeout ends one function that does not return; it would not end a second one.
                 v_attempt.may_ask := v_answer.canceled is not true;
             else
                 select
                     null::interval as delay,
                     format(
-                        'retry function %s: It was not asked, for one before it was canceled.', v_attempt.retry_function
+                        'retry function %s: It was not called, because an earlier one was canceled.', v_attempt.retry_function
                     ) as flaw
                 into v_answer;
             end if;
@@ -219,7 +219,7 @@ end
 $$;
 
 comment on function pgqueue._decide(pgqueue.failed_attempt, boolean) is
-    'Private: decides what becomes of a job whose attempt failed.';
+    'Private: decides whether a job whose attempt failed is retried, dead or cancelled.';
 
 create or replace function pgqueue._failure_flaw(
     p_retry_in interval, p_policy text, p_has_delays boolean, p_has_function boolean
@@ -243,8 +243,8 @@ $$;
 comment on function pgqueue._failure_flaw(interval, text, boolean, boolean) is
     'Private: why a failed job cannot be retried as its failure asks; null where it can.';
 
--- A member that is asked to cancel ends so. Where the leader dies or is cancelled alone the other members go back at
--- once; else their ids are returned. cancel is true where fail() asked for it, which is for the whole batch.
+-- A member that was asked to cancel is cancelled. If the leader alone is dead or cancelled, the other members go back at
+-- once; else their ids are returned. cancel is true if fail() asked for it: then it is for the whole batch.
 create or replace function pgqueue._part_members(p_attempt pgqueue.failed_attempt)
 returns bigint[]
 language plpgsql
@@ -296,7 +296,7 @@ end
 $$;
 
 comment on function pgqueue._part_members(pgqueue.failed_attempt) is
-    'Private: locks the members of a failed batch, and returns those that share its fate.';
+    'Private: locks the members of a failed batch, and returns those that end as their leader does.';
 
 -- The caller has locked the rows.
 create or replace function pgqueue._retry_failed(p_attempts pgqueue.failed_attempt[])
@@ -340,7 +340,7 @@ begin
         select f.queue, f.priority, min(f.ready_at) as ready_at
         from failed f
         group by f.queue, f.priority
-        -- _wake notifies the sleepers of a queue once.
+        -- _wake notifies idle workers of a queue once.
         order by min(f.ready_at)
     loop
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_lane.ready_at);

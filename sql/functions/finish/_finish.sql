@@ -1,14 +1,14 @@
--- How a job ends: the live row goes and the history row comes, in one statement.
+-- How a job ends: one statement deletes the live row and inserts the row of history.
 --
 -- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
--- reservation given: a worker with another one changes nothing. p_executing says whether the job must be executing;
--- where it must not, the caller has locked the row and read its reservation.
--- In later statements, whose snapshots show what was blocked meanwhile, it releases what waited behind those jobs: the
--- next of their keys, and those blocked by their limits. The leader of a batch takes its members along. Jobs without a
--- key pay nothing for that, and without limits there is one probe.
+-- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
+-- if not, the caller has locked the row and read its reservation.
+-- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
+-- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key
+-- pay nothing for that, and without limits there is one probe.
 -- p_error is the error of all, p_errors one for each of p_job_ids; members have p_error.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
--- which is why the statement stands in an exception block.
+-- so the statement is in an exception block.
 
 create or replace function pgqueue._finish(
     p_job_ids bigint[],
@@ -56,7 +56,7 @@ begin
                 where j.id = w.id
                     and j.reservation = w.reservation
                     and (j.state = 'executing') = p_executing
-                -- By name: the columns that history does not keep would be copied twice for nothing.
+                -- Columns by name: * would also copy the ones that history does not keep.
                 returning
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
@@ -160,7 +160,7 @@ $$;
 comment on function pgqueue._finish(
     bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
 ) is
-    'Private: moves jobs to history under their reservations, and returns the ids that it moved; p_follow: and settles the jobs that depend on them.';
+    'Private: moves jobs to history under their reservations, and returns their ids; p_follow: also settles the jobs that depend on them.';
 
 -- Inlined: no SET.
 create or replace function pgqueue._retention_of(
@@ -175,7 +175,7 @@ as $$
 $$;
 
 comment on function pgqueue._retention_of(pgqueue.job_state, interval, interval, interval) is
-    'Private: which of these retentions is that of a job in a final state.';
+    'Private: picks the retention of a final state from these.';
 
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
 create or replace function pgqueue._lock_members(p_job_ids bigint[])

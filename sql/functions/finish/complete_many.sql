@@ -1,4 +1,4 @@
--- complete_many: a batch of finished jobs in one statement.
+-- complete_many: many finished jobs in one statement.
 --
 -- Locks rows in id order, so two calls cannot deadlock. A row that another transaction has locked is waited for, at most
 -- 5 s each; then the whole call fails with 55P03 and nothing was changed: complete the jobs one by one.
@@ -27,7 +27,7 @@ begin
     v_finished := pgqueue._finish(
         complete_many.job_ids, complete_many.reservations, true, 'succeeded', complete_many.results
     );
-    -- As a rule all were held, and there is nothing to compare.
+    -- Nearly always all were held, and there is nothing to compare.
     if cardinality(v_finished) < cardinality(complete_many.job_ids) then
         return query
         select w.id
@@ -39,4 +39,4 @@ end
 $$;
 
 comment on function pgqueue.complete_many(bigint[], bigint[], jsonb[]) is
-    'complete() for many jobs at once. Returns the ids whose reservations were not held any more; none as a rule.';
+    'complete() for many jobs at once. Returns the ids whose reservations were no longer held; usually none.';

@@ -1,11 +1,11 @@
 -- fail: an attempt of one job failed. Decides what comes next: another attempt after a delay, or dead, or cancelled.
 --
 -- In this order: asked to cancel, or cancel => true: cancelled. retry => false, or out of attempts: dead. Else it will be
--- retried, after retry_in if given; else by the policy that the call names, else the job, else its task, else the
--- default, exponential (see _backoff). A task's own function (see set_retry_function) may answer dead; should it raise,
+-- retried: after retry_in if given; else by the policy of the call, of the job, of its task, or the default, exponential
+-- (see _backoff). A task's own function (see set_retry_function) may answer dead; if it raises,
 -- the default policy decides and the errors of the job record why.
 -- A batch of an accumulating task fails for one key: all its members are retried together, on one count. When they are
--- out of attempts only the leader, which has the lowest score, dies; the others go back at once with a fresh count.
+-- out of attempts only the leader, which has the lowest score, is dead; the others go back at once with a fresh count.
 -- The retry budget of the queue in which the job will wait may defer it further.
 -- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
 -- its batch. Works at every isolation level. See _fail.
@@ -57,7 +57,7 @@ $$;
 comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text, boolean) is
     'An attempt failed. Returns the new state: failed (it will be retried), dead (out of attempts, or retry => false) or cancelled '
     '(it was asked to cancel, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
-    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of what a policy says. '
+    'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of the delay of a policy. '
     'policy: the policy for this failure, instead of the job''s and the task''s.';
 
 create or replace function pgqueue._check_policy(p_policy text)

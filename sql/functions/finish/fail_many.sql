@@ -1,8 +1,8 @@
--- fail_many: a batch of failed attempts in one statement; see fail for what becomes of each.
+-- fail_many: many failed attempts in one statement; see fail for the outcome of each.
 --
 -- Locks rows in id order. A row that another transaction has locked is waited for, at most 5 s each; then the whole call
--- fails with 55P03 and nothing was changed. What one of them asks for that cannot be done spoils no other: the
--- failure counts, the policy of the job decides, and its errors record why. Works at every isolation level.
+-- fails with 55P03 and nothing was changed. If one of them asks for something impossible, the others are not
+-- affected: the failure counts, the policy of the job decides, and its errors record why. Works at every isolation level.
 
 create or replace function pgqueue.fail_many(
     job_ids bigint[],
@@ -46,8 +46,8 @@ $$;
 
 comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[]) is
     'fail() for many jobs at once, each with what fail() takes. Returns a row for each, in order: its new state, null when its '
-    'reservation is no longer held. policy_error: why what was asked for it cannot be done (retry_in out of bounds, a policy that '
-    'its task has not): its own policy decided then, and its errors say so.';
+    'reservation is no longer held. policy_error: why its retry_in or policy could not be applied (out of bounds, not one of '
+    'its task): then its own policy decided, and its errors record that.';
 
 create or replace function pgqueue._failures(
     p_job_ids bigint[],

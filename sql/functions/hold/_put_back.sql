@@ -3,8 +3,8 @@
 -- The caller has locked the rows, in executing, and with _whole_batches the members of their batches. A job that comes
 -- back at once is read first in its lane, in the order of return; one that comes back later is read at its time. A job
 -- that is asked to cancel ends here.
--- p_crashed: those of p_job_ids whose worker died while it ran them. At max_crashes of its task such a job is dead, so
--- that it cannot kill worker after worker. Of a batch the leader alone counts, and the members go back.
+-- p_crashed: the ids of p_job_ids whose worker died while it ran them. After max_crashes of its task such a job is dead, so
+-- that it cannot kill worker after worker. A batch counts for its leader alone; the members go back.
 
 create or replace function pgqueue._put_back(
     p_job_ids bigint[], p_delay interval, p_lost boolean, p_crashed bigint[] default null
@@ -42,7 +42,7 @@ begin
     from pgqueue.jobs j
     where j.id = any (p_job_ids);
     if v_has_members then
-        -- The members of a batch come and go together.
+        -- The members of a batch are put back together.
         v_back := p_job_ids || array(
             select f.id
             from pgqueue._lock_members(
@@ -93,7 +93,7 @@ begin
     if v_keyed then
         perform pgqueue._release_earlier(v_back);
     end if;
-    -- Only now: a leader would take all members that are still in its batch along.
+    -- Only now, because a leader ends together with the members that are still in its batch.
     if v_cancelled_ids is not null then
         perform pgqueue._finish(v_cancelled_ids, v_cancelled_reservations, true, 'cancelled');
     end if;
@@ -126,7 +126,7 @@ $$;
 comment on function pgqueue._put_back(bigint[], interval, boolean, bigint[]) is
     'Private: puts executing jobs, locked by the caller, back into the ready index.';
 
--- A job that comes back out of the history has its errors and a fresh count: it has not failed since. Inlined: no SET.
+-- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.
 create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
 returns pgqueue.job_state
 language sql
@@ -142,8 +142,8 @@ $$;
 comment on function pgqueue._state_again(jsonb, integer) is
     'Private: the state of a job that can be claimed again, by its errors and by how many of its attempts have counted.';
 
--- Locks the members of the batches of these leaders as well, SKIP LOCKED: where another session has locked one of them,
--- the whole batch counts as held.
+-- Also locks the members of the batches of these leaders, SKIP LOCKED: if another session has locked one of them, the whole
+-- batch counts as held.
 create or replace function pgqueue._whole_batches(p_job_ids bigint[])
 returns bigint[]
 language plpgsql

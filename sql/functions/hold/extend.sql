@@ -2,10 +2,11 @@
 --
 -- Locks rows FOR UPDATE SKIP LOCKED and never waits. A row that another session has locked (a handler's own completion,
 -- a cancel, a claim that blocked another job of its key, an operator) cannot be updated, so its new lease is inserted
--- into lease_promises, and _rescue respects it: what this function reports as held stays held until the time that it
--- reports, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
--- every rescue see it. So a row that is locked and whose lease has lapsed gets none: rescue may have it in hand.
--- The report is a later statement: it sees what was written before it, and locked rows as last committed.
+-- into lease_promises, and _rescue respects it: a job that this function reports as held stays held until the reported
+-- time, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
+-- every rescue see it. So a locked row whose lease has lapsed gets none: rescue may be taking it back.
+-- A later statement makes the report: it sees these changes, and locked rows as last committed. It reports no lease
+-- longer than the one asked for: after the clock stepped back maintain cuts longer ones, and may hold the row now.
 -- Commit at once: until then the locked rows cannot be completed, and no promise counts.
 -- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
 -- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
@@ -40,11 +41,11 @@ begin
         perform pgqueue._refuse(
             'started must match job_ids',
             format('There are %s of started and %s job ids.', cardinality(extend.started), cardinality(extend.job_ids)),
-            'Say for each of job_ids whether its handler runs, or leave started out.'
+            'Give for each of job_ids whether its handler runs, or leave started out.'
         );
     end if;
 
-    -- After its xid: see _heads.
+    -- Read after the xid: see _heads.
     v_until := pgqueue._ready_at(null) + extend.lease;
     with held as materialized (
         select h.row_ctid, w.started
@@ -74,10 +75,8 @@ begin
     return query
     select
         h.id,
-        case
-            when h.lease_expires_at = v_until then v_until
-            else pgqueue._held_until(coalesce(h.leader, h.id), v_now)
-        end,
+        -- Not least(), which takes null for no bound.
+        case when u.until > v_until then v_until else u.until end,
         h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
@@ -85,7 +84,13 @@ begin
         from pgqueue.jobs j
         where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
         limit 1
-    ) h;
+    ) h
+    cross join lateral (
+        select case
+            when h.lease_expires_at = v_until then v_until
+            else pgqueue._held_until(coalesce(h.leader, h.id), v_now)
+        end as until
+    ) u;
 end
 $$;
 
@@ -94,7 +99,7 @@ comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
     'are asked to cancel; a job that is not returned is lost: stop working on it. lease_expires_at is null where another session has locked the '
     'row of a job whose lease had lapsed: nothing is granted, so call again soon. Commit at once.';
 
--- Rows that were updated carry p_until already. A promise for less than the job has does no harm: the longest counts.
+-- Rows that were updated have p_until already. A promise that is shorter than the lease does no harm: the longest counts.
 create or replace function pgqueue._promise(
     p_job_ids bigint[], p_reservations bigint[], p_lease interval, p_until timestamptz, p_now timestamptz
 )
@@ -129,7 +134,7 @@ end
 $$;
 
 comment on function pgqueue._promise(bigint[], bigint[], interval, timestamptz, timestamptz) is
-    'Private: promises leases until p_until to those of these jobs that could not be updated and whose leases have not lapsed.';
+    'Private: promises leases until p_until to the jobs that could not be updated and whose leases have not lapsed.';
 
 create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)
 returns timestamptz

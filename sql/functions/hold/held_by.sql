@@ -1,12 +1,12 @@
--- held_by: what stands as executing under a worker's name. A worker asks after it lost the reply of a claim: the claim
--- may have been committed, and then jobs are booked on a worker that does not know of them. The worker compares the
+-- held_by: the jobs that execute under a worker's name. A worker calls it after it lost the reply of a claim: the claim may
+-- have been committed, and then the worker holds jobs that it does not know. The worker compares the
 -- answer with what it holds and gives the rest back with release(), under the reservations that are returned here.
 --
--- Two calls, so that the fence decides. Should the network deliver either of them late, after the worker has claimed
--- again, then nothing happens: this one only reads, and release() changes no reservation that it does not name.
+-- Two calls, so that the fence decides. If the network delivers either of them late, after the worker has claimed
+-- again, nothing happens: this one only reads, and release() changes no reservation that it does not name.
 --
--- Locks nothing. Reads the index of leases, which holds executing jobs only. Of a batch it returns the leader, with
--- which release() gives back all members.
+-- Locks nothing. Reads the index of leases, which holds executing jobs only. For a batch it returns the leader;
+-- release() then gives back all members.
 
 create or replace function pgqueue.held_by(worker text)
 returns table (job_id bigint, reservation bigint)
@@ -35,5 +35,5 @@ end
 $$;
 
 comment on function pgqueue.held_by(text) is
-    'The jobs that stand as executing under the name of a worker, with their reservations; of a batch its leader. '
-    'What the worker does not know of it gives back with release(): the reply of a claim was lost.';
+    'The jobs that execute under the name of a worker, with their reservations; for a batch, its leader. '
+    'Give back with release() the jobs that the worker does not know: the reply of a claim was lost.';

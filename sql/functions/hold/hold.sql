@@ -1,8 +1,8 @@
--- hold: the first statement of a handler's own transaction. While that lives, no other worker can get the job: rescue
--- skips a locked row. The lock ends with the transaction, or with its connection; the lease that extend promised
--- meanwhile goes on.
+-- hold: the first statement of a handler's own transaction. While the transaction is open, no other worker can get the job:
+-- rescue skips a locked row. The lock ends with the transaction, or with its connection; a lease that extend promised
+-- meanwhile stays valid.
 --
--- Locks the row of the job FOR SHARE and waits for another session's lock on it (an extend, as a rule) at most 5 s
+-- Locks the row of the job FOR SHARE and waits for another session's lock on it (usually an extend) at most 5 s
 -- (55P03). Works at every isolation level.
 
 create or replace function pgqueue.hold(job_id bigint, reservation bigint)
@@ -30,5 +30,5 @@ end
 $$;
 
 comment on function pgqueue.hold(bigint, bigint) is
-    'Keep the job for as long as this transaction lives. False when the reservation is no longer held: do nothing, and roll back. '
+    'Keep the job for as long as this transaction is open. False when the reservation is no longer held: do nothing, and roll back. '
     'begin; select pgqueue.hold(42, 1048577); ... select pgqueue.complete(42, 1048577); commit;';

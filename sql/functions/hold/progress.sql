@@ -1,8 +1,7 @@
--- progress: how far a handler has come, for people to see in all_jobs. No index has it, so the row is rewritten
--- within its page. Meant for about one call a second and job, not for every step of a loop.
+-- progress: how far a handler has come, shown in all_jobs. No index contains it, so the row is rewritten within its page.
+-- Meant for about one call a second and job, not for every step of a loop.
 --
--- Locks the row FOR UPDATE SKIP LOCKED: where another session has locked it (a handler's own transaction) nothing is
--- stored.
+-- Locks the row FOR UPDATE SKIP LOCKED: if another session has locked it (a handler's own transaction) nothing is stored.
 
 create or replace function pgqueue.progress(
     job_id bigint,

@@ -1,10 +1,10 @@
--- release_unheld: gives back, uncounted, the jobs that are reserved for the worker and not in its list, for one of two
--- reasons. The reply of a reserve was lost on the way, and the worker does not know of its jobs: no lease lapsed, so that
--- counts as no loss. Or, with `died`, a former process of that name is dead: its reservations are lost. A job that was
--- reported as started is no lost reply either way, and counts as a crash (see _put_back).
+-- release_unheld: gives back, uncounted, the jobs that are reserved for the worker and not in its list. There are two
+-- causes. The reply of a reserve was lost, and the worker does not know its jobs: that does not count as a loss. Or, with
+-- `died`, a former process of that name is dead: its reservations are lost. In both cases a job that was reported as
+-- started counts as a crash (see _put_back).
 --
--- The list must name all that the worker holds when this runs: no claim of that worker may be under way. A worker that
--- claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
+-- The list must name every job that the worker holds when this runs: no claim of that worker may be in flight. A worker
+-- that claims on several connections asks held_by() and gives back with release() instead, where the fence decides.
 --
 -- Locks rows FOR UPDATE SKIP LOCKED, in id order. Reads the index of leases, which has executing jobs only.
 -- Two processes must never share a worker name: each would give back what the other runs.
@@ -54,5 +54,5 @@ end
 $$;
 
 comment on function pgqueue.release_unheld(text, bigint[], bigint[], boolean) is
-    'Give back, uncounted, the jobs that the worker holds by the database and not by this list of its own. Returns their ids. '
-    'died: they are those of a former process of that name, which is dead, and count as lost.';
+    'Give back, uncounted, the jobs that are reserved for the worker and missing in this list. Returns their ids. '
+    'died: they belong to a former process of that name, which is dead, and count as lost.';

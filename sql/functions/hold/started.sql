@@ -1,5 +1,5 @@
--- started: the handlers of these jobs are about to run. A worker reports it with every extend(), and at once for a job
--- that was lost before, so that one which kills its process within a second is counted from its second run on.
+-- started: the handlers of these jobs are about to run. A worker reports it with every extend(), and at once for a job that
+-- was lost before, so that a job that kills its process within a second is counted from its second run on.
 --
 -- Locks rows FOR UPDATE SKIP LOCKED, in the order given. A row that another session has locked stays unreported and
 -- counts as held.
@@ -50,5 +50,5 @@ end
 $$;
 
 comment on function pgqueue.started(bigint[], bigint[]) is
-    'The handlers of these jobs run from now on. Should their worker be gone (no beat()) when the lease lapses, that counts as a crash, '
+    'The handlers of these jobs run from now on. If their worker is gone (no beat()) when the lease lapses, that counts as a crash, '
     'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were not held any more.';

@@ -1,9 +1,9 @@
--- Limits: how many jobs of one execute, counted by index.
+-- Limits: how many jobs execute under one, counted by index.
 --
 -- A count stops at p_max: the caller needs to know whether there is capacity, and how much. It reads the index of leases,
 -- which has queue, task and limit_key of all executing jobs, and the rows that it counts; for keys it reads the unique
 -- index, where keys of one prefix stand together. The payloads of one batch of an accumulating task count as one.
--- Sorts are off, and an order is given: so each query fits one index alone, even where the planner believes that an empty
+-- Sorts are off, and an order is given, so that each query fits one index alone, even if the planner believes that an empty
 -- index is expensive, or that all cost the same.
 
 create or replace function pgqueue._count_executing(p_kind text, p_target text, p_max integer)
@@ -22,7 +22,7 @@ declare
     v_count integer := 0;
     v_head timestamptz := pgqueue._lease_head();
 begin
-    -- All that counts has a lease, and none ends before the head of leases.
+    -- Every job that counts has a lease, and no lease ends before the head of leases.
     if p_kind = 'queue' then
         select count(*)::integer into v_count
         from (
@@ -51,7 +51,7 @@ begin
             limit p_max
         ) e;
     else
-        -- Among all keys from p_target on, those that begin with it come first.
+        -- The keys that begin with p_target come first among all keys from p_target on.
         select count(*)::integer into v_count
         from (
             select starts_with(j.key, p_target) as is_meant
@@ -70,9 +70,9 @@ end
 $$;
 
 comment on function pgqueue._count_executing(text, text, integer) is
-    'Private: how many jobs execute under a limit, counted up to p_max. kind key: p_target is the beginning of the keys; limit_key: the value itself.';
+    'Private: how many jobs execute under a limit, counted up to p_max. kind key: p_target is a prefix of keys; limit_key: the value itself.';
 
--- A limit_key has the limit of its own value, or else of the longest beginning that has one; each value counts for itself.
+-- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
 language plpgsql
@@ -145,9 +145,9 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_limit(text, text) is 'Private: refuses what cannot be a limit.';
+comment on function pgqueue._check_limit(text, text) is 'Private: refuses wrong kinds and targets of limits.';
 
--- Blocked jobs stand under the name of the limit; those of a limit_key with *, each under the name of its value.
+-- blocked_on is the name of the limit; for a limit_key with *, the name with the job's own value.
 create or replace function pgqueue._recheck_limit(p_kind text, p_target text)
 returns void
 language plpgsql
@@ -186,7 +186,7 @@ end
 $$;
 
 comment on function pgqueue._recheck_limit(text, text) is
-    'Private: makes the next maintain() check whether jobs that a limit blocks may go on.';
+    'Private: makes the next maintain() check whether it can release jobs that a limit blocks.';
 
 create or replace function pgqueue._limits_now(p_most integer)
 returns jsonb

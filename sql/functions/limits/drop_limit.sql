@@ -51,5 +51,5 @@ end
 $$;
 
 comment on function pgqueue.drop_limit(text, text, text) is
-    'Remove a limit; the jobs that it blocked go on within a second or so. part: max_executing or rate, to keep the other. False: there is no such limit. '
+    'Remove a limit; the jobs that it blocks are released within a second or so. part: max_executing or rate, to keep the other. False: there is no such limit. '
     'select pgqueue.drop_limit(''task'', ''export'', ''rate'');';

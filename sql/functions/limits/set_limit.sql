@@ -1,8 +1,8 @@
 -- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start in a time.
 --
--- Writes one row of limits, which takes effect at the next claim. What is left out keeps the value that it has. The next
--- maintain() checks the jobs that are blocked by the limit: there may be capacity now. A plain update of limits does the
--- same, but leaves them to the next job that ends.
+-- Writes one row of limits, which takes effect at the next claim. An argument that is left out keeps its value. The next
+-- maintain() checks the jobs that the limit blocks: there may be capacity now. A plain update of limits takes effect too,
+-- but blocked jobs wait for the next job that ends.
 
 create or replace function pgqueue.set_limit(
     kind text,
@@ -55,7 +55,7 @@ begin
         );
     end if;
 
-    -- Checks are asked of the row to insert also where it conflicts: so it is complete.
+    -- The row to insert is complete, for its constraints are checked even if it conflicts.
     insert into pgqueue.limits as l (kind, target, max_executing, rate, per)
     select
         set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),
@@ -86,6 +86,6 @@ end
 $$;
 
 comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
-    'Limit what executes over the whole fleet, at once. kind: queue, task, key (all keys that begin with target, together) or limit_key (that value; '
+    'Limit how many jobs execute over the whole fleet; takes effect at once. kind: queue, task, key (all keys that begin with target, together) or limit_key (that value; '
     'target* for each value that begins so, by itself). max_executing: at most this many at a time; rate and per: at most this many starts in any period as long as per. '
-    'What is left out stays as it is; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';
+    'An argument that is left out keeps its value; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';

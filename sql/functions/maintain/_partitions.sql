@@ -4,9 +4,9 @@
 -- every completion waits behind them. So a partition is created as a plain table and *attached*, which only needs
 -- SHARE UPDATE EXCLUSIVE, and dropped under maintain's lock_timeout. The statements are dynamic because tables
 -- have names; nothing in them comes from a caller.
--- What is there is asked of the catalog, by bounds and not by names: a partition that was detached or dropped leaves a
--- gap, and a gap is filled. A detached table is attached again, with its rows, where it still fits. Where it does not,
--- or its name belongs to something else, the gap gets a partition of another name, and stats() shows what is in the way.
+-- Partitions are read from the catalog, by bounds and not by names: a partition that was detached or dropped leaves a gap,
+-- and a gap is filled. A detached table is attached again, with its rows, where it still fits. Where it does not, or
+-- another object has its name, the gap gets a partition of another name, and stats() shows the obstacle.
 
 create or replace function pgqueue._partitions()
 returns table (relation regclass, parent regclass, lower timestamptz, upper timestamptz, is_pending boolean)
@@ -33,7 +33,7 @@ as $$
 $$;
 
 comment on function pgqueue._partitions() is
-    'Private: the partitions of history, and from when until when their rows expire; is_pending: DETACH CONCURRENTLY has begun, and not ended.';
+    'Private: the partitions of history, and the bounds between which their rows expire; is_pending: DETACH CONCURRENTLY has begun and not ended.';
 
 create or replace function pgqueue._partition_gaps(p_days integer, p_months integer)
 returns table (parent text, name text, lower timestamptz, upper timestamptz)
@@ -75,7 +75,7 @@ as $$
 $$;
 
 comment on function pgqueue._partition_gaps(integer, integer) is
-    'Private: what no partition covers of today and the next p_days days, of this month and the next p_months months.';
+    'Private: the days and months, from today for p_days days and p_months months, that no partition covers.';
 
 create or replace function pgqueue._attach_partitions(
     p_days integer, p_months integer, p_limit integer, out attached integer, out problem text
@@ -95,8 +95,8 @@ begin
     if not exists (select from pgqueue._partition_gaps(p_days, p_months)) then
         return;
     end if;
-    -- Two completions that miss one partition: the second waits here and then finds it. The lock on the tables is the
-    -- one that attaching takes anyway; it also brings what others have created meanwhile into this session's caches.
+    -- Two completions that miss one partition: the second waits here and then finds it. Attaching takes the
+    -- same lock on the tables anyway; it also brings partitions that others created into this session's caches.
     perform pg_advisory_xact_lock(pgqueue._lock_class(), 2);
     lock table only pgqueue.history_days, pgqueue.history_months in share update exclusive mode;
     v_problems := pgqueue._finish_detaching();
@@ -117,10 +117,10 @@ end
 $$;
 
 comment on function pgqueue._attach_partitions(integer, integer, integer) is
-    'Private: fills up to p_limit of the gaps in the next p_days days and p_months months; problem: what was in the way.';
+    'Private: fills up to p_limit of the gaps in the next p_days days and p_months months; problem: the obstacle, if there was one.';
 
--- p_name is the name for the whole day or month. What bears it already is attached, if it can be; else the next name is
--- tried: history_d_20300101_2, and so on.
+-- p_name is the name for the whole day or month. A table that has it already is attached, if it can be; else the next name
+-- is tried: history_d_20300101_2, and so on.
 create or replace function pgqueue._fill_gap(p_parent text, p_name text, p_lower timestamptz, p_upper timestamptz)
 returns text
 language plpgsql
@@ -149,7 +149,7 @@ begin
             return v_problems || ', so its rows are kept in pgqueue.' || v_name;
         end if;
         if pg_partition_root('pgqueue.' || v_name) = 'pgqueue.history'::regclass then
-            -- It covers another part of the day. But an old snapshot shows as a gap what somebody has filled since.
+            -- It covers another part of the day; or another session filled the gap after this snapshot was taken.
             if pgqueue._old_snapshot() then
                 return null;
             end if;
@@ -167,7 +167,7 @@ end
 $$;
 
 comment on function pgqueue._fill_gap(text, text, timestamptz, timestamptz) is
-    'Private: attaches the table of that name to history, or a new one; returns what was in the way, null: nothing.';
+    'Private: attaches the table of that name to history, or a new one; returns the obstacle, null: none.';
 
 create or replace function pgqueue._attach_again(
     p_parent text, p_table regclass, p_lower timestamptz, p_upper timestamptz
@@ -191,7 +191,7 @@ begin
     if v_class.relispartition then
         return format('%s is a partition of another table', p_table);
     end if;
-    -- Attaching reads all of it.
+    -- Attaching reads the whole table.
     if pg_relation_size(p_table) > 100000000 then
         return format('%s is detached and too large to be attached at once', p_table);
     end if;
@@ -201,7 +201,7 @@ begin
         );
     exception
         when lock_not_available then
-            -- It is read or written just now: not for another partition to take its place.
+            -- Another session is using it: no other partition may take its place.
             raise;
         when others then
             return format('%s cannot be attached (%s: %s)', p_table, sqlstate, sqlerrm);
@@ -211,10 +211,10 @@ end
 $$;
 
 comment on function pgqueue._attach_again(text, regclass, timestamptz, timestamptz) is
-    'Private: attaches a table that is there to history; returns why it cannot be attached, null: it is.';
+    'Private: attaches an existing table to history; returns why it cannot be attached, null: it is attached.';
 
--- A partition that waits to be detached takes no rows any more, and lets no other be attached in its place. To end that
--- waits for all older snapshots, so it is tried for 50 ms at a time.
+-- A partition with a pending detach takes no rows any more, and no other can be attached in its place. Finalizing waits for
+-- all older snapshots, so it is tried for 50 ms at a time.
 create or replace function pgqueue._finish_detaching()
 returns text[]
 language plpgsql
@@ -240,7 +240,7 @@ end
 $$;
 
 comment on function pgqueue._finish_detaching() is
-    'Private: ends what DETACH CONCURRENTLY has left undone; returns what was in the way.';
+    'Private: finalizes a pending DETACH CONCURRENTLY; returns the obstacle, null: none.';
 
 create or replace function pgqueue._overdue_partitions(p_now timestamptz)
 returns table (relation regclass, upper timestamptz)
@@ -291,4 +291,4 @@ end
 $$;
 
 comment on function pgqueue._make_partitions() is
-    'Private: attaches all partitions of history that maintain() wants; for migrate, when nobody waits for it.';
+    'Private: attaches all partitions of history that maintain() wants; for migrate, which nothing waits for.';

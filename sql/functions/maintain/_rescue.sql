@@ -1,15 +1,15 @@
--- Rescue: what time does to jobs. Takes back lapsed leases, cancels expired jobs, and brings jobs forward that a clock
--- stepping back left in the future.
+-- Rescue: takes back lapsed leases, cancels expired jobs, and brings forward jobs that a clock stepping back left in the
+-- future.
 --
 -- Each step locks a bounded number of rows FOR UPDATE SKIP LOCKED and never waits: a row that another session has locked
 -- counts as held. A lease that extend promised while its row was locked is written into the row here, by a statement
 -- later than the one that locked it, so that no committed promise is missed: see extend.
--- A lease that ran while nobody could extend it gets a grace period of one length, once for each reservation: taking
--- everything back at once after an outage would run all that is in flight twice. Nobody could extend it if maintenance
--- had a gap of more than 5 s that left it with less than half of its length; a live worker extends at a third, and
--- reconnects within another. A lease that began in the last 5 s of the gap shows that the gap was over: its worker
+-- A lease that could not be extended because of an outage gets a grace period of one length, once for each reservation:
+-- taking all leases back at once after an outage would run every job in flight twice. It could not be extended if
+-- maintenance had a gap of more than 5 s that left it with less than half of its length: a live worker extends at a third,
+-- and reconnects within another. A lease that began in the last 5 s of the gap shows that the gap was over: its worker
 -- reserved before it ran maintenance.
--- Where a worker is gone, each job that it had reported as started counts one crash (see _put_back).
+-- If a worker is gone, each job that it had reported as started counts one crash (see _put_back).
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
 returns timestamptz
@@ -116,7 +116,7 @@ $$;
 comment on function pgqueue._rescue(integer, timestamptz) is
     'Private: takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at (null: look it up).';
 
--- The caller has locked the rows, and read p_now before that.
+-- The caller read p_now, and then locked the rows.
 create or replace function pgqueue._keep_promises(p_job_ids bigint[], p_now timestamptz)
 returns bigint[]
 language plpgsql
@@ -147,7 +147,7 @@ begin
             limit 1
         ) p
     ),
-    -- Made before the clock stepped back, a promise is worth one length from now, once.
+    -- A promise from before the clock stepped back counts as one length from now, once.
     spent as (
         delete from pgqueue.lease_promises x
         using promised p
@@ -172,7 +172,7 @@ end
 $$;
 
 comment on function pgqueue._keep_promises(bigint[], timestamptz) is
-    'Private: gives those of these executing jobs the leases that extend() promised them, and returns the others.';
+    'Private: writes the leases that extend() promised into these executing jobs, and returns the jobs that have no promise.';
 
 create or replace function pgqueue._tidy_promises(p_now timestamptz)
 returns void
@@ -184,7 +184,7 @@ as $$
     delete from pgqueue.lease_promises p where p.until <= p_now
 $$;
 
-comment on function pgqueue._tidy_promises(timestamptz) is 'Private: deletes promises whose time is past.';
+comment on function pgqueue._tidy_promises(timestamptz) is 'Private: deletes promises that have ended.';
 
 create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
 returns boolean
@@ -240,11 +240,11 @@ $$;
 
 comment on function pgqueue._expire_jobs(integer) is 'Private: cancels up to p_limit jobs that did not start before their expires_at.';
 
--- The clock stepped back from p_from. Jobs that were due when they came (and were never reserved, or had come back) stand
--- in the ready index at a time that will be reached again only later: they get the present time, in their order. Leases
--- are cut to one length from now. Jobs that were put into the future on purpose keep their instants: only the clock
--- decides. There may be millions of either: a call looks at p_limit of the ready index from p_cursor on (queue, priority,
--- sub-lane, time, id) and returns where it stopped; null: at the end.
+-- The clock stepped back from p_from. Jobs that were due when they came (and were never reserved, or had come back) have a
+-- time in the ready index that is in the future again: they get the present time, in their order. Leases are cut to one
+-- length from now. Jobs that were scheduled for the future keep their instants: only the clock decides. There may be
+-- millions of either: a call reads p_limit entries of the ready index from p_cursor on (queue, priority, sub-lane, time,
+-- id) and returns where it stopped; null: at the end.
 create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer, p_cursor text[])
 returns text[]
 language plpgsql
@@ -277,7 +277,7 @@ begin
     from long l
     where j.ctid = l.place;
 
-    -- When a rate has room again was said in the other time.
+    -- The times at which limits have capacity again were computed before the step.
     update pgqueue.limit_waits w
     set next_at = v_now
     where w.n = any (

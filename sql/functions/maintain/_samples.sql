@@ -1,8 +1,9 @@
--- Samples: the numbers of each queue every ten seconds, so that nobody who looks has to count.
+-- Samples: the numbers of each queue every ten seconds, so that no reader has to count.
 --
 -- Counting is bounded: about 100,000 entries of jobs_ready are read for all sub-lanes together, each from its head on,
 -- so that a sample costs the same beside a backlog of thousands or of millions, and beside an old snapshot. A queue
--- with nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts and reads, and takes what workers reported since; locks nothing else.
+-- with nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts, reads, and deletes
+-- the reports of workers that it adds up; locks nothing else.
 
 create or replace function pgqueue._sample(p_now timestamptz)
 returns void
@@ -14,7 +15,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    -- Not below 1,000, that small queues are counted exactly however many there are.
+    -- At least 1,000, so that small queues are counted exactly however many there are.
     v_most integer := greatest(1000, 100000 / greatest((select 2 * count(*) from pgqueue.lanes)::integer, 1));
 begin
     with counted as (
@@ -32,7 +33,7 @@ begin
     from counted c
     where c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or c.ended is not null
     union all
-    -- Of all queues: there is always this one.
+    -- The row for all queues, which is always written.
     select
         p_now, 10, '', coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
         coalesce(sum(c.failed), 0), coalesce(sum(c.blocked), 0), coalesce(sum(c.executing), 0), coalesce(sum(c.dead), 0),
@@ -50,7 +51,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._sample(timestamptz) is 'Private: writes a sample of each queue, and folds the last ten minutes.';
+comment on function pgqueue._sample(timestamptz) is 'Private: writes a sample of each queue, and aggregates the last ten minutes.';
 
 create or replace function pgqueue._count_queues(p_now timestamptz, p_most integer)
 returns table (
@@ -87,7 +88,7 @@ as $$
         from (
             select x.queue
             from pgqueue.jobs x
-            -- Of jobs with a key, those that another index does not have.
+            -- Jobs with a key are counted by another index, save these.
             where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
             limit p_most
         ) j
@@ -104,7 +105,7 @@ as $$
         union
         select r.entry ->> 'queue' from pgqueue.worker_reports w cross join jsonb_array_elements(w.report -> 'jobs') r (entry)
         union
-        -- Nothing but dead or blocked jobs is left of some queues.
+        -- Some queues have only dead or blocked jobs left.
         select s.queue from pgqueue._last_samples() s
     )
     select
@@ -218,7 +219,7 @@ $$;
 
 comment on function pgqueue._last_samples() is 'Private: the newest sample of each queue that was not empty.';
 
--- What workers reported, by queue and task.
+-- The reports of workers, by queue and task.
 create or replace function pgqueue._take_reports()
 returns table (queue text, ended jsonb)
 language sql
@@ -245,7 +246,7 @@ as $$
     group by s.queue
 $$;
 
-comment on function pgqueue._take_reports() is 'Private: takes what workers reported, and returns it by queue as samples hold it.';
+comment on function pgqueue._take_reports() is 'Private: deletes the reports of workers, and returns their sums by queue in the form of samples.';
 
 create or replace function pgqueue._sum_ended(p_parts jsonb[])
 returns table (queue text, task text, ended jsonb)
@@ -304,7 +305,7 @@ as $$
 $$;
 
 comment on function pgqueue._sum_ended(jsonb[]) is
-    'Private: sums what ended, given as objects of a queue and its tasks.';
+    'Private: adds up counts of ended jobs, given as objects of a queue and its tasks.';
 
 -- One row for ten minutes, at the first sample after they are over.
 create or replace function pgqueue._fold_samples(p_now timestamptz)
@@ -345,7 +346,7 @@ end
 $$;
 
 comment on function pgqueue._fold_samples(timestamptz) is
-    'Private: writes the highest numbers of the last ten minutes, and all that ended in them, as one row of each queue.';
+    'Private: writes one row of each queue with the highest numbers of the last ten minutes, and the count of jobs that ended.';
 
 create or replace function pgqueue._tidy_samples(p_now timestamptz, p_limit integer)
 returns bigint
@@ -379,4 +380,4 @@ end
 $$;
 
 comment on function pgqueue._tidy_samples(timestamptz, integer) is
-    'Private: forgets samples and audit rows that are too old, up to p_limit rows of each; returns how many.';
+    'Private: deletes samples and audit rows that are too old, up to p_limit rows of each; returns how many.';

@@ -1,12 +1,12 @@
--- maintain: what time asks of the queue. The fleet calls it about once a second; pg_cron or a person may as well.
+-- maintain: all work that is due by time. The fleet calls it about once a second; pg_cron or a person may call it too.
 --
--- A transaction-scoped advisory try-lock lets one caller do the work; nobody is a leader. The work is a list of steps
+-- A transaction-scoped advisory try-lock lets one caller do the work; there is no leader. The work is a list of steps
 -- (see _steps), each in an exception block of its own (see _run_step): a step that fails stops no other. Each takes a
--- bounded number of rows, skips locked ones, and waits at most 50 ms for a table. No step is begun later than
--- 3 s, or half of statement_timeout, after the call: what had no turn by then goes first next time.
--- What the next run has to know is inserted, never updated: a row of maintenance_runs for the run, a row of
--- maintenance_steps for each step of which something is to be remembered. It commits together with the work. What ends
--- a call from outside (a kill, a cancel) takes both; step_under_way, a sequence, then tells the next call where.
+-- bounded number of rows, skips locked ones, and waits at most 50 ms for a table. No step begins later than 3 s, or half
+-- of statement_timeout, after the call: steps that had no turn by then go first next time.
+-- Its records are inserted, never updated: a row of maintenance_runs for the run, a row of maintenance_steps for each step
+-- that has something to record. They commit together with the work. A kill or a cancel undoes both; step_under_way, a
+-- sequence, then shows the next call in which step it happened.
 -- Call it in a transaction of its own and commit at once: the rows that it changed, and the lock, are held until then.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
@@ -30,11 +30,11 @@ $$;
 comment on function pgqueue.maintain(interval) is
     'Maintenance: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere, '
     'in a transaction of its own, and commit at once: what it locks is held until then. '
-    'One caller does the work, the others return ran = false, as do those that come within max_age of the last run. '
+    'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second.';
 
--- p_ddl_after: steps that make and drop tables run when they are due for that long. idle() leaves them to others for
--- a day: they take tens of milliseconds on a connection that is about to claim.
+-- p_ddl_after: steps that create and drop tables run once they are overdue by that much. idle() leaves them to other
+-- callers for a day: they take tens of milliseconds on a connection that is about to claim.
 create or replace function pgqueue._run_maintenance(p_max_age interval, p_ddl_after interval)
 returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval)
 language plpgsql
@@ -110,9 +110,9 @@ end
 $$;
 
 comment on function pgqueue._run_maintenance(interval, interval) is
-    'Private: maintain(), with the steps that make and drop tables only where they are due for p_ddl_after.';
+    'Private: maintain(), with the steps that create and drop tables only if they are overdue by p_ddl_after.';
 
--- The totals go on from the last run.
+-- The totals continue those of the last run.
 create or replace function pgqueue._next_run(p_last pgqueue.maintenance_runs, p_now timestamptz)
 returns pgqueue.maintenance_runs
 language plpgsql
@@ -132,7 +132,7 @@ begin
     v_run.unparked := coalesce(p_last.unparked, 0);
     v_run.hidden := coalesce(p_last.hidden, 0);
     if p_now < p_last.at - interval '1 s' then
-        -- Where the clock stood at most: at the last run, or at the newest job that came after it.
+        -- The latest time that the clock showed: at the last run, or at the newest job after it.
         v_run.stepped_from := interval '1 s' + greatest(
             p_last.at, p_last.stepped_from, (select j.created_at from pgqueue.jobs j order by j.id desc limit 1)
         );
@@ -142,7 +142,7 @@ end
 $$;
 
 comment on function pgqueue._next_run(pgqueue.maintenance_runs, timestamptz) is
-    'Private: the row of a run of maintain() that follows another (null: none), before any step.';
+    'Private: the row of a run of maintain() before its first step, given the last run (null: none).';
 
 create or replace function pgqueue._lock_class()
 returns integer
@@ -154,4 +154,4 @@ as $$
 $$;
 
 comment on function pgqueue._lock_class() is
-    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads; from 2^30: retry budgets; negative: limits. The next first key: jobs that others are blocked behind.';
+    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads; from 2^30: retry budgets; negative: limits. The next first key: jobs behind which others are blocked.';

@@ -40,6 +40,7 @@ begin
             perform pgqueue._cancel_members(v_job.id);
             perform pgqueue._look_at_groups(array[v_job.id]);
         end if;
+        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
         return case when exists (select from pgqueue.jobs j where j.id = v_job.id) then 'requested' else 'cancelled' end;
     end if;
     perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
@@ -49,5 +50,5 @@ end
 $$;
 
 comment on function pgqueue.cancel(bigint) is
-    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is nothing to cancel. '
+    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is no such live job. '
     'A group is cancelled with its members: requested, until they have ended.';

@@ -1,12 +1,12 @@
--- Dedupe: of one task and dedupe key one job stands at a time. Its row in dedupe_keys lives as long as the job does,
+-- Dedupe: only one job of a task and dedupe key exists at a time. Its row in dedupe_keys is kept as long as the job lives,
 -- or until a time of its own.
 --
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
--- deleted the same key, and for no other. It never locks the row of a job that stands: it reads it, locks the *job*,
--- and looks whether the row is still there. Whatever ends a job locks the job first too, and then deletes its row; so
--- the two cannot wait for each other. Only a row whose time is past, which no ending job deletes, is updated in place.
--- Between the conflict and the look the row may go: then all begins anew, and somebody has got on meanwhile. Above
--- READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
+-- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
+-- *job*, and checks that the row still exists. A transaction that ends a job also locks the job first, and then deletes its
+-- row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, is updated in place.
+-- The row may disappear between the conflict and the check: then it starts again, and another session has made progress.
+-- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
 create or replace function pgqueue._dedupe(
     p_job pgqueue.jobs,
@@ -25,13 +25,13 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
--- Set anew for each look. That it stands here is what puts the caller's back, however this ends.
+-- Sets lock_timeout for each attempt. The SET clause of the function restores the caller's value, however this ends.
 set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
     v_until timestamptz := p_job.created_at + p_dedupe_for;
-    v_stands record;
+    v_existing record;
 begin
     loop
         -- In milliseconds; 0 would mean for ever.
@@ -49,33 +49,33 @@ begin
 
         -- In one snapshot: a job that ends takes its row with it.
         select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives
-        into v_stands
+        into v_existing
         from pgqueue.dedupe_keys d
         where d.task = p_job.task and d.dedupe = p_job.dedupe
-        -- + 0: for the plain column the planner might walk the index of job ids, through all keys.
+        -- + 0: with the plain column the planner might walk the index of job ids, through all keys.
         order by d.job_id + 0 desc
         limit 1;
         if not found then
             continue;
         end if;
 
-        if v_stands.until <= pgqueue._clock() or (v_stands.until is null and not v_stands.lives) then
+        if v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives) then
             update pgqueue.dedupe_keys d
             set job_id = p_job.id, until = v_until
             where d.task = p_job.task
                 and d.dedupe = p_job.dedupe
-                and d.job_id = v_stands.job_id
-                and d.until is not distinct from v_stands.until;
+                and d.job_id = v_existing.job_id
+                and d.until is not distinct from v_existing.until;
             if found then
                 exit;
             end if;
             continue;
         end if;
 
-        job_id := v_stands.job_id;
+        job_id := v_existing.job_id;
         outcome := case when p_on_conflict = 'raise' then 'refused' else 'skipped' end;
-        if v_stands.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
-            outcome := pgqueue._edit_waiting(v_stands.job_id, p_job, p_on_conflict, p_debounce_max);
+        if v_existing.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
+            outcome := pgqueue._edit_waiting(v_existing.job_id, p_job, p_on_conflict, p_debounce_max);
         end if;
         if outcome is not null then
             return;
@@ -89,10 +89,10 @@ end
 $$;
 
 comment on function pgqueue._dedupe(pgqueue.jobs, interval, text, interval, timestamptz) is
-    'Private: inserts a job with a dedupe key, or does with the one that stands what on_conflict says; refused: it is to be an error. '
+    'Private: inserts a job with a dedupe key, or applies on_conflict to the job that has it; refused: the caller must raise. '
     'Waits until p_deadline, then raises 55P03.';
 
--- Null: the job, or its hold on the key, went meanwhile, and the caller looks again.
+-- Null: the job ended, or lost the key, meanwhile, and the caller tries again.
 create or replace function pgqueue._edit_waiting(
     p_job_id bigint, p_job pgqueue.jobs, p_on_conflict text, p_debounce_max interval
 )
@@ -103,9 +103,9 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    -- A variable: constants would let a plan go by a partial index, through all that waits.
+    -- A variable: see extend.
     v_editable constant pgqueue.job_state[] := '{waiting,blocked}'::pgqueue.job_state[];
-    v_stands record;
+    v_existing record;
     v_args jsonb;
     v_run_at timestamptz;
     v_ready_at timestamptz;
@@ -113,7 +113,7 @@ declare
     v_expires_at timestamptz;
 begin
     select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at
-    into v_stands
+    into v_existing
     from pgqueue.jobs j
     where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
     for update;
@@ -127,7 +127,7 @@ begin
     end if;
 
     if p_on_conflict = 'merge' then
-        v_args := v_stands.args || p_job.args;
+        v_args := v_existing.args || p_job.args;
         perform pgqueue._check_args(v_args);
         update pgqueue.jobs j set args = v_args where j.id = p_job_id;
         return 'merged';
@@ -141,23 +141,23 @@ begin
         into v_priority, v_expires_at
         from (values (1)) one (row)
         left join pgqueue.effective_tasks t on t.name = p_job.task
-        left join pgqueue.queues q on q.name = v_stands.queue;
+        left join pgqueue.queues q on q.name = v_existing.queue;
         v_args := p_job.args;
     else
-        -- Out, never in, and no further than the ceiling; what expires does so as long after its run_at as before.
+        -- Later, never earlier, and no later than debounce_max. expires_at keeps its distance to run_at.
         v_run_at := greatest(
-            v_stands.run_at,
+            v_existing.run_at,
             least(
                 p_job.run_at,
-                v_stands.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
+                v_existing.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
             )
         );
-        v_priority := v_stands.priority;
-        v_expires_at := v_stands.expires_at + (v_run_at - v_stands.run_at);
-        v_args := v_stands.args;
+        v_priority := v_existing.priority;
+        v_expires_at := v_existing.expires_at + (v_run_at - v_existing.run_at);
+        v_args := v_existing.args;
     end if;
 
-    -- Parked behind its key or a limit, it waits again: the next claim parks it, should it have to.
+    -- A job that its key or a limit blocks waits again: the next claim blocks it, if it must.
     v_ready_at := pgqueue._ready_at(v_run_at);
     update pgqueue.jobs j
     set
@@ -167,25 +167,25 @@ begin
         run_at = v_run_at,
         ready_at = v_ready_at,
         expires_at = v_expires_at,
-        -- One that waits for its parents goes on waiting.
+        -- A job that waits for its parents goes on waiting.
         state = case when j.blocked_on = '@parents' then j.state else 'waiting' end,
         blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
         resumed = false
     where j.id = p_job_id;
-    perform pgqueue._register_lane(v_stands.queue, v_priority, p_job.created_at);
-    perform pgqueue._wake(v_stands.queue, v_ready_at, 2, null);
-    if v_stands.key is not null and v_run_at > p_job.created_at then
-        -- In the future it holds no place in its key.
-        perform pgqueue._release_next(array[v_stands.queue], array[v_stands.key], array[p_job_id]);
+    perform pgqueue._register_lane(v_existing.queue, v_priority, p_job.created_at);
+    perform pgqueue._wake(v_existing.queue, v_ready_at, 2, null);
+    if v_existing.key is not null and v_run_at > p_job.created_at then
+        -- A job in the future holds no position in its key.
+        perform pgqueue._release_next(array[v_existing.queue], array[v_existing.key], array[p_job_id]);
     end if;
     return case p_on_conflict when 'replace' then 'replaced' else 'debounced' end;
 end
 $$;
 
 comment on function pgqueue._edit_waiting(bigint, pgqueue.jobs, text, interval) is
-    'Private: replaces, merges or puts off a job that waits and was never reserved; skipped: it is another one. Null: look again.';
+    'Private: replaces, merges or defers a job that waits and was never reserved; skipped: the job is in another state. Null: try again.';
 
--- The exception block is a subtransaction, which a whole batch does not want for each of its jobs.
+-- The exception block is a subtransaction, too expensive for each job of a batch.
 create or replace function pgqueue._enqueue_deduped(
     p_job pgqueue.jobs,
     p_dedupe_for interval,
@@ -215,7 +215,7 @@ end
 $$;
 
 comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
-    'Private: _dedupe with errors that say what to do.';
+    'Private: _dedupe, with errors that name the way out.';
 
 create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
@@ -244,7 +244,7 @@ end
 $$;
 
 comment on function pgqueue._enqueue_row(pgqueue.job_options) is
-    'Private: enqueues one job with any options; where another job stands for its dedupe key, does what on_conflict says.';
+    'Private: enqueues one job with any options; if another job has its dedupe key, does what on_conflict asks for.';
 
 create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
 returns void
@@ -275,7 +275,7 @@ as $$
 begin
     perform pgqueue._refuse(
         format('task %s has a job of dedupe key %s', quote_literal(p_task), quote_literal(p_dedupe)),
-        format('Job %s stands for it.', p_job_id),
+        format('Job %s has it.', p_job_id),
         'Leave on_conflict out to get the id of that job, or give another dedupe.',
         '23505'
     );
@@ -291,7 +291,7 @@ volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- A lock_timeout of the caller's own holds where it is shorter. The real clock: this is about waiting.
+    -- The caller's lock_timeout holds if it is shorter. The real clock, because this limits a wait.
     select clock_timestamp() + least(
         coalesce((select s.dedupe_wait from pgqueue.settings s where s.one), '5 s'),
         nullif(current_setting('lock_timeout')::interval, '0')
@@ -300,7 +300,8 @@ $$;
 
 comment on function pgqueue._dedupe_deadline() is 'Private: until when an enqueue that begins now may wait for a dedupe key.';
 
--- Waits for nobody: reserve ends jobs too. What is locked stays, without a job, and the next enqueue of the key takes it over.
+-- Does not wait, because reserve ends jobs too. A locked row stays, without a job, and the next enqueue of the key takes it
+-- over.
 create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
 returns void
 language sql
@@ -322,9 +323,9 @@ as $$
 $$;
 
 comment on function pgqueue._free_dedupe(bigint[]) is
-    'Private: frees the dedupe keys of jobs that end; one with a time of its own stands until then.';
+    'Private: frees the dedupe keys of jobs that end; a key with a time of its own is kept until then.';
 
--- Never ON CONFLICT DO UPDATE: that locks the row of the job that stands, also where it changes nothing.
+-- Never ON CONFLICT DO UPDATE: that locks the existing row even if it changes nothing.
 create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
 returns boolean
 language plpgsql
@@ -342,7 +343,7 @@ begin
     if found then
         return true;
     end if;
-    -- Its own row may still stand, with a time: it is left as it is. One without a live job is free.
+    -- The job's own row may still exist, with a time: it is kept. A row without a live job is free.
     update pgqueue.dedupe_keys d
     set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
     where d.task = p_task
@@ -357,7 +358,7 @@ end
 $$;
 
 comment on function pgqueue._retake_dedupe(bigint, text, text) is
-    'Private: a job that comes back takes its dedupe key again; false: another job stands for it.';
+    'Private: a job that comes back takes its dedupe key again; false: another job has it.';
 
 create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
 returns void
@@ -381,4 +382,4 @@ as $$
     )
 $$;
 
-comment on function pgqueue._tidy_dedupe(timestamptz, integer) is 'Private: forgets up to p_limit dedupe keys whose time is past.';
+comment on function pgqueue._tidy_dedupe(timestamptz, integer) is 'Private: deletes up to p_limit dedupe keys that have expired.';

@@ -1,7 +1,7 @@
--- The options of a job: what a producer may say of it, checked by name.
+-- The options of a job, as a producer gives them: checks each by its name.
 --
--- Every way to enqueue passes them on as one row of job_options, named as the arguments of enqueue(). Args are checked
--- apart, for enqueue_many() has one set of options for many of them. Nothing here reads jobs or locks anything.
+-- Every function that enqueues passes them on as one row of job_options, named as the arguments of enqueue(). Args are
+-- checked separately, for enqueue_many() has many args with one set of options. Locks nothing.
 
 create or replace function pgqueue._check_options(p_options pgqueue.job_options)
 returns void
@@ -78,16 +78,16 @@ as $$
 begin
     if not pgqueue._is_declared(p_declared) then
         perform pgqueue._refuse(
-            'declared is not what a task declares', format('It is %s.', left(p_declared::text, 200)),
+            'declared must be options that a task can declare', format('It is %s.', left(p_declared::text, 200)),
             'Give declared as an object with queue, priority, expires_in (above zero) and accumulate, or some of them, such as {"queue": "mail"}.'
         );
     end if;
 end
 $$;
 
-comment on function pgqueue._check_declared(jsonb) is 'Private: refuses what no code can declare for a task.';
+comment on function pgqueue._check_declared(jsonb) is 'Private: refuses declared options that no task can have.';
 
--- Not pinned, so that it is inlined: it is asked of each row of a load.
+-- Not pinned, so that it is inlined: it is called for each row of a load.
 create or replace function pgqueue._is_declared(p_declared jsonb)
 returns boolean
 language sql
@@ -104,7 +104,7 @@ as $$
     else false end
 $$;
 
-comment on function pgqueue._is_declared(jsonb) is 'Private: whether this is what the code may declare for a task, as enqueue(declared) takes it.';
+comment on function pgqueue._is_declared(jsonb) is 'Private: whether these are options that code may declare for a task, in the form of enqueue(declared).';
 
 create or replace function pgqueue._check_dependencies(p_options pgqueue.job_options)
 returns void
@@ -129,12 +129,12 @@ begin
     if p_options.run_if not in ('succeeded', 'finished', 'failed') then
         perform pgqueue._refuse(
             'run_if is unknown', format('It is %s.', quote_literal(p_options.run_if)),
-            'Give run_if as succeeded (all of depends_on; the default), finished (whatever became of them) or failed (one of them).'
+            'Give run_if as succeeded (all of depends_on; the default), finished (all of them, in any state) or failed (one of them).'
         );
     end if;
     if p_options.run_if is not null and p_options.depends_on is null then
         perform pgqueue._refuse(
-            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, the jobs that run_if is about.'
+            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, to which run_if applies.'
         );
     end if;
     if cardinality(p_options.depends_on) > 0
@@ -149,7 +149,7 @@ end
 $$;
 
 comment on function pgqueue._check_dependencies(pgqueue.job_options) is
-    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is seen later.';
+    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is checked later.';
 
 create or replace function pgqueue._check_times(p_options pgqueue.job_options)
 returns void
@@ -168,8 +168,7 @@ begin
     if p_options.run_at is not null then
         perform pgqueue._check_run_at(p_options.run_at);
     end if;
-    -- Not before our era: the languages that read run_at have no such dates, and a worker of theirs could never
-    -- read the reply of reserve.
+    -- Not before our era: most languages have no such dates, so a worker could not read the reply of reserve.
     if p_options.delay is not null and (not isfinite(p_options.delay) or p_options.delay not between '-1000 years' and '9999 years') then
         perform pgqueue._refuse(
             'delay must be a finite interval that ends between the years 1000 and 9999', format('It is %s.', p_options.delay),
@@ -187,7 +186,7 @@ begin
     if p_options.timeout is not null and (not isfinite(p_options.timeout) or p_options.timeout <= '0' or p_options.timeout > '7 days') then
         perform pgqueue._refuse(
             'timeout must be above zero and at most seven days', format('It is %s.', p_options.timeout),
-            'Give timeout as an interval, such as ''5 min'': how long one try may take.'
+            'Give timeout as an interval, such as ''5 min'': how long one attempt may take.'
         );
     end if;
     if p_options.retention is not null and (not isfinite(p_options.retention) or p_options.retention not between '0' and '2 years') then
@@ -212,7 +211,7 @@ begin
     if p_options.max_attempts not between 1 and 100000 then
         perform pgqueue._refuse(
             'max_attempts must be between 1 and 100000', format('It is %s.', p_options.max_attempts),
-            'Give max_attempts as the number of tries in all; 1 means that a failure is final.'
+            'Give max_attempts as the total number of attempts; 1 means that a failure is final.'
         );
     end if;
     if p_options.retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then
@@ -263,14 +262,14 @@ begin
                 end
             ),
             'Nothing was enqueued.',
-            'Give dedupe, the key that dedupe_for, on_conflict and debounce_max are about, or leave them out.'
+            'Give dedupe, the key to which dedupe_for, on_conflict and debounce_max apply, or leave them out.'
         );
     end if;
     perform pgqueue._check_name('dedupe', p_options.dedupe, 512);
     if p_options.dedupe_for is not null and (not isfinite(p_options.dedupe_for) or p_options.dedupe_for <= '0' or p_options.dedupe_for > '2 years') then
         perform pgqueue._refuse(
             'dedupe_for must be above zero and at most two years', format('It is %s.', p_options.dedupe_for),
-            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key then stands while the job lives.'
+            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key is then kept until the job ends.'
         );
     end if;
     if p_options.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then
@@ -322,7 +321,7 @@ $$;
 
 comment on function pgqueue._refuse_without_key(text) is 'Private: refuses a job of an accumulating task without a key.';
 
--- Seconds, for a text of an interval means another one in another intervalstyle.
+-- In seconds, for the text of an interval depends on intervalstyle.
 create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
 returns jsonb
 language sql
@@ -377,8 +376,8 @@ begin
             'Give args as an object of named arguments, such as {"to": "a@b.c"}.'
         );
     end if;
-    -- The size of the datum is a cheap first look; a compressed one is small, so only what is not obviously small
-    -- is written out to be measured.
+    -- The size of the datum is a cheap first check. A compressed datum is smaller than its text, so only args that are not
+    -- obviously small are written out and measured.
     if pg_column_size(p_args) > 1000 then
         v_max_bytes := coalesce((select s.max_args_bytes from pgqueue.settings s where s.one), 1048576);
         if octet_length(p_args::text) > v_max_bytes then

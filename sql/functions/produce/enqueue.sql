@@ -1,16 +1,16 @@
--- enqueue: a producer's one call. Inserts one row into jobs, inside the caller's transaction.
+-- enqueue: inserts one job, inside the caller's transaction.
 --
--- It locks nothing that another enqueue could wait for. One statement does nearly all: it looks up what task and
--- queue say, inserts the row, and then asks whether the lane is registered and whether somebody who serves the queue
--- is asleep now. Only when one of these asks for more does it go on, for NOTIFY serialises the commits of all who send
--- it. A worker writes that it sleeps *before* its last looks, so the answer may be stale by as long as this
--- transaction stays open, and no longer.
--- Of the time of a call half is spent on starting statements and compiling expressions, which in a transaction of its
--- own each call does anew: so there is one statement, and hardly an expression beside it. `offset 0` keeps the scan of
--- tasks from carrying all columns of that table.
--- Sequential scans are off because the small tables are, while some session holds an old snapshot, small in
--- live rows only. Every table here has an index for its question, so no plan looks expensive to JIT.
--- A job with a dedupe key, or one that depends on others, goes another way: see _enqueue_row. Options other than task and args are checked in _options.
+-- It locks nothing that another enqueue could wait for. One statement does nearly all: it reads the options of task and
+-- queue, inserts the row, and then checks whether the lane is registered and whether a worker of the queue is idle. Only if
+-- one of these requires more does it go on, for NOTIFY serialises the commits of all sessions that send it. A worker
+-- registers as idle *before* its last polls, so the answer is stale by at most the time that this transaction stays open.
+-- Half of the time of a call is spent on starting statements and compiling expressions, which each transaction repeats: so
+-- there is one statement, and hardly an expression beside it. `offset 0` keeps the scan of tasks from carrying all columns
+-- of that table.
+-- Sequential scans are off because beside an old snapshot the small tables are small in live rows only. Every table here
+-- has a fitting index, so no plan is expensive enough for JIT.
+-- A job with a dedupe key, or one that depends on others, goes another way: see _enqueue_row. Options other than task and
+-- args are checked in _options.
 
 create or replace function pgqueue.enqueue(
     task text,
@@ -51,15 +51,15 @@ as $$
 declare
     v_run_at timestamptz;
     v_ready_at timestamptz;
-    v_now timestamptz := pgqueue._ready_at(null);
+    v_now timestamptz := pgqueue._ready_at_unchecked(null);
     v_queue text;
     v_priority smallint;
     v_settled boolean;
     v_retry jsonb;
     v_id bigint;
 begin
-    -- Nearly every enqueue names a task and args and nothing else: it is not worth a call to check the rest. Args of
-    -- that size are small also where they are stored compressed: no limit may be set below what that could hold.
+    -- Nearly every enqueue gives task and args only: skip the call that checks the other options. Args of that size are
+    -- small even if they are compressed: max_args_bytes cannot be set below what they could expand to.
     if octet_length(enqueue.task) between 1 and 128
         and jsonb_typeof(enqueue.args) = 'object'
         and pg_column_size(enqueue.args) <= 1000
@@ -71,7 +71,7 @@ begin
             enqueue.debounce_max
         ) = 0
     then
-        -- Not one condition: the inlined function would be compiled for each call, also the plain one.
+        -- Not one condition: the inlined function would be compiled for each call, also for a plain one.
         if enqueue.declared is not null then
             perform pgqueue._check_declared(enqueue.declared);
         end if;
@@ -87,7 +87,7 @@ begin
         )).job_id;
     else
         perform pgqueue._check_options(
-            -- No variable: a row that is declared costs each call, also the plain one.
+            -- No variable: a declared row costs each call, also a plain one.
             row(
                 enqueue.task, enqueue.args, enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay,
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
@@ -102,7 +102,7 @@ begin
         end if;
         v_run_at := coalesce(enqueue.run_at, v_now + enqueue.delay);
         if v_run_at > v_now then
-            v_ready_at := pgqueue._ready_at(v_run_at);
+            v_ready_at := pgqueue._ready_at_unchecked(v_run_at);
             perform pgqueue._check_run_at(v_run_at);
         end if;
     end if;
@@ -135,16 +135,8 @@ begin
             select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at
         )
         and current_setting('transaction_isolation') = 'read committed'
-        -- A head from the future: the clock stepped back, and _register_lane sees to it.
-        and coalesce(
-            (
-                select h.at from pgqueue.heads h
-                where h.queue = jobs.queue and h.priority = jobs.priority and h.resumed = false
-                order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
-                limit 1
-            ) <= jobs.created_at,
-            true
-        )
+        -- Else the clock has stepped back, and _register_lane() writes a mark.
+        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true)
     into v_id, v_queue, v_priority, v_settled;
 
     if v_settled then
@@ -166,19 +158,19 @@ comment on function pgqueue.enqueue(
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
-    'queue, priority, max_attempts, expires_in and retention default to what the task, then the queue, says; '
+    'queue, priority, max_attempts, expires_in and retention default to those of the task, then of the queue; '
     'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
     'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
-    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of what the task says; '
+    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of those of the task; '
     'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
-    'limit_key: what limits of that kind go by; timeout: how long one try may take. '
-    'dedupe: of one task and dedupe there is one job while it lives, or, with dedupe_for, for so long from its enqueue on, '
-    'whatever becomes of it; the id is then that of the job that stands. on_conflict says what becomes of that one, while it '
-    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority are those of this '
-    'call), merge (args || these args), debounce (run_at moves out to the one of this call, and no further than debounce_max '
+    'limit_key: counted by limits of that kind; timeout: how long one attempt may take. '
+    'dedupe: there is only one job of a task and dedupe key until it ends, or, with dedupe_for, for that time after its enqueue; '
+    'a second call returns the id of the existing job. on_conflict: what to do with that job while it '
+    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this '
+    'call), merge (args || these args), debounce (defer it to the run_at of this call, but no further than debounce_max '
     'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
-    'declared: what the code of the producer declares for the task, as JSON (queue, priority, expires_in, accumulate): it '
-    'holds where neither the job, nor an operator, nor a worker says otherwise. '
-    'depends_on: ids of jobs; it starts when they have ended, as run_if says: succeeded (all of them; should one not, it is '
-    'cancelled; the default), finished (whatever became of them) or failed (as soon as one did not succeed; else it is cancelled). '
+    'declared: the options that the producer''s code declares for the task, as JSON (queue, priority, expires_in, accumulate): '
+    'used if neither the job, nor an operator, nor a worker sets them. '
+    'depends_on: ids of jobs; it starts when they have ended, by run_if: succeeded (all of them; if one does not, it is '
+    'cancelled; the default), finished (in any state) or failed (as soon as one did not succeed; else it is cancelled). '
     'group_id: the group that it joins, see open_group().';

@@ -1,7 +1,7 @@
--- enqueue_many: n jobs of one task with the same options, in one statement, in the order given, all or none.
+-- enqueue_many: N jobs of one task with the same options, in one statement, in the order given, all or none.
 --
--- The same steps as enqueue (which see), with one insert and one wake-up for all. With a dedupe key there can be
--- one job only, for all would have the same one.
+-- The same steps as enqueue, with one insert and one wake-up for all. With a dedupe key there can be one job only, for all
+-- would have the same key.
 
 create or replace function pgqueue.enqueue_many(
     task text,

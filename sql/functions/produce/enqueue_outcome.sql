@@ -1,7 +1,7 @@
--- enqueue_outcome: enqueue, and what became of it. The way of every single job with a dedupe key.
+-- enqueue_outcome: enqueue, with the outcome. Every single job with a dedupe key is enqueued by it.
 --
--- Without a dedupe key it is enqueue. With one it may wait, for an open transaction that holds the same key or the job
--- that stands for it, until dedupe_wait (5 s) has passed: 55P03. It never returns null. Where it locks, see _dedupe.
+-- Without a dedupe key it equals enqueue. With one it may wait, for an open transaction that holds the same key or its job,
+-- until dedupe_wait (5 s) has passed: 55P03. It never returns null. For its locks see _dedupe.
 
 create or replace function pgqueue.enqueue_outcome(
     task text,
@@ -83,7 +83,7 @@ comment on function pgqueue.enqueue_outcome(
     text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
     text, bigint
 ) is
-    'Enqueue one job as enqueue() does, and say what became of it: inserted; or, where another job stands for its dedupe key, '
-    'whose job_id it then is, skipped, replaced, merged or debounced. '
+    'Enqueue one job as enqueue() does, and return the outcome: inserted; or, if another job has its dedupe key, '
+    'with the job_id of that job: skipped, replaced, merged or debounced. '
     'select * from pgqueue.enqueue_outcome(''report'', dedupe => ''report:2026-11'', on_conflict => ''replace''); '
     'Waits for an open transaction that holds the same dedupe key, at most pgqueue.settings.dedupe_wait (55P03).';

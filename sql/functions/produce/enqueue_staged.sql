@@ -1,11 +1,11 @@
--- enqueue_staged: makes jobs of the rows that were copied into pgqueue_staged, all or none, in the order of the rows.
+-- enqueue_staged: enqueues a job for each row that was copied into pgqueue_staged, all or none, in the order of the rows.
 --
--- One statement inserts the plain rows, those in which nothing is to be refused or compared, reading what task and
--- queue say by a join. Only where there are others (large args, retries, dedupe keys, whatever is wrong) are rows read
--- one by one; then all get their ids first, so that jobs of one key keep the order of the rows. Those with a dedupe
--- key come last, in the order of their keys, so that two loads cannot deadlock; they may wait as enqueue_outcome does.
--- One exception block names the row that is refused: one for each row would be a subtransaction for each row.
--- Plans are made anew for each load, for the table has another size each time.
+-- One statement inserts the plain rows, which need no further check, and joins the options of task and queue. Only other
+-- rows (large args, retries, dedupe keys, mistakes) are read one by one; then all get their ids first, so that jobs of one
+-- key keep the order of the rows. Rows with a dedupe key come last, in the order of their keys, so that two loads cannot
+-- deadlock; they may wait as enqueue_outcome does. One exception block names the refused row: one for each row would be a
+-- subtransaction for each row.
+-- Each load is planned again, for the table has another size each time.
 
 create or replace function pgqueue.enqueue_staged()
 returns table (outcome text, jobs bigint)
@@ -33,7 +33,7 @@ begin
     perform pgqueue._check_staged();
     v_accumulating := array(select t.name from pgqueue.effective_tasks t where t.accumulate);
 
-    -- What there is, in one pass: how much of it is plain, and into which lanes that goes.
+    -- In one pass: how many rows there are, how many are plain, and the lanes of these.
     with loads as (
         select
             s.task, s.queue, s.priority, s.declared, count(*) as n, min(greatest(s.run_at, v_now + s.delay, v_now)) as ready_at,
@@ -68,8 +68,7 @@ begin
         (select jsonb_agg(to_jsonb(a) order by a.queue, a.priority) from lanes a)
     into v_rows, v_plain, v_lanes;
 
-    -- The rows go with the transaction, and where each statement is one of its own, all are gone by now: this is how
-    -- to find out.
+    -- The rows end with the transaction. If each statement commits by itself, none is left by now: report that.
     if v_rows = 0 then
         perform pgqueue._refuse_unstaged();
     end if;
@@ -77,7 +76,7 @@ begin
         update pg_temp.pgqueue_staged s set id = nextval('pgqueue.jobs_id_seq');
     end if;
 
-    -- The subquery numbers the rows as they stand, whatever a join does to their order.
+    -- The subquery numbers the rows in their order, whatever a join does to it.
     insert into pgqueue.jobs (
         id, queue, task, args, priority, run_at, ready_at, created_at, expires_at, key, score, limit_key,
         headers, max_attempts, enqueued_by
@@ -136,12 +135,12 @@ end
 $$;
 
 comment on function pgqueue.enqueue_staged() is
-    'Enqueue what was copied into pgqueue_staged since stage(), in the order of the rows, all or none, and say how many '
-    'jobs came to which outcome, as of enqueue_outcome(). An error names the row, the first being 1. '
+    'Enqueue what was copied into pgqueue_staged since stage(), in the order of the rows, all or none, and return how many '
+    'jobs had which outcome, as of enqueue_outcome(). An error names the row, the first being 1. '
     'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, key) from stdin; '
     'select * from pgqueue.enqueue_staged(); commit;';
 
--- Not pinned, so that it is inlined: it is asked of each row.
+-- Not pinned, so that it is inlined: it is called for each row.
 create or replace function pgqueue._is_plain(
     p_accumulating text[],
     p_task text,
@@ -189,7 +188,7 @@ $$;
 
 comment on function pgqueue._is_plain(
     text[], text, jsonb, text, integer, timestamptz, interval, interval, text, numeric, text, jsonb, integer, jsonb, integer
-) is 'Private: whether a staged job is right beyond doubt and needs nothing but to be inserted.';
+) is 'Private: whether a staged job is surely valid and only needs to be inserted.';
 
 create or replace function pgqueue._enqueue_staged_others(p_now timestamptz, p_accumulating text[])
 returns jsonb
@@ -284,4 +283,4 @@ end
 $$;
 
 comment on function pgqueue._enqueue_staged_others(timestamptz, text[]) is
-    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many came to which outcome.';
+    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many had which outcome.';

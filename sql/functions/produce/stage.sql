@@ -54,7 +54,7 @@ begin
         id bigint
     ) on commit delete rows;
     comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.';
-    -- To whoever uses this session, by whatever role; no other session reaches it. Not id, which is ours.
+    -- Granted to all roles that use this session; no other session can reach the table. Not the column id, which we fill.
     grant insert (
         task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
         on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
@@ -101,14 +101,14 @@ begin
             and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
     ) then
         perform pgqueue._refuse(
-            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to somebody else.',
+            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to another role.',
             'Drop it, and call pgqueue.stage().'
         );
     end if;
 end
 $$;
 
-comment on function pgqueue._check_staged() is 'Private: refuses to read any pgqueue_staged but our own.';
+comment on function pgqueue._check_staged() is 'Private: refuses a table pgqueue_staged that stage() did not create.';
 
 create or replace function pgqueue._refuse_unstaged()
 returns void
@@ -119,10 +119,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
-        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or is not there.',
+        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
         'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
     );
 end
 $$;
 
-comment on function pgqueue._refuse_unstaged() is 'Private: refuses enqueue_staged() of nothing.';
+comment on function pgqueue._refuse_unstaged() is 'Private: refuses enqueue_staged() without rows.';

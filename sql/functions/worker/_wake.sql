@@ -1,9 +1,10 @@
 -- Wake-up: notifies idle workers that a job is ready.
 --
--- _wake asks one range question (who serves this queue and is idle beyond the ready time) and notifies at most p_count
--- of them, at random. The payload is wake when the job is ready: claim. It is due when the job becomes ready while the
--- worker is idle: ask idle() when. Each is sent once for each transaction and queue. Under an old snapshot (above READ
--- COMMITTED) it cannot see who is idle, so it notifies all workers on the common channel. Never waits and locks nothing.
+-- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
+-- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
+-- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
+-- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
+-- common channel. Never waits and locks nothing.
 
 create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
 returns void
@@ -58,7 +59,7 @@ language sql
 volatile
 parallel safe
 as $$
-    -- When the NOTIFY queue is full, every commit with a NOTIFY fails. A late start is better.
+    -- When the server's NOTIFY queue overflows, every commit with a NOTIFY fails. A late start is better.
     select
         coalesce(pg_catalog.lower(pg_catalog.current_setting('pgqueue.notify', true)), 'on')
             not in ('off', 'false', 'no', '0')

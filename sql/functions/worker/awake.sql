@@ -1,5 +1,5 @@
--- awake: the worker found work and needs no wake-up. Deletes its own idle registrations; without it they end by their
--- time, and cost producers a NOTIFY until then.
+-- awake: the worker found work and needs no wake-up. Deletes its own idle registrations; without it they expire,
+-- and cost producers a NOTIFY until then.
 
 create or replace function pgqueue.awake(worker text)
 returns void

@@ -35,7 +35,7 @@ comment on function pgqueue.beat(text, jsonb) is
     '"succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
     'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them.';
 
--- All of it is checked here: a number that cannot be summed would stop the sample for ever.
+-- Checks every field: a number that cannot be summed would make every further sample fail.
 create or replace function pgqueue._check_report(p_report jsonb)
 returns void
 language plpgsql
@@ -109,7 +109,7 @@ as $$
     end
 $$;
 
-comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: what is wrong with an entry of a worker''s report; null: nothing.';
+comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: the mistake in an entry of a worker''s report; null: none.';
 
 create or replace function pgqueue._is_count(p_value jsonb)
 returns boolean
@@ -123,4 +123,4 @@ as $$
     )
 $$;
 
-comment on function pgqueue._is_count(jsonb) is 'Private: whether a value is a number that can be summed.';
+comment on function pgqueue._is_count(jsonb) is 'Private: whether a value is a count that can be summed.';

@@ -1,9 +1,9 @@
--- claim_name: a worker process takes its name, before hello(). One process has a name at a time: two would give back each
--- other's jobs (release_unheld), and count each other's crashes.
+-- claim_name: a worker process takes its name, before hello(). Only one process may have a name at a time: two would give
+-- back each other's jobs (release_unheld), and count each other's crashes.
 --
--- The row of workers is the name: `info` names the process by its `instance`. Two that start at once: the insert of the
--- second waits for the first to commit, and then finds it. A name whose process seems to be dead is taken over by naming
--- that instance, so of two that find it dead one gets it. Whether it is dead, the caller decides: it watches silent_for.
+-- A row of workers represents the name; `info` names the process by its `instance`. If two start at once, the insert of the
+-- second waits for the first to commit, and then finds its row. A caller that believes the process of a name to be dead
+-- takes the name over by naming that instance, so only one of two such callers gets it. The caller decides by silent_for.
 
 create or replace function pgqueue.claim_name(worker text, info jsonb, instead_of text default null)
 returns table (held_by jsonb, silent_for interval)
@@ -49,6 +49,6 @@ end
 $$;
 
 comment on function pgqueue.claim_name(text, jsonb, text) is
-    'A worker process takes its name, before hello(). info: a JSON object whose instance no other process has. No row: the name is '
-    'its own. A row: another process has it, whose info is held_by, and has sent no heartbeat for silent_for; when it is dead, call '
+    'Take a name for a worker process, before hello(). info: a JSON object whose instance no other process has. No row: the name is '
+    'taken. A row: another process has it, with the info held_by, and has sent no heartbeat for silent_for; if it is dead, call '
     'again with its instance ('''' if it has none) as instead_of.';

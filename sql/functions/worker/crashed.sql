@@ -1,6 +1,6 @@
--- crashed: a supervisor saw a worker process die. All jobs that the worker held go back at once, and need not wait
--- for their leases to lapse. What the dead process was running counts one crash: what is listed, under the reservation
--- given, and what the worker itself had reported as started.
+-- crashed: a supervisor saw a worker process die. All jobs that the worker held go back at once, without waiting for
+-- their leases to lapse. Each job that the dead process was running counts one crash: the listed jobs, under the
+-- reservations given, and the jobs that the worker itself had reported as started.
 --
 -- Locks rows FOR UPDATE SKIP LOCKED, in id order, and the members of batches with them: a transaction that the dead
 -- worker left open ends with its connection, and its job comes back when its lease lapses. A batch of which another
@@ -54,5 +54,5 @@ end
 $$;
 
 comment on function pgqueue.crashed(text, bigint[], bigint[]) is
-    'A worker process died. Its jobs are given back at once; those that it was running (those listed, and those that it had '
-    'reported as started) count one crash each, and at max_crashes of its task (3) a job is dead. Returns the ids of all.';
+    'A worker process died. Give its jobs back at once. Each job that it was running (the listed jobs, and the jobs that it had '
+    'reported as started) counts one crash; at max_crashes of its task (3) a job is dead. Returns the ids of all its jobs.';

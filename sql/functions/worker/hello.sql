@@ -19,7 +19,7 @@ declare
 begin
     perform pgqueue._check_name('worker', hello.worker, 256);
     perform pgqueue._check_queues(hello.queues);
-    -- Its clock, so that doctor() can tell which host's is wrong.
+    -- The clock of its host, so that doctor() can report a wrong one.
     if jsonb_typeof(v_info) = 'object' and pgqueue._is_count(v_info -> 'clock') then
         v_info := v_info || jsonb_build_object(
             'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)

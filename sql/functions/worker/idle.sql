@@ -1,18 +1,18 @@
 -- idle: a worker registers as idle after reserve returned nothing. From its commit on, every enqueue of a job that this
 -- worker could run wakes it.
 --
--- The order matters. A producer asks who is idle when it enqueues, and commits later. So the worker first calls idle,
--- *then* polls at short pauses for about a second, and only then blocks: a poll finds what was enqueued before the row
--- stood, a notification announces what comes after. Polls before the row find neither.
+-- The order matters. A producer reads which workers are idle when it enqueues, and commits later. So the worker first calls
+-- idle, *then* polls at short pauses for about a second, and only then blocks: a poll finds jobs that were enqueued before
+-- the registration, a notification announces later ones. A poll before the registration could miss both.
 -- It is the one call of an idle worker, so it also reports a heartbeat and runs maintenance, except for the steps that
 -- make and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it again; the
--- others call later, and take over if nobody ran it for two seconds. (If they took turns, each of 200 sessions would
--- plan every step for itself.)
+-- others call later, and take over if it did not run for two seconds. (If they took turns, each of 200 sessions would
+-- plan every step.)
 -- It also checks whether a job is due, and reports it as next_due: then reserve. Where other workers are idle, a job
 -- that became due less than 250 ms ago was announced to them and is about to be taken. idle claims nothing, and checks
 -- the limits of queues alone (the first reserve blocks what another limit stops): a reserve after it may return nothing.
--- Inserts only; rows end by their time, so that readers of the index never visit old ones. Each waiting due time is
--- reported with a small delay by rank, so that a thousand workers do not go for one job.
+-- Inserts only; rows expire, so that readers of the index never visit old ones. next_due has a small delay by the worker's
+-- rank, so that a thousand workers do not claim one job.
 -- Call it in a transaction of its own and commit at once: what it locks is held until then.
 
 create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
@@ -63,7 +63,7 @@ begin
         select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
         if v_has_run then
-            -- This session remembers that it was the one.
+            -- This session remembers that it ran maintenance.
             select h.n into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
             perform set_config('pgqueue.maintenance_run', concat(v_run, ' ', idle.worker), false);
         end if;
@@ -82,7 +82,7 @@ begin
         exists (select from pgqueue.limits l where l.kind = 'queue'),
         exists (select from pgqueue.limits l where l.rate is not null)
     into v_registered, v_beat_at, v_limited, v_rated;
-    -- See beat. A clock that stepped back leaves none of the future in the way.
+    -- See beat. Ignores heartbeats from before the clock stepped back.
     if v_registered and (v_beat_at between v_now - interval '9 s' and v_now) is not true then
         insert into pgqueue.heartbeats (worker, at) values (idle.worker, v_now);
     end if;
@@ -91,11 +91,11 @@ begin
         v_full := array(
             select r.key
             from jsonb_each(pgqueue._queue_capacities(idle.queues, v_now)) r
-            where (r.value ->> 'room')::integer = 0
+            where (r.value ->> 'capacity')::integer = 0
         );
     end if;
-    -- The first job of each lane is due, or tells when the lane is. In a queue at its limit, what is due waits, and what
-    -- comes later waits behind it.
+    -- The first job of each lane is due, or shows when the lane is. In a queue at its limit due jobs wait, and later
+    -- ones wait behind them.
     select min(first.ready_at) into v_next_due
     from (
         select distinct a.queue, a.priority
@@ -117,7 +117,7 @@ begin
     end if;
 
     if v_next_due is not null then
-        -- Only here: it costs as much as all the rest, and most of the time there is nothing to wait for.
+        -- Only here: it costs as much as everything else, and mostly nothing is limited.
         select count(distinct asleep.worker) into v_rank
         from (
             select s.worker

@@ -1,6 +1,6 @@
 -- is_wanted: a worker that holds more jobs than it has started asks whether another worker could run them now.
 --
--- Asks one range question on the index of idle workers for each queue, as enqueue does. Locks nothing.
+-- Reads one range of the index of idle workers for each queue, as enqueue does. Locks nothing.
 
 create or replace function pgqueue.is_wanted(worker text, queues text[])
 returns boolean
@@ -30,4 +30,4 @@ end
 $$;
 
 comment on function pgqueue.is_wanted(text, text[]) is
-    'Whether another worker that serves one of these queues is idle now: release() what you have not started, and it is woken.';
+    'Whether another worker that serves one of these queues is idle now: release() the jobs that you have not started, and it is woken.';

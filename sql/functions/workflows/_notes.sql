@@ -1,8 +1,8 @@
--- Notes: what to check again in a later transaction, for its snapshot shows what this one cannot see.
+-- Notes: jobs to check again in a later transaction, whose snapshot shows rows that this one cannot see.
 --
--- Whatever ends, enqueues or retries a job may leave a note, and reads none. Reserve, when it comes up short, and maintain
--- read notes. A note is deleted when it is read; what must be checked once more gets a new one. A transaction does
--- not read its own notes: it still sees what runs beside it as it was.
+-- Functions that end, enqueue or retry jobs leave notes, and read none. Reserve, when it comes up short, and maintain read
+-- notes. A note is deleted when it is read; a job that must be checked once more gets a new one. A transaction does not
+-- read its own notes, for it does not see what concurrent transactions do.
 -- Skips notes that another session is reading.
 
 create or replace function pgqueue._leave_notes(
@@ -45,6 +45,7 @@ declare
     v_groups bigint[];
     v_cancelled bigint[];
     v_events text[];
+    v_back pgqueue.notes[];
     v_left integer := 1000;
 begin
     if not exists (select from pgqueue.notes) then
@@ -53,7 +54,7 @@ begin
     with due as materialized (
         select k.n
         from pgqueue.notes k
-        -- Of the far future after the clock stepped back: due as well.
+        -- After the clock stepped back, a note from the far future is due as well.
         where (k.look_at <= v_now or k.look_at > v_now + interval '10 s')
             and k.xid is distinct from pg_current_xact_id_if_assigned()
         order by k.n
@@ -73,10 +74,12 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'r'),
         array_agg(distinct t.id) filter (where t.kind = 'g'),
         array_agg(distinct t.id) filter (where t.kind = 'm'),
-        array_agg(distinct t.name) filter (where t.kind = 'e')
-    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events
+        array_agg(distinct t.name) filter (where t.kind = 'e'),
+        array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
+            filter (where t.kind = 'b')
+    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events) = 0 then
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back) = 0 then
         return false;
     end if;
 
@@ -101,6 +104,7 @@ begin
     end if;
     perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
     perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
+    perform pgqueue._revive_members(b.id, b.after) from unnest(v_back) b;
     if v_groups is not null then
         perform pgqueue._look_at_groups(v_groups);
     end if;
@@ -109,4 +113,4 @@ end
 $$;
 
 comment on function pgqueue._read_notes(integer) is
-    'Private: checks again what up to p_limit notes say; false: there was none.';
+    'Private: follows up to p_limit notes; false: there was none.';

@@ -41,6 +41,7 @@ TEMPLATES = [
         },
     }
 ]
+TEST_RUNNER = "older_python.OlderPython"
 ROOT_URLCONF = "urls"
 SECRET_KEY = "for tests"
 USE_TZ = True

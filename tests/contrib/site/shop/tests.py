@@ -5,12 +5,14 @@ import threading
 from datetime import timedelta
 from io import StringIO
 
+import psycopg
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core import checks
 from django.core.management import CommandError, call_command
 from django.core.management.base import SystemCheckError
 from django.db import connection, connections, transaction
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.test import TestCase, TransactionTestCase, override_settings
 from django.utils import timezone
 
@@ -126,6 +128,21 @@ class EnqueueTest(TestCase):
             self.assertEqual(drain().dead, 1)
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.FAILED)
+
+    def test_receivers_of_the_end_see_the_error_of_the_last_attempt(self):
+        with self.assertLogs(LOGGER, level="ERROR") as logs:
+            tasks.fails.enqueue("no such customer")
+            drain(raise_errors=False)
+        [line] = logs.output
+        self.assertIn("state=FAILED", line)
+        self.assertIn("in fails\n", line)
+        self.assertIn("ValueError: no such customer", line)
+
+    def test_the_connection_is_one_of_psycopg_3(self):
+        # Django takes psycopg 3 where there is one, and pgqueue brings it: also in a project that had psycopg2 alone.
+        Order.objects.count()
+        self.assertIs(is_psycopg3, True)
+        self.assertIsInstance(connection.connection, psycopg.Connection)
 
     def test_the_context_has_the_job(self):
         result = tasks.context.enqueue(7)

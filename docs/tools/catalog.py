@@ -1,0 +1,159 @@
+"""The reference of SQL, from the catalog: functions, tables and views, in the words of their comments."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+SQL = Path(__file__).parents[2] / "sql"
+
+# Each page with its title, what it is for, and the folders of sql/functions/ whose public functions stand in it.
+_PAGES = {
+    "functions-produce": ("SQL functions: enqueue", "What a program that enqueues jobs calls.", ["produce"]),
+    "functions-consume": (
+        "SQL functions: claim, hold, finish",
+        "What a worker calls for its jobs. [The protocol](protocol.md) says in which order.",
+        ["claim", "hold", "finish"],
+    ),
+    "functions-workers": (
+        "SQL functions: workers",
+        "What a worker calls for itself: to register, to sleep, to leave.",
+        ["worker"],
+    ),
+    "functions-workflows": (
+        "SQL functions: groups, steps, events",
+        "See [Workflows](../how-to/workflows.md).",
+        ["workflows"],
+    ),
+    "functions-schedules": (
+        "SQL functions: schedules and limits",
+        "See [Schedules](../how-to/schedules.md) and [Keys and limits](../how-to/keys.md).",
+        ["schedules", "limits"],
+    ),
+    "functions-operate": ("SQL functions: operate", "What an operator calls, or a monitor.", ["operate"]),
+    "functions-maintain": (
+        "SQL functions: maintenance, rights",
+        "What keeps the queue in order.",
+        ["maintain", "common"],
+    ),
+}
+
+_FUNCTIONS = """
+select m.name, m.arguments, m.returns, m.what_it_does, m.example, m.who_may
+from pgqueue.manual m
+order by m.name
+"""
+
+_RELATIONS = """
+select
+    c.relname, c.relkind::text, obj_description(c.oid, 'pg_class'),
+    array(
+        select jsonb_build_object(
+            'name', a.attname, 'type', format_type(a.atttypid, a.atttypmod), 'comment', col_description(c.oid, a.attnum)
+        )
+        from pg_attribute a
+        where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        order by a.attnum
+    )
+from pg_class c
+where c.relnamespace = 'pgqueue'::regnamespace
+    and c.relkind in ('r', 'p', 'v')
+    and not c.relispartition
+    and c.relname <> 'alembic_version'
+order by c.relname
+"""
+
+_TYPES = """
+select t.typname, obj_description(t.oid, 'pg_type'), array(
+    select e.enumlabel::text from pg_enum e where e.enumtypid = t.oid order by e.enumsortorder
+)
+from pg_type t
+where t.typnamespace = 'pgqueue'::regnamespace and t.typtype = 'e'
+order by t.typname
+"""
+
+
+def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    """Return the pages of functions by name. ValueError when a public function stands on none of them."""
+    known = {row[0]: row for row in conn.execute(_FUNCTIONS).fetchall()}
+    folders = {path.stem: path.parent.name for path in (SQL / "functions").glob("*/*.sql")}
+    found: dict[str, str] = {}
+    written: set[str] = set()
+    for page, (title, purpose, named) in _PAGES.items():
+        mine = [name for name in known if folders[name] in named]
+        written |= set(mine)
+        rows = ["| function | returns |", "|---|---|"]
+        rows += [f"| [`{name}`](#{name}) | {_cell(known[name][2])} |" for name in mine]
+        found[page] = "\n".join(
+            [
+                f"# {title}\n\n{purpose} All stand in the schema `pgqueue`.\n",
+                *rows,
+                "",
+                *(_function(*known[each]) for each in mine),
+            ]
+        )
+    if missing := set(known) - written:
+        raise ValueError(f"no page of docs/tools/catalog.py has the folder of {sorted(missing)}")
+    return found
+
+
+def _function(
+    name: str, arguments: str, returns: str, what_it_does: str, example: str | None, who_may: list[str]
+) -> str:
+    lines = [f"## {name}", "", _prose(what_it_does), ""]
+    parts = _split(arguments)
+    if parts:
+        lines += ["| argument | type | default |", "|---|---|---|"]
+        for each in parts:
+            signature, _, default = each.partition(" DEFAULT ")
+            argument, _, kind = signature.removeprefix("VARIADIC ").partition(" ")
+            default = re.sub(r"::[a-z][\w. ]*(\[\])?$", "", default)
+            lines.append(f"| `{argument}` | {kind} | {f'`{default}`' if default else 'required'} |")
+        lines.append("")
+    lines += [f"Returns: {_cell(returns)}", ""]
+    if example:
+        lines += ["```text", example, "```", ""]
+    lines += [f"Who may call it: {', '.join([*who_may, 'the owner'])}.", ""]
+    return "\n".join(lines)
+
+
+def tables(conn: psycopg.Connection[Any]) -> str:
+    """Return the page of tables and views, with each column."""
+    lines = [
+        "# Tables, views and types",
+        "",
+        "Read the views and the tables of settings; [SQL](sql.md#views-and-tables) says which are public. The",
+        "others are private: they may change in any release, and a program that reads them breaks.",
+        "",
+        "## Types",
+        "",
+    ]
+    for name, comment, labels in conn.execute(_TYPES).fetchall():
+        lines += [f"`{name}`: {_prose(comment)} Values: {', '.join(f'`{label}`' for label in labels)}.", ""]
+    for name, kind, comment, columns in conn.execute(_RELATIONS).fetchall():
+        lines += [f"## {name}", "", f"{'View' if kind == 'v' else 'Table'}. {_prose(comment)}", ""]
+        lines += ["| column | type | what it holds |", "|---|---|---|"]
+        for column in columns:
+            if column["comment"] is None:
+                raise ValueError(f"the column {name}.{column['name']} has no comment")
+            lines.append(f"| `{column['name']}` | {_cell(column['type'])} | {_cell(column['comment'])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _split(arguments: str) -> list[str]:
+    """Split at the commas that stand in no brackets or quotes."""
+    return [each.strip() for each in re.findall(r"(?:[^,('\"]|\([^)]*\)|'(?:[^']|'')*'|\"[^\"]*\")+", arguments)]
+
+
+def _cell(text: str) -> str:
+    return _prose(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _prose(text: str) -> str:
+    """Return a comment as Markdown: what could be read as markup stands as it is, save code in backticks."""
+    parts = re.split(r"(`[^`]+`)", text.strip())
+    return "".join(part if part.startswith("`") else re.sub(r"([*<\[\]])", r"\\\1", part) for part in parts)

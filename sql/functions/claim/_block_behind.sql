@@ -1,0 +1,75 @@
+-- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
+
+-- p_ahead: for each row the job that it is to wait for. See _keys: first the marks, then, in a later statement, a check of
+-- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock
+-- ends with the exception block, so that they can end while this transaction is open.
+create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_marked bigint[];
+    v_standing bigint[];
+    v_held bigint[];
+begin
+    v_marked := array(
+        select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._mark_ahead(w.id)
+    );
+    begin
+        select coalesce(array_agg(s.id), '{}') into v_standing
+        from (
+            select l.id
+            from (select m.id from unnest(v_marked) m (id) order by m.id) w
+            cross join lateral (
+                select j.id
+                from pgqueue.jobs j
+                where j.id = w.id
+                    and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
+                for share skip locked
+            ) l
+        ) s;
+        raise exception using errcode = 'lock_not_available';
+    exception when lock_not_available then
+        null;
+    end;
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        resumed = false
+    from unnest(p_rows, p_ahead) w (row_ctid, ahead)
+    where j.ctid = w.row_ctid and w.ahead = any (v_standing);
+
+    if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
+        -- The jobs ahead that another session has locked. A job that is gone, or gave up its position, blocks nothing: the
+        -- next round sees that.
+        select coalesce(array_agg(l.id), '{}') into v_held
+        from (select distinct a.id from unnest(p_ahead) a (id) where a.id <> all (v_standing)) w
+        cross join lateral (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = w.id
+                and (j.state in ('executing', 'blocked') or j.reservation > 0 or j.run_at <= p_now)
+            limit 1
+        ) l;
+        -- It keeps its position in its key, which goes by run_at.
+        update pgqueue.jobs j
+        set
+            ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
+            resumed = false
+        from unnest(p_rows, p_ahead) w (row_ctid, ahead)
+        where j.ctid = w.row_ctid and w.ahead = any (v_held);
+    end if;
+end
+$$;
+
+comment on function pgqueue._block_behind(tid[], bigint[], timestamptz) is
+    'Private: blocks jobs behind the jobs that hold earlier positions in their keys, or defers them by a second where these are locked.';

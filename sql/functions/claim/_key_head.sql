@@ -1,0 +1,15 @@
+-- The head of jobs with keys: the id below which no job with a key lives. See _heads for why it may move.
+
+create or replace function pgqueue._key_head()
+returns bigint
+language sql
+volatile
+parallel safe
+as $$
+    select case
+        when pgqueue._is_marked('key') then 0::bigint
+        else (select h.head_id from pgqueue._head('', 1::smallint, false) h)
+    end
+$$;
+
+comment on function pgqueue._key_head() is 'Private: no job with a key that lives has an id below this.';

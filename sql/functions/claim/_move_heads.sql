@@ -1,0 +1,224 @@
+-- Moving heads: a claim moves those of the lanes that it took from, maintain moves all. See _heads for why a head may move.
+--
+-- Inserts rows of heads, and locks nothing.
+
+create or replace function pgqueue._move_all_heads()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    perform pgqueue._renew_heads(pgqueue._clock());
+    perform pgqueue._move_heads(
+        array(
+            select row(l.queue, l.priority, r.resumed)::pgqueue.sub_lane
+            from (select distinct a.queue, a.priority from pgqueue.lanes a) l
+            cross join (values (false), (true)) r (resumed)
+            union all
+            select row('', h.priority, false)::pgqueue.sub_lane
+            from (values (0::smallint), (1::smallint)) h (priority)
+        ),
+        false
+    );
+end
+$$;
+
+comment on function pgqueue._move_all_heads() is 'Private: moves the heads of all lanes, of the leases, and of jobs with keys.';
+
+-- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
+-- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
+-- moved past its last job: else a queue at rest would get new rows for ever.
+create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_snapshot pg_snapshot;
+    v_running xid8[];
+    v_horizon record;
+    v_newest_id bigint;
+    v_part pgqueue.sub_lane;
+    v_last pgqueue.heads;
+    v_known boolean;
+    -- Pairs of time and id.
+    v_base record;
+    v_head record;
+    v_first record;
+    v_safe record;
+    v_due boolean;
+    v_idle_since timestamptz;
+    v_open_xids xid8[];
+    v_fallback_heads timestamptz[];
+    v_fallback_ids bigint[];
+begin
+    if pgqueue._is_marked('clock') then
+        return;
+    end if;
+    select pg_current_snapshot() into v_snapshot;
+    v_running := pgqueue._running_xids(v_snapshot);
+    select h.* into v_horizon from pgqueue._safe_horizon(v_snapshot, v_running, v_now) h;
+    -- Without a horizon no head moves, but after a step back of the clock some may have to be reset.
+    select s.last_value into v_newest_id from pgqueue.jobs_id_seq s;
+
+    foreach v_part in array p_sub_lanes loop
+        select h.* into v_last
+        from pgqueue.heads h
+        where h.queue = v_part.queue and h.priority = v_part.priority and h.resumed = v_part.resumed
+        order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
+        limit 1;
+        v_known := found;
+        if v_known then
+            continue when v_last.at > v_now - interval '100 ms';
+            if not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
+                -- Another session has just moved it; or it comes from a restored dump.
+                continue when pg_visible_in_snapshot(v_last.xid, pg_current_snapshot());
+                v_known := false;
+            end if;
+        end if;
+
+        select '-infinity'::timestamptz as at, 0::bigint as id into v_base;
+        v_open_xids := null;
+        v_fallback_heads := null;
+        v_fallback_ids := null;
+        if v_known then
+            select
+                array_agg(o.xid), array_agg(o.fallback_head), array_agg(o.fallback_id)
+            into v_open_xids, v_fallback_heads, v_fallback_ids
+            from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
+            where not pg_visible_in_snapshot(o.xid, v_snapshot);
+            select x.at, x.id into v_base
+            from (
+                select v_last.head, v_last.head_id
+                union all
+                select o.fallback_head, o.fallback_id
+                from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
+                where pg_visible_in_snapshot(o.xid, v_snapshot)
+            ) x (at, id)
+            order by x.at, x.id
+            limit 1;
+        end if;
+
+        -- The first job now, by a snapshot later than the one that shows which transactions have ended.
+        v_head := v_base;
+        select null::timestamptz as at, null::bigint as id into v_first;
+        if v_part.queue = '' and v_part.priority = 1 then
+            continue when v_horizon.newest_id is null or pgqueue._is_marked('key');
+            select 'epoch'::timestamptz as at, v_horizon.newest_id + 1 as id into v_safe;
+        else
+            select v_horizon.at - interval '1 s' as at, 0::bigint as id into v_safe;
+        end if;
+        if (v_base.at, v_base.id) < (v_safe.at, v_safe.id) then
+            select f.at, f.id into v_first
+            from pgqueue._first_of(v_part.queue, v_part.priority, v_part.resumed, v_base.at, v_base.id, v_safe.at, v_safe.id) f;
+            select coalesce(v_first.at, v_safe.at) as at, coalesce(v_first.id, v_safe.id) as id into v_head;
+        end if;
+        continue when v_head = v_base and (v_base.at, v_base.id) = (coalesce(v_last.head, '-infinity'), coalesce(v_last.head_id, 0));
+
+        v_idle_since := null;
+        if not p_claimed then
+            v_due := v_first.at is not null or exists (
+                select
+                from pgqueue._first_of(
+                    v_part.queue, v_part.priority, v_part.resumed, v_head.at, v_head.id, v_now + interval '1 us', v_head.id
+                )
+            );
+            if not v_due then
+                v_idle_since := case when v_known then v_last.idle_since end;
+                continue when v_idle_since is not null
+                    and (v_base.at, v_base.id) = (v_last.head, v_last.head_id)
+                    -- Leases, and jobs with keys, may end long after.
+                    and v_last.head >= v_idle_since + case when v_part.queue = '' then interval '10 min' else '0' end
+                    and v_last.at > v_now - case when v_last.newest_id = v_newest_id then interval '1 hour' else '1 min' end;
+                v_idle_since := coalesce(v_idle_since, v_now);
+            end if;
+        end if;
+
+        if v_head > v_base then
+            select
+                v_open_xids || array_agg(x.xid),
+                v_fallback_heads || array_agg(case when v_known then v_last.head else '-infinity' end),
+                v_fallback_ids || array_agg(case when v_known then v_last.head_id else 0 end)
+            into v_open_xids, v_fallback_heads, v_fallback_ids
+            from unnest(v_running) x (xid)
+            where x.xid < v_horizon.xid and (v_open_xids is null or x.xid <> all (v_open_xids));
+        end if;
+        insert into pgqueue.heads (
+            queue, priority, resumed, head, head_id, at, xid, idle_since, newest_id, open_xids, fallback_heads, fallback_ids
+        )
+        values (
+            v_part.queue, v_part.priority, v_part.resumed, v_head.at, v_head.id, v_now, pg_current_xact_id(), v_idle_since,
+            v_newest_id, v_open_xids, v_fallback_heads, v_fallback_ids
+        );
+    end loop;
+end
+$$;
+
+comment on function pgqueue._move_heads(pgqueue.sub_lane[], boolean) is
+    'Private: moves the heads of these sub-lanes as far as is safe.';
+
+-- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
+-- go on.
+create or replace function pgqueue._first_of(
+    p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
+    p_below timestamptz, p_below_id bigint
+)
+returns table (at timestamptz, id bigint)
+language plpgsql
+volatile
+parallel unsafe
+rows 1
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if p_queue = '' and p_priority = 1 then
+        return query
+        select 'epoch'::timestamptz, f.id
+        from (
+            select coalesce(min(l.id) filter (where l.key is not null), case when count(*) = 1000 then max(l.id) + 1 end) as id
+            from (
+                select j.id, j.key
+                from pgqueue.jobs j
+                where j.id >= p_head_id and j.id < p_below_id
+                order by j.id
+                limit 1000
+            ) l
+        ) f
+        where f.id is not null;
+    elsif p_queue = '' then
+        return query
+        select j.lease_expires_at, j.id
+        from pgqueue.jobs j
+        where j.state = 'executing'
+            and (j.lease_expires_at, j.id) >= (p_head, p_head_id)
+            and j.lease_expires_at < p_below
+        order by j.lease_expires_at, j.id
+        limit 1;
+    else
+        return query
+        select f.ready_at, f.id
+        from pgqueue._first_ready(
+            p_queue, p_priority, p_resumed, p_head, p_head_id, p_below - interval '1 us'
+        ) f;
+    end if;
+end
+$$;
+
+comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
+    'Private: the first job of a sub-lane, or of leases or jobs with keys (queue ''''), from a head on and below a pair of time and id.';

@@ -1,0 +1,231 @@
+-- Blocking jobs on a limit that is reached, and releasing them when it has capacity again. See _capacity.
+--
+-- Locks the jobs that it releases, in the order of their priority and time, and skips locked ones.
+
+create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_capacities jsonb)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        blocked_on = w.name,
+        -- Behind the jobs that were blocked before it only if it is younger: it may have been released in vain.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
+        resumed = false
+    from unnest(p_rows, p_names) w (row_ctid, name)
+    where j.ctid = w.row_ctid;
+    -- Also if the limit has such a row: another transaction, which does not see these jobs, may be deleting it.
+    insert into pgqueue.limit_waits (name, next_at, timed)
+    select
+        n.name,
+        (p_capacities -> n.name ->> 'next_at')::timestamptz,
+        (p_capacities -> n.name ->> 'timed')::boolean
+    from (select distinct u.name from unnest(p_names) u (name)) n;
+end
+$$;
+
+comment on function pgqueue._block_on_limits(tid[], text[], jsonb) is
+    'Private: blocks jobs under the names of the limits that have no capacity for them.';
+
+-- For each job that stopped executing one job that its limits block is released.
+create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_limit record;
+begin
+    for v_limit in
+        select l.name, sum(j.count)::integer as count
+        from (
+            select u.task, u.key, u.limit_key, count(*) as count
+            from unnest(p_tasks, p_keys, p_limit_keys) u (task, key, limit_key)
+            group by u.task, u.key, u.limit_key
+        ) j
+        cross join lateral pgqueue._limits_of(j.task, j.key, j.limit_key) l
+        where l.max_executing is not null
+        group by l.name
+        order by l.name
+    loop
+        if pgqueue._old_snapshot() then
+            insert into pgqueue.limit_waits (name, next_at) values (v_limit.name, pgqueue._clock());
+        else
+            perform pgqueue._unblock(v_limit.name, v_limit.count);
+        end if;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._leave_limits(text[], text[], text[]) is
+    'Private: releases jobs that are blocked by the limits of these, which stopped executing.';
+
+-- Checks the limits that are due in limit_waits. Each that has capacity again releases that many jobs, but at most
+-- p_jobs: a claim locks the jobs that it releases until it commits. All rows of a limit become one. Two calls that check
+-- one limit at the same time release twice as many at worst; the next claim blocks them again. A row that is a second
+-- overdue counts even if another transaction, which may stay open, has locked it.
+create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
+returns integer
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_names text[];
+    v_name text;
+    v_kind text;
+    v_limit record;
+    v_capacity integer;
+    v_next_at timestamptz;
+    v_timed boolean;
+    v_released integer := 0;
+begin
+    if not exists (select from pgqueue.limit_waits w where w.next_at <= v_now) then
+        return 0;
+    end if;
+    with due as materialized (
+        select x.name, x.next_at from pgqueue.limit_waits x where x.next_at <= v_now order by x.next_at limit p_limit
+    ),
+    taken as (
+        delete from pgqueue.limit_waits w
+        where w.n = any (
+            array(
+                select l.n
+                from (select distinct d.name from due d) n
+                cross join lateral (
+                    select y.n from pgqueue.limit_waits y where y.name = n.name for update skip locked
+                ) l
+            )
+        )
+        returning w.name
+    )
+    select array_agg(n.name order by n.name) into v_names
+    from (
+        select t.name from taken t
+        union
+        select d.name from due d where d.next_at <= v_now - interval '1 s'
+    ) n;
+    if v_names is null then
+        return 0;
+    end if;
+    foreach v_name in array v_names loop
+        v_kind := split_part(v_name, ':', 1);
+        -- Names are kind:target, and the target of a limit_key is its value: finds the limit as for a job with that value.
+        select l.* into v_limit
+        from pgqueue._limits_of(
+            case when v_kind = 'task' then substr(v_name, 6) end,
+            case when v_kind = 'key' then substr(v_name, 5) end,
+            case when v_kind = 'limit_key' then substr(v_name, 11) end
+        ) l
+        where l.name = v_name;
+        -- Without a row the limit was dropped, and all jobs that it blocked are released.
+        select r.capacity, r.next_at, r.timed into v_capacity, v_next_at, v_timed
+        from pgqueue._capacity(
+            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
+        ) r;
+        if v_capacity > 0 then
+            v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
+            v_timed := v_limit.rate is not null;
+            -- The next start under a rate is free about one share of its period later.
+            v_next_at := v_now + case
+                when v_capacity > p_jobs then interval '0'
+                when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
+                else interval '1 s'
+            end;
+        elsif not v_timed then
+            -- The safety net: jobs that end release the blocked jobs that they see.
+            v_next_at := v_now + interval '1 s';
+        end if;
+        insert into pgqueue.limit_waits (name, next_at, timed)
+        select v_name, v_next_at, v_timed
+        where exists (
+            select
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = v_name
+        );
+    end loop;
+    return v_released;
+end
+$$;
+
+comment on function pgqueue._recheck_limits(integer, integer) is
+    'Private: releases jobs of up to p_limit limits that are due to be checked and have capacity again; returns how many.';
+
+create or replace function pgqueue._unblock(p_name text, p_count integer)
+returns integer
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_rows tid[];
+    v_ready_at timestamptz;
+    v_lane record;
+begin
+    select array_agg(p.row_ctid) into v_rows
+    from (
+        select j.ctid as row_ctid
+        from pgqueue.jobs j
+        where j.state = 'blocked'
+            and j.blocked_on is not null
+            and j.blocked_on = p_name
+        order by j.blocked_on, j.priority desc, j.ready_at, j.id
+        limit p_count
+        for update skip locked
+    ) p;
+    if v_rows is null then
+        return 0;
+    end if;
+    v_ready_at := pgqueue._ready_at(null);
+    for v_lane in
+        with back as (
+            update pgqueue.jobs j
+            set
+                state = pgqueue._state_again(j.errors, j.attempts),
+                blocked_on = null,
+                -- Keeps their order.
+                ready_at = v_ready_at + (w.n - 1) * interval '1 us',
+                resumed = true
+            from unnest(v_rows) with ordinality w (row_ctid, n)
+            where j.ctid = w.row_ctid
+            returning j.queue, j.priority
+        )
+        select distinct b.queue, b.priority from back b
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+    end loop;
+    return cardinality(v_rows);
+end
+$$;
+
+comment on function pgqueue._unblock(text, integer) is
+    'Private: releases the first p_count jobs that a limit blocks, and returns how many there were.';

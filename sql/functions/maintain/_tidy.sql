@@ -1,0 +1,81 @@
+-- Deletes old rows about workers and about maintenance itself.
+
+create or replace function pgqueue._tidy_workers(p_now timestamptz, p_limit integer)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_idle bigint;
+    v_beats bigint;
+begin
+    delete from pgqueue.idle_workers s
+    where s.ctid = any (
+        array(select x.ctid from pgqueue.idle_workers x where x.until < p_now - interval '1 min' limit p_limit for update skip locked)
+    );
+    get diagnostics v_idle = row_count;
+
+    delete from pgqueue.heartbeats b
+    where b.n = any (
+        array(select x.n from pgqueue.heartbeats x where x.at < p_now - interval '10 min' order by x.n limit p_limit)
+    );
+    get diagnostics v_beats = row_count;
+
+    -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers again.
+    delete from pgqueue.workers w
+    where w.started_at < p_now - interval '5 min'
+        and coalesce(
+            (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.n desc limit 1),
+            '-infinity'
+        ) < p_now - interval '5 min';
+    return greatest(v_idle, v_beats);
+end
+$$;
+
+comment on function pgqueue._tidy_workers(timestamptz, integer) is
+    'Private: deletes old idle registrations, heartbeats and workers, up to p_limit rows of a table; returns how many.';
+
+create or replace function pgqueue._tidy_maintenance(p_limit integer)
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_runs bigint;
+    v_steps bigint;
+begin
+    delete from pgqueue.maintenance_runs h
+    where h.n = any (
+        array(
+            select x.n
+            from pgqueue.maintenance_runs x
+            where x.n < (select max(y.n) from pgqueue.maintenance_runs y) - 3600
+            order by x.n
+            limit p_limit
+        )
+    );
+    get diagnostics v_runs = row_count;
+
+    delete from pgqueue.maintenance_steps m
+    where m.n = any (
+        array(
+            select x.n
+            from pgqueue.maintenance_steps x
+            where exists (select from pgqueue.maintenance_steps y where y.step = x.step and y.n > x.n)
+            order by x.n
+            limit p_limit
+        )
+    );
+    get diagnostics v_steps = row_count;
+    return greatest(v_runs, v_steps);
+end
+$$;
+
+comment on function pgqueue._tidy_maintenance(integer) is
+    'Private: deletes all but the last 3600 runs of maintain(), and outdated records of steps; returns how many.';

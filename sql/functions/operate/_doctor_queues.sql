@@ -1,0 +1,248 @@
+-- What doctor() checks of the queue: maintenance, queues, limits, workers, tasks and schedules.
+-- Each function returns rows of severity, topic, subject, evidence and remedy.
+
+create or replace function pgqueue._doctor_maintenance(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        'critical', 'maintenance', 'maintain',
+        case
+            when h.at is null then 'it has never run: no lapsed lease is taken back, and no schedule is due'
+            else format('it last ran at %s, %s ago: lapsed leases, schedules and retention wait', h.at, date_trunc('second', p_now - h.at))
+        end,
+        'start a worker, or let pg_cron call: select pgqueue.maintain();'
+    from (select max(x.at) as at from pgqueue.maintenance_runs x) h
+    where (h.at is null or h.at < p_now - interval '1 min')
+        and exists (select from pgqueue.jobs)
+    union all
+    select
+        'critical', 'maintenance', l.step, format('the step fails since %s, %s times: %s', l.failing_since, l.failures, l.error),
+        'correct the cause that the error names; maintain() retries the step by itself'
+    from pgqueue._last_steps() l
+    where l.error is not null and l.failures > 2
+    union all
+    select
+        'warning', 'maintenance', l.step,
+        format('the step had no turn since %s: maintenance does not keep up', l.missed_since),
+        'raise statement_timeout of the role that runs it, and check old_snapshot and dead_tuples'
+    from pgqueue._last_steps() l
+    where l.missed_since < p_now - interval '1 min'
+    union all
+    select
+        'warning', 'clock', 'server', format('the clock of the server stepped back at %s', h.at),
+        'check the time synchronisation of the server'
+    from pgqueue.maintenance_runs h
+    where h.stepped_from is not null and h.at > p_now - interval '1 hour'
+    union all
+    select
+        'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs below the head of their lane, and corrected that',
+        'please report it, with select * from pgqueue.maintenance_runs order by n desc limit 100;'
+    from (
+        select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x
+    ) h
+    where h.found > 0
+$$;
+
+comment on function pgqueue._doctor_maintenance(timestamptz) is 'Private: doctor() of maintain().';
+
+create or replace function pgqueue._doctor_queues(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel unsafe
+rows 5
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    with due as (
+        select d.queue, min(d.ready_at) as oldest
+        from (select distinct l.queue, l.priority from pgqueue.lanes l) l
+        cross join (values (false), (true)) s (resumed)
+        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+        cross join lateral (
+            select l.queue, f.ready_at
+            from pgqueue._first_ready(l.queue, l.priority, s.resumed, h.head, h.head_id, p_now) f
+        ) d
+        group by d.queue
+    )
+    select
+        case when q.paused_at is null then 'critical' else 'info' end,
+        case when q.paused_at is null then 'no_worker' else 'paused' end,
+        d.queue,
+        case
+            when q.paused_at is not null then format('the queue is paused since %s; its oldest job is due since %s', q.paused_at, d.oldest)
+            else format('jobs are due since %s, and no worker with a heartbeat within a minute serves the queue', d.oldest)
+        end,
+        case
+            when q.paused_at is not null then format('select pgqueue.resume_queue(%L);', d.queue)
+            else format('pgqueue worker --queues %s', d.queue)
+        end
+    from due d
+    left join pgqueue.queues q on q.name = d.queue
+    where (q.paused_at is not null or pgqueue._workers_of(d.queue, p_now) = 0)
+        and d.oldest < p_now - interval '30 s'
+    union all
+    select
+        'warning', 'lag', d.queue, format('the oldest job is due since %s', d.oldest),
+        'start more workers for the queue, or raise --concurrency; check which of its tasks take long'
+    from due d
+    left join pgqueue.queues q on q.name = d.queue
+    where d.oldest < p_now - interval '5 min' and q.paused_at is null and pgqueue._workers_of(d.queue, p_now) > 0
+    union all
+    select
+        'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
+        format('the limit lets nothing start (max_executing = 0), and %s jobs wait for it', l.limits ->> 'parked'),
+        format('select pgqueue.set_limit(%L, %L, max_executing => 1);', l.limits ->> 'kind', l.limits ->> 'target')
+    from jsonb_array_elements(pgqueue._limits_now(10000)) l (limits)
+    where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
+    union all
+    select
+        'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that does not exist any more', count(*)),
+        'select pgqueue.maintain(); releases them within a minute'
+    from (
+        select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000
+    ) j
+    -- @parents, and the like, are no limits.
+    where left(j.blocked_on, 1) <> '@' and not exists (
+        select
+        from pgqueue.limits l
+        where l.kind || ':' || l.target = j.blocked_on
+            or (l.kind = 'limit_key' and right(l.target, 1) = '*' and starts_with(j.blocked_on, 'limit_key:' || left(l.target, -1)))
+    )
+    group by j.blocked_on
+$$;
+
+comment on function pgqueue._doctor_queues(timestamptz) is 'Private: doctor() of queues and limits.';
+
+create or replace function pgqueue._doctor_workers(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        'warning', 'worker', w.worker,
+        format('jobs that it holds: %s, with a lapsed lease: %s; its last heartbeat: %s', w.executing, w.lapsed,
+            coalesce(w.last_heartbeat_at::text, 'none')),
+        'check its process; maintain() takes the jobs back'
+    from pgqueue.worker_status w
+    where w.is_alive is not true and w.lapsed > 0
+    union all
+    select
+        case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
+        format('the clock of %s is %s s %s that of the database', coalesce(c.host, c.name), abs(c.ahead),
+            case when c.ahead > 0 then 'ahead of' else 'behind' end),
+        'synchronise the clocks (chrony, systemd-timesyncd); the queue uses the clock of the database alone, logs do not'
+    from (
+        select w.name, w.info ->> 'host' as host, (w.info ->> 'clock_ahead')::numeric as ahead
+        from pgqueue.workers w
+        where jsonb_typeof(w.info -> 'clock_ahead') = 'number'
+    ) c
+    where abs(c.ahead) > 2
+    union all
+    select
+        'info', 'pooler', w.name,
+        case
+            when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
+            else 'it works through a pooler in transaction mode, and listens on a connection of its own'
+        end,
+        'to start jobs at once: --listen-dsn with the server''s own address'
+    from pgqueue.workers w
+    where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
+    union all
+    select
+        'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version)),
+        'nothing, if a deployment is under way'
+    from (select distinct w.info ->> 'version' as version from pgqueue.workers w where w.info ->> 'version' is not null) v
+    having count(*) > 1
+$$;
+
+comment on function pgqueue._doctor_workers(timestamptz) is 'Private: doctor() of workers.';
+
+create or replace function pgqueue._doctor_tasks()
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    select
+        'warning', 'unknown_task', j.task,
+        format('no worker has ever declared the task, and jobs of it wait in queue %s, such as job %s', min(j.queue), min(j.id)),
+        'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
+    from (select distinct l.queue, l.priority from pgqueue.lanes l) l
+    cross join (values (false), (true)) s (resumed)
+    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+    cross join lateral (
+        select x.id, x.queue, x.task
+        from pgqueue.jobs x
+        where x.state in ('waiting', 'failed')
+            and x.queue = l.queue
+            and x.priority = l.priority
+            and x.resumed = s.resumed
+            and (x.ready_at, x.id) >= (h.head, h.head_id)
+        order by x.ready_at, x.id
+        limit 100
+    ) j
+    where exists (select from pgqueue.tasks) and not exists (select from pgqueue.tasks t where t.name = j.task)
+    group by j.task
+    union all
+    select
+        'warning', 'failures', f.task,
+        format('%s of %s attempts within ten minutes failed', f.failed, f.attempts),
+        format('select line, jobs from pgqueue.dead_groups() where task = %L; and its log', f.task)
+    from (
+        select
+            t.key as task,
+            sum(coalesce((t.value ->> 'failed')::numeric, 0) + coalesce((t.value ->> 'dead')::numeric, 0)) as failed,
+            sum(coalesce((t.value ->> 'succeeded')::numeric, 0) + coalesce((t.value ->> 'failed')::numeric, 0)
+                + coalesce((t.value ->> 'dead')::numeric, 0)) as attempts
+        from pgqueue.samples s
+        cross join jsonb_each(s.ended) t
+        where s.span = 10 and s.at > pgqueue._clock() - interval '10 min' and s.queue <> ''
+        group by t.key
+    ) f
+    where f.attempts >= 20 and f.failed > 0.5 * f.attempts
+$$;
+
+comment on function pgqueue._doctor_tasks() is 'Private: doctor() of tasks.';
+
+create or replace function pgqueue._doctor_schedules(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        'critical', 'schedule', s.name, format('it cannot run: %s', s.error),
+        format('pgqueue schedules show %s', s.name)
+    from pgqueue.effective_schedules s
+    where s.error is not null
+    union all
+    select
+        'critical', 'schedule', s.name, format('it was due at %s and has not run', s.next_at),
+        'start a worker, or: select pgqueue.maintain();'
+    from pgqueue.effective_schedules s
+    where s.error is null and s.paused_at is null and s.next_at < p_now - interval '1 min'
+    union all
+    select
+        'warning', 'schedule', r.schedule,
+        format('%s runs within a day were left out, the last at %s: its previous job had not ended, or maintenance did not run', count(*), max(r.decided_at)),
+        format('pgqueue schedules show %s', r.schedule)
+    from pgqueue.schedule_runs r
+    where r.decided_at > p_now - interval '1 day' and (r.outcome = 'overlap' or r.passed_from is not null)
+    group by r.schedule
+$$;
+
+comment on function pgqueue._doctor_schedules(timestamptz) is 'Private: doctor() of schedules.';

@@ -1,0 +1,251 @@
+-- What doctor() checks of the server: sessions, settings, tables and rights.
+-- Each function returns rows of severity, topic, subject, evidence and remedy.
+
+create or replace function pgqueue._doctor_sessions()
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 5
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        case when o.age > interval '1 hour' then 'critical' else 'warning' end,
+        'old_snapshot', o.who, o.evidence
+            || '; vacuum cannot remove rows that were deleted since: tables and indexes of the queue grow, and every claim slows down',
+        o.remedy
+    from (
+        select
+            clock_timestamp() - a.xact_start as age,
+            format('session %s', a.pid) as who,
+            format(
+                'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s transactions', a.pid, a.usename,
+                coalesce(nullif(a.application_name, ''), 'no application_name'), coalesce(host(a.client_addr), 'the local socket'),
+                a.state, a.xact_start, age(coalesce(a.backend_xmin, a.backend_xid))
+            ) as evidence,
+            format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
+        from pg_stat_activity a
+        where coalesce(a.backend_xmin, a.backend_xid) is not null
+            and a.xact_start < clock_timestamp() - interval '15 min'
+            and a.backend_type in ('client backend', 'walsender')
+            and (a.datname = current_database() or a.datname is null)
+        union all
+        select
+            clock_timestamp() - x.prepared, format('prepared transaction %s', x.gid),
+            format('prepared transaction %L of %s, since %s', x.gid, x.owner, x.prepared), format('rollback prepared %L;', x.gid)
+        from pg_prepared_xacts x
+        where x.prepared < clock_timestamp() - interval '15 min' and x.database = current_database()
+        union all
+        select
+            interval '2 hours', format('replication slot %s', s.slot_name),
+            format('replication slot %s (%s) holds back vacuum by %s transactions', s.slot_name,
+                case when s.active then 'in use' else 'not in use' end, age(coalesce(s.xmin, s.catalog_xmin))),
+            case
+                when s.active then 'end the long query on that standby, or set hot_standby_feedback = off there'
+                else format('select pg_drop_replication_slot(%L); if nothing needs it', s.slot_name)
+            end
+        from pg_replication_slots s
+        where age(coalesce(s.xmin, s.catalog_xmin)) > 1000000
+    ) o
+    union all
+    select
+        'info', 'blind', 'pg_stat_activity',
+        format('%s sessions of other roles are hidden from role %s: an old snapshot among them is not found', count(*), current_user),
+        format('grant pg_read_all_stats to %I;', current_user)
+    from pg_stat_activity a
+    where a.query = '<insufficient privilege>' and a.datname = current_database()
+    having count(*) > 0
+    union all
+    select
+        case when u.used > 0.9 then 'critical' else 'warning' end, 'notify_queue', 'NOTIFY',
+        format('%s %% of the queue of notifications is used: a session that listens is in a long transaction. Above one half, workers are not notified and poll instead', round(u.used::numeric * 100)),
+        'end the oldest transaction of a session that listens: select pid, xact_start, query from pg_stat_activity order by xact_start;'
+    from (select pg_notification_queue_usage() as used) u
+    where u.used > 0.25
+    union all
+    select
+        'warning', 'connections', 'max_connections',
+        format('%s of %s connections are in use', c.used, c.most), 'use a pooler, or raise max_connections'
+    from (
+        select count(*) as used, current_setting('max_connections')::integer as most
+        from pg_stat_activity a
+        where a.backend_type = 'client backend'
+    ) c
+    where c.used > 0.9 * c.most
+$$;
+
+comment on function pgqueue._doctor_sessions() is 'Private: doctor() of sessions, prepared transactions, slots and notifications.';
+
+create or replace function pgqueue._doctor_settings()
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.severity, 'settings', s.name, s.evidence, s.remedy
+    from (
+        values
+            (
+                'critical', 'fsync', 'off', 'a crash of the machine loses or corrupts the whole cluster',
+                'alter system set fsync = on; select pg_reload_conf();'
+            ),
+            (
+                'critical', 'full_page_writes', 'off', 'a crash of the machine may corrupt pages',
+                'alter system set full_page_writes = on; select pg_reload_conf();'
+            ),
+            (
+                'critical', 'autovacuum', 'off', 'dead rows are never cleaned up: the queue slows down without end',
+                'alter system set autovacuum = on; select pg_reload_conf();'
+            ),
+            (
+                'critical', 'track_counts', 'off', 'autovacuum does nothing without it',
+                'alter system set track_counts = on; select pg_reload_conf();'
+            ),
+            (
+                'warning', 'synchronous_commit', 'off',
+                'a crash loses the last commits: a job that was enqueued is gone, one that had ended runs again',
+                'alter system set synchronous_commit = on; select pg_reload_conf();'
+            )
+    ) w (severity, name, bad, why, remedy)
+    cross join lateral (
+        select w.severity, w.name, format('%s = %s: %s', w.name, current_setting(w.name), w.why) as evidence, w.remedy
+    ) s
+    where current_setting(w.name) = w.bad
+    union all
+    -- Set for a database or a role: the value in this session may differ.
+    select
+        'warning', 'settings', c.setting,
+        format('%s is set for %s: a crash loses the last commits of its sessions', c.setting,
+            coalesce('role ' || (select r.rolname from pg_roles r where r.oid = d.setrole), 'this database')),
+        case
+            when d.setrole = 0 then format('alter database %I reset synchronous_commit;', current_database())
+            else format('alter role %I reset synchronous_commit;', (select r.rolname from pg_roles r where r.oid = d.setrole))
+        end
+    from pg_db_role_setting d
+    cross join unnest(d.setconfig) c (setting)
+    where d.setdatabase in (0, (select b.oid from pg_database b where b.datname = current_database()))
+        and c.setting = 'synchronous_commit=off'
+    union all
+    select
+        'info', 'settings', 'idle_in_transaction_session_timeout',
+        'it is 0: a session that was forgotten inside a transaction holds back vacuum without end',
+        format('alter database %I set idle_in_transaction_session_timeout = ''10 min'';', current_database())
+    where current_setting('idle_in_transaction_session_timeout')::interval = '0'
+    union all
+    select
+        case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
+        format('the oldest row is %s transactions old; at 2 billion the server stops to accept commands', age(d.datfrozenxid)),
+        'end old transactions and drop unused replication slots, then: vacuum (freeze);'
+    from pg_database d
+    where d.datname = current_database() and age(d.datfrozenxid) > 1000000000
+$$;
+
+comment on function pgqueue._doctor_settings() is 'Private: doctor() of settings of the server.';
+
+create or replace function pgqueue._doctor_tables(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel unsafe
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        case when s.n_dead_tup > 1000000 then 'critical' else 'warning' end, 'dead_tuples', s.relname::text,
+        format('%s dead rows beside %s live ones; last vacuum %s', s.n_dead_tup, s.n_live_tup,
+            coalesce(greatest(s.last_vacuum, s.last_autovacuum)::text, 'never')),
+        format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
+    from pg_stat_all_tables s
+    where s.schemaname = 'pgqueue'
+        and s.relname !~ '^history'
+        and s.n_dead_tup > greatest(100000, s.n_live_tup)
+    union all
+    select
+        'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
+        format('alter table pgqueue.%I reset (autovacuum_enabled);', c.relname)
+    from pg_class c
+    cross join unnest(c.reloptions) o (option)
+    where c.relnamespace = 'pgqueue'::regnamespace and o.option = 'autovacuum_enabled=false'
+    union all
+    select
+        'warning', 'autovacuum', 'jobs',
+        'pgqueue.jobs has lost its autovacuum settings: it is vacuumed as rarely as any other table',
+        'alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);'
+    from pg_class c
+    where c.oid = 'pgqueue.jobs'::regclass
+        and not coalesce(c.reloptions, '{}') @> '{autovacuum_vacuum_scale_factor=0}'
+    union all
+    select
+        'warning', 'partitions', 'history',
+        format('%s partitions of history hold only rows whose retention is over, the oldest since %s', count(*), min(o.upper)),
+        'end the long queries on pgqueue.history or all_jobs that keep maintain() from dropping them'
+    from pgqueue._overdue_partitions(p_now) o
+    where o.upper < p_now - interval '1 hour'
+    having count(*) > 0
+    union all
+    select
+        'warning', 'partitions', 'history',
+        format('%s partitions of history for the next days or months are missing', count(*)),
+        'let a worker run, or: select pgqueue.maintain();'
+    from pgqueue._partition_gaps(3, 1) g
+    having count(*) > 0
+$$;
+
+comment on function pgqueue._doctor_tables(timestamptz) is 'Private: doctor() of dead rows, autovacuum and partitions.';
+
+create or replace function pgqueue._doctor_rights()
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+as $$
+    select
+        'critical', 'rights', r.what, format('every role of the server may use %s (%s)', r.what, r.rights),
+        'select pgqueue._apply_grants(); as the schema''s owner, and: ' || r.remedy
+    from (
+        select
+            'the schema pgqueue' as what, string_agg(a.privilege_type, ', ') as rights,
+            'revoke all on schema pgqueue from public;' as remedy
+        from pg_namespace n
+        cross join aclexplode(n.nspacl) a
+        where n.nspname = 'pgqueue' and a.grantee = 0
+        group by n.nspname
+        union all
+        select
+            'table ' || c.relname, string_agg(a.privilege_type, ', '), format('revoke all on pgqueue.%I from public;', c.relname)
+        from pg_class c
+        cross join aclexplode(c.relacl) a
+        where c.relnamespace = 'pgqueue'::regnamespace and a.grantee = 0
+        group by c.relname
+        union all
+        select
+            'function ' || min(p.proname), format('execute, on %s functions', count(*)),
+            'revoke all on all functions in schema pgqueue from public;'
+        from pg_proc p
+        cross join aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+        where p.pronamespace = 'pgqueue'::regnamespace and a.grantee = 0
+        having count(*) > 0
+    ) r
+    union all
+    select
+        'info', 'rights', s.usename::text,
+        format('a worker (%s) is connected as %s, a superuser', min(s.application_name), s.usename),
+        'create role app_worker login; then: pgqueue grant worker app_worker, and let workers connect as it'
+    from pg_stat_activity s
+    join pg_roles r on r.rolname = s.usename and r.rolsuper
+    join pgqueue.workers w on s.application_name = left('pgqueue ' || w.name, 63)
+    where s.datname = current_database()
+    group by s.usename
+    union all
+    select
+        'info', 'rights', g.role::text, format('role %s was granted %s and does not exist any more', g.role, g.kind),
+        format('select pgqueue.revoke_access(%L, %L);', g.kind, g.role)
+    from pgqueue.grants g
+    where not exists (select from pg_roles r where r.rolname = g.role)
+$$;
+
+comment on function pgqueue._doctor_rights() is 'Private: doctor() of rights.';

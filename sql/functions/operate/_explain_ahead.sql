@@ -1,0 +1,235 @@
+-- explain() of a job that waits: for members of its group, jobs that it depends on, events, jobs of its key or of its lane.
+
+-- Null: it waits for no member.
+create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_members bigint;
+    v_state text;
+begin
+    select count(*), min(j.id)
+    into v_members, behind
+    from pgqueue.jobs j
+    where j.group_id is not null and j.group_id = p_job.id;
+    v_state := (select j.state::text from pgqueue.jobs j where j.id = behind);
+    detail := case
+        when p_job.blocked_on = '@open' then format('group %s is open; it has %s members that have not ended', p_job.id, v_members)
+        when v_members > 0
+            then format('group %s waits for %s members, the oldest %s (%s)', p_job.id, v_members, behind, v_state)
+    end;
+end
+$$;
+
+comment on function pgqueue._explain_group(pgqueue.jobs) is 'Private: which members of a group have not ended.';
+
+create or replace function pgqueue._explain_parents(
+    p_job pgqueue.jobs, out detail text, out behind bigint
+)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_open bigint;
+    v_named text;
+begin
+    select
+        count(*), min(p.parent),
+        string_agg(
+            concat(
+                p.parent, ' ', coalesce(p.state, 'has ended'),
+                case when p.state = 'failed' then ', next attempt ' || p.ready_at end
+            ),
+            ', ' order by p.parent
+        ) filter (where p.n <= 5)
+    into v_open, behind, v_named
+    from (
+        select d.parent, j.state::text, j.ready_at, row_number() over (order by d.parent) as n
+        from pgqueue.dependencies d
+        left join lateral (select x.state, x.ready_at from pgqueue.jobs x where x.id = d.parent limit 1) j on true
+        where d.child = p_job.id and d.ended is null
+    ) p;
+    detail := case
+        when v_open = 0 then 'the jobs that it depends on have ended; maintain() releases it'
+        else concat(
+            format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on)), v_named,
+            case when v_open > 5 then format(', and %s more', v_open - 5) end
+        )
+    end;
+end
+$$;
+
+comment on function pgqueue._explain_parents(pgqueue.jobs) is
+    'Private: which of the jobs that a job depends on have not ended, in words.';
+
+-- Null: it waits for no event.
+create or replace function pgqueue._explain_events(p_id bigint, out detail text, out until timestamptz)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    select
+        'waits for ' || string_agg(
+            format('event %s (step %s), %s', e.name, e.step, coalesce('until ' || e.until::text, 'without a timeout')), '; ' order by e.name, e.step
+        ),
+        min(e.until)
+    from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_id order by w.name, w.step limit 5) e
+$$;
+
+comment on function pgqueue._explain_events(bigint) is 'Private: which events a job waits for, the first five.';
+
+create or replace function pgqueue._explain_key(
+    p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
+)
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ahead record;
+begin
+    behind := pgqueue._ahead_in_key(p_job.queue, p_job.key, p_job.id, p_now);
+    if behind is null and p_job.state <> 'blocked' then
+        return;
+    end if;
+    select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
+    if behind is null then
+        detail := format('no job of key %s is ahead of it any more; maintain() releases it', p_job.key);
+    elsif v_ahead.state = 'executing' then
+        until := v_ahead.lease_expires_at;
+        detail := format('job %s of key %s executes on worker %s', behind, p_job.key, v_ahead.reserved_by);
+    elsif v_ahead.ready_at > p_now then
+        until := v_ahead.ready_at;
+        detail := format('job %s of key %s is before it, %s until %s', behind, p_job.key, v_ahead.state, until);
+    else
+        detail := format('job %s of key %s is before it, %s', behind, p_job.key, v_ahead.state);
+    end if;
+end
+$$;
+
+comment on function pgqueue._explain_key(pgqueue.jobs, timestamptz) is
+    'Private: which job of its key is ahead of a job; null: its key is free.';
+
+create or replace function pgqueue._ahead_in_key(p_queue text, p_key text, p_id bigint, p_now timestamptz)
+returns bigint
+language sql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+    select coalesce(
+        (
+            select j.id
+            from pgqueue.jobs j
+            where j.state = 'executing'
+                and j.key is not null
+                and (j.leader is null or j.leader = j.id)
+                and j.queue = p_queue
+                and j.key >= p_key collate "C"
+                and j.key <= p_key collate "C"
+            order by j.key, j.queue
+            limit 1
+        ),
+        least(
+            (
+                select j.id
+                from pgqueue.jobs j
+                where j.key is not null
+                    and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                    and j.blocked_on is distinct from '@parents'
+                    and j.queue = p_queue
+                    and j.key = p_key
+                    and j.id < p_id
+                order by j.queue, j.key, j.id
+                limit 1
+            ),
+            (
+                select j.id
+                from pgqueue.jobs j
+                where j.key is not null
+                    and j.state = 'waiting'
+                    and j.reservation = 0
+                    and j.queue = p_queue
+                    and j.key = p_key
+                    and j.id < p_id
+                    and j.run_at <= p_now
+                order by j.queue, j.key, j.id
+                limit 1
+            )
+        )
+    )
+$$;
+
+comment on function pgqueue._ahead_in_key(text, text, bigint, timestamptz) is
+    'Private: the job of a key that executes, else the first that holds a position before job p_id.';
+
+create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
+returns text
+language sql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+as $$
+    select case when count(*) = 1000 then '1000 or more' else count(*)::text end
+    from (
+        (
+            select
+            from pgqueue._head(p_job.queue, p_job.priority, true) h
+            cross join lateral (
+                select
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and j.queue = p_job.queue
+                    and j.priority = p_job.priority
+                    and j.resumed = true
+                    and (j.ready_at, j.id) >= (h.head, h.head_id)
+                    and j.ready_at <= p_now
+                    and (not p_job.resumed or (j.ready_at, j.id) < (p_job.ready_at, p_job.id))
+                order by j.ready_at, j.id
+                limit 1000
+            ) j
+        )
+        union all
+        (
+            select
+            from pgqueue._head(p_job.queue, p_job.priority, false) h
+            cross join lateral (
+                select
+                from pgqueue.jobs j
+                where not p_job.resumed
+                    and j.state in ('waiting', 'failed')
+                    and j.queue = p_job.queue
+                    and j.priority = p_job.priority
+                    and j.resumed = false
+                    and (j.ready_at, j.id) >= (h.head, h.head_id)
+                    and (j.ready_at, j.id) < (p_job.ready_at, p_job.id)
+                order by j.ready_at, j.id
+                limit 1000
+            ) j
+        )
+        limit 1000
+    ) a
+$$;
+
+comment on function pgqueue._jobs_ahead(pgqueue.jobs, timestamptz) is
+    'Private: how many jobs of its lane are due before a job that is due.';

@@ -1,0 +1,74 @@
+-- explain() of a job whose task no worker knows.
+
+-- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
+create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
+returns text
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_workers bigint;
+    v_nearest text;
+begin
+    if exists (select from pgqueue.tasks t where t.name = p_task) or not exists (select from pgqueue.tasks) then
+        return null;
+    end if;
+    v_workers := pgqueue._workers_of(p_queue, p_now);
+    select t.name into v_nearest
+    from (
+        select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
+        from pgqueue.tasks k
+        where abs(length(k.name) - length(p_task)) <= 3
+        limit 1000
+    ) t
+    where t.distance <= greatest(length(p_task) / 3, 1)
+    order by t.distance, t.name
+    limit 1;
+    return concat(
+        format('no worker has declared task %s; ', p_task),
+        case v_workers when 1 then '1 worker serves' else v_workers || ' workers serve' end,
+        format(' queue %s', p_queue),
+        '; did you mean ' || v_nearest || '?'
+    );
+end
+$$;
+
+comment on function pgqueue._explain_unknown_task(text, text, timestamptz) is
+    'Private: a sentence about a task that no worker has declared, with the known one of the nearest spelling; null: it is known.';
+
+create or replace function pgqueue._spelling_distance(p_one text, p_other text)
+returns integer
+language plpgsql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_one text[] := regexp_split_to_array(p_one, '');
+    v_other text[] := regexp_split_to_array(p_other, '');
+    v_before integer[];
+    v_last integer[] := array(select generate_series(0, cardinality(v_other)));
+    v_row integer[];
+    v_cost integer;
+begin
+    -- Edit distance, a row at a time; two letters that changed places count once. Element n + 1 is n letters of p_other.
+    for i in 1..cardinality(v_one) loop
+        v_row := array[i];
+        for k in 1..cardinality(v_other) loop
+            v_cost := least(v_last[k + 1] + 1, v_row[k] + 1, v_last[k] + (v_one[i] <> v_other[k])::integer);
+            if i > 1 and k > 1 and v_one[i] = v_other[k - 1] and v_one[i - 1] = v_other[k] then
+                v_cost := least(v_cost, v_before[k - 1] + 1);
+            end if;
+            v_row := v_row || v_cost;
+        end loop;
+        v_before := v_last;
+        v_last := v_row;
+    end loop;
+    return v_last[cardinality(v_last)];
+end
+$$;
+
+comment on function pgqueue._spelling_distance(text, text) is
+    'Private: how many letters must be added, removed, changed or swapped to turn one name into the other.';

@@ -1,0 +1,50 @@
+-- wanted: how many jobs of some queues are due or executing, for an autoscaler that asks every few seconds: as many slots
+-- could work now.
+--
+-- From the last sample, at a cost that does not depend on the backlog. Where that is older than 30 s no worker runs
+-- maintenance, perhaps because the fleet was scaled to zero: then it counts itself, at most 1,000 of each lane, and counts
+-- the schedules that are due and that no maintenance enqueues. What is due in a paused queue wants no worker. Locks nothing.
+
+create or replace function pgqueue.wanted(queues text[] default null)
+returns integer
+language plpgsql
+stable
+parallel safe
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_at timestamptz := (select max(s.at) from pgqueue.samples s where s.span = 10);
+begin
+    perform pgqueue._check_queues(wanted.queues);
+    if v_at between v_now - interval '30 s' and v_now then
+        return (
+            select coalesce(sum(s.executing + case when q.paused_at is null then s.due else 0 end), 0)::integer
+            from pgqueue._last_samples() s
+            left join pgqueue.queues q on q.name = s.queue
+            where wanted.queues is null or s.queue = any (wanted.queues)
+        );
+    end if;
+    return (
+        select coalesce(sum(c.executing + case when q.paused_at is null then c.due else 0 end), 0)::integer
+        from pgqueue._count_queues(v_now, 1000) c
+        left join pgqueue.queues q on q.name = c.queue
+        where wanted.queues is null or c.queue = any (wanted.queues)
+    ) + (
+        select count(*)::integer
+        from pgqueue.effective_schedules s
+        left join pgqueue.effective_tasks t on t.name = s.task
+        where s.next_at <= v_now
+            and (wanted.queues is null or coalesce(s.queue, t.queue, 'default') = any (wanted.queues))
+    );
+end
+$$;
+
+comment on function pgqueue.wanted(text[]) is
+    'How many jobs of these queues (null: of all) are due or executing, for an autoscaler: divide it by the concurrency of a worker. '
+    'From the last sample, so the cost does not depend on the backlog; counted, up to 1,000 of each lane, while no worker runs. '
+    'What is due in a paused queue does not count. select pgqueue.wanted(array[''mail'', ''default'']);';

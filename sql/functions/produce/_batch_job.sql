@@ -1,0 +1,179 @@
+-- One job of enqueue_batch: its row, the earlier jobs that it names by their refs, and the jobs that it depends on.
+
+create or replace function pgqueue._batch_job(p_id bigint, p_now timestamptz, p_job jsonb, p_refs jsonb)
+returns pgqueue.jobs
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_wrong record;
+    v_options pgqueue.job_options;
+    v_parents bigint[];
+    v_job pgqueue.jobs;
+begin
+    if jsonb_typeof(p_job) is distinct from 'object' then
+        perform pgqueue._refuse(
+            'a job of a batch must be a JSON object',
+            case when p_job is null then 'It is null.' else format('It is a JSON %s.', jsonb_typeof(p_job)) end,
+            'Give each job as an object of options, such as {"task": "resize", "args": {"id": 1}}.'
+        );
+    end if;
+
+    select o.option, t.type, jsonb_typeof(o.value) as found
+    into v_wrong
+    from jsonb_each(p_job) o (option, value)
+    cross join lateral (
+        select case
+            when o.option in (
+                'task', 'queue', 'run_at', 'delay', 'expires_in', 'timeout', 'key', 'dedupe', 'dedupe_for', 'on_conflict',
+                'retention', 'retry_policy', 'retry_delay', 'retry_queue', 'limit_key', 'debounce_max', 'run_if', 'ref'
+            ) then 'string'
+            when o.option in ('priority', 'max_attempts', 'score', 'group_id') then 'number'
+            when o.option in ('args', 'headers', 'declared') then 'object'
+            when o.option in ('depends_on', 'tags') then 'array'
+        end as type
+    ) t
+    where t.type is null or jsonb_typeof(o.value) not in (t.type, 'null')
+    order by o.option
+    limit 1;
+    if v_wrong.option is not null and v_wrong.type is null then
+        perform pgqueue._refuse(
+            format('there is no option %s', quote_literal(v_wrong.option)), 'Nothing was enqueued for this job.',
+            'Name the options of a job as the arguments of enqueue().'
+        );
+    elsif v_wrong.option is not null then
+        perform pgqueue._refuse(
+            format('%s must be a JSON %s', v_wrong.option, v_wrong.type), format('It is a JSON %s.', v_wrong.found),
+            format('Give %s as a JSON %s; times and intervals are text.', v_wrong.option, v_wrong.type)
+        );
+    end if;
+
+    v_parents := pgqueue._batch_parents(p_job, p_refs);
+    v_options := jsonb_populate_record(
+        null::pgqueue.job_options,
+        case
+            when v_parents is null then p_job
+            else jsonb_set(p_job, '{depends_on}', jsonb_path_query_array(p_job, '$.depends_on[*] ? (@.type() != "string")'))
+        end
+    );
+    v_options.args := coalesce(v_options.args, '{}');
+    v_job := pgqueue._checked_job(p_id, p_now, v_options);
+    if v_parents is not null then
+        -- Parents of the same call are not inserted yet: they must not be searched for.
+        v_job := pgqueue._as_child(v_job, v_parents || v_options.depends_on, v_options.run_if);
+    end if;
+    return v_job;
+end
+$$;
+
+comment on function pgqueue._batch_job(bigint, timestamptz, jsonb, jsonb) is
+    'Private: the row of a job given as an object of options; refuses unknown options and wrong types. p_refs: the ids of earlier refs of the call.';
+
+-- Called before a job is read, with null, and after, with its id: a ref without an id belongs to a refused job.
+create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
+returns jsonb
+language plpgsql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if jsonb_typeof(p_job) is distinct from 'object' or jsonb_typeof(p_job -> 'ref') is distinct from 'string' then
+        return p_refs;
+    end if;
+    if p_id is null and p_refs ? (p_job ->> 'ref') then
+        perform pgqueue._refuse(
+            format('two jobs of the batch have ref %s', quote_literal(p_job ->> 'ref')), 'Nothing was enqueued for this one.',
+            'Give each job of a call another ref.'
+        );
+    end if;
+    return p_refs || jsonb_build_object(p_job ->> 'ref', p_id);
+end
+$$;
+
+comment on function pgqueue._batch_refs(jsonb, jsonb, bigint) is 'Private: the refs of a batch and their ids, with the ref of one more job.';
+
+create or replace function pgqueue._batch_parents(p_job jsonb, p_refs jsonb)
+returns bigint[]
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_wrong text;
+    v_parents bigint[];
+begin
+    if jsonb_typeof(p_job -> 'depends_on') is distinct from 'array' then
+        return null;
+    end if;
+    select
+        min(r.ref) filter (where p_refs ->> r.ref is null),
+        array_agg((p_refs ->> r.ref)::bigint)
+    into v_wrong, v_parents
+    from (
+        select e.value #>> '{}' as ref
+        from jsonb_array_elements(p_job -> 'depends_on') e (value)
+        where jsonb_typeof(e.value) = 'string'
+    ) r;
+    if v_wrong is not null then
+        perform pgqueue._refuse(
+            format('depends_on names ref %s, which no earlier job of the batch has', quote_literal(v_wrong)),
+            case when p_refs ? v_wrong then 'The job with that ref was refused.' end,
+            'Give the job to wait for before this one, with its ref, or its id as a number.'
+        );
+    end if;
+    return v_parents;
+end
+$$;
+
+comment on function pgqueue._batch_parents(jsonb, jsonb) is
+    'Private: the ids of the earlier jobs of a batch that one depends on; null: none.';
+
+-- A parent with a dedupe key may turn out to be another job, or be refused: then its child is refused as well.
+create or replace function pgqueue._batch_children(
+    p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]
+)
+returns jsonb[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_errors jsonb[] := p_errors;
+    v_parents bigint[];
+    v_refused bigint;
+    v_children bigint[] := '{}'::bigint[];
+    v_n integer;
+begin
+    foreach v_n in array p_children loop
+        continue when p_outcomes[v_n] is distinct from 'inserted' or v_errors[v_n] is not null;
+        select array_agg(distinct coalesce(p_ids[g.n], d.id)), min(d.id) filter (where v_errors[g.n] is not null)
+        into v_parents, v_refused
+        from unnest((p_jobs[v_n]).depends_on) d (id)
+        cross join lateral (select array_position(p_given, d.id) as n) g;
+        if v_refused is not null then
+            delete from pgqueue.jobs j where j.id = p_ids[v_n];
+            perform pgqueue._free_dedupe(array[p_ids[v_n]]);
+            v_errors[v_n] := pgqueue._batch_error(
+                '22023', 'depends_on names a job of the batch that was refused', 'Nothing was enqueued for this one.',
+                'See the error of that job.'
+            );
+            continue;
+        end if;
+        if v_parents <> (p_jobs[v_n]).depends_on then
+            update pgqueue.jobs j set depends_on = v_parents where j.id = p_ids[v_n];
+        end if;
+        v_children := v_children || p_ids[v_n];
+    end loop;
+    perform pgqueue._add_dependencies(v_children);
+    return v_errors;
+end
+$$;
+
+comment on function pgqueue._batch_children(
+    pgqueue.jobs[], integer[], bigint[], bigint[], text[], jsonb[]
+) is 'Private: records the dependencies of the jobs of a batch, and returns the errors, with those of children of refused jobs.';

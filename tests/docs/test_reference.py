@@ -1,0 +1,109 @@
+"""The reference cannot drift: its pages are those that the tool writes from the catalog and the program."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import psycopg
+import pytest
+
+import pgqueue
+from docs.tools import program, reference
+from pgqueue import metrics
+from pgqueue.cli.main import COMMANDS
+from tests.docs.pages import read
+
+
+@pytest.fixture
+def written(conn: psycopg.Connection) -> dict[str, str]:
+    """The pages as they should be; written to docs/reference/ where PGQUEUE_WRITE_DOCS is set."""
+    found = dict(reference.pages(conn))
+    if os.environ.get("PGQUEUE_WRITE_DOCS"):
+        for name, text in found.items():
+            (reference.REFERENCE / name).write_text(text)
+    return found
+
+
+def test_the_generated_pages_are_up_to_date(written: dict[str, str]) -> None:
+    stale = [name for name, text in written.items() if read(f"docs/reference/{name}") != text]
+    assert stale == [], "run: make reference"
+
+
+def test_every_public_function_has_a_section(written: dict[str, str], conn: psycopg.Connection) -> None:
+    rows = conn.execute(
+        "select proname from pg_proc where pronamespace = 'pgqueue'::regnamespace and proname !~ '^_'"
+    ).fetchall()
+    sections = re.findall(
+        r"^## (\w+)$", "".join(text for name, text in written.items() if name.startswith("functions")), re.MULTILINE
+    )
+    assert sorted(sections) == sorted(name for (name,) in rows)
+
+
+def test_every_table_view_and_column_has_a_row(written: dict[str, str], conn: psycopg.Connection) -> None:
+    rows = conn.execute(
+        """
+        select c.relname, a.attname
+        from pg_class c
+        join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p', 'v') and not c.relispartition
+            and c.relname <> 'alembic_version'
+        """
+    ).fetchall()
+    assert len(rows) > 200
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", written["tables.md"], re.MULTILINE | re.DOTALL))
+    assert [row for row in rows if f"| `{row[1]}` |" not in sections[row[0]]] == []
+
+
+def test_every_command_and_option_has_a_row(written: dict[str, str]) -> None:
+    text = written["command-line.md"]
+    assert [name for name in COMMANDS if f"## pgqueue {name}\n" not in text] == []
+    source = "\n".join(path.read_text() for path in (program.ROOT / "pgqueue" / "cli").glob("*.py"))
+    declared = set(re.findall(r'"(--[a-z][a-z-]+)', source)) - {"--help", "--version"}
+    assert len(declared) > 20
+    assert sorted(each for each in declared if f"`{each}`" not in text) == NO_OPTIONS
+
+
+# Options of another program, which the command line names.
+NO_OPTIONS = ["--dbname", "--set"]
+
+
+def test_every_field_variable_and_setting_has_a_row(written: dict[str, str]) -> None:
+    text = written["settings.md"]
+    named = [*program.WorkerConfig.__dataclass_fields__, *(f"pgqueue.{name}" for name in ("actor", "notify", "via"))]
+    assert [name for name in named if f"| `{name}` |" not in text] == []
+    assert {f"PGQUEUE_{name}" for name in ("DSN", "LISTEN_DSN", "WEB_USER")} <= set(re.findall(r"PGQUEUE_\w+", text))
+
+
+def test_every_error_is_in_the_table(written: dict[str, str]) -> None:
+    text = written["errors.md"]
+    found = {name for name in vars(pgqueue.errors) if isinstance(getattr(pgqueue.errors, name), type)}
+    assert [name for name in found if f"| `{name}` |" not in text] == []
+    # What db.call turns into an error of ours.
+    states = set(re.findall(r'case "(\w{5})"', (program.ROOT / "pgqueue/db/call.py").read_text()))
+    assert {"22023", "55P03", "23505", "25001", "42501", "0A000"} <= set(
+        re.findall(r"^\| (\w{5}) \|", text, re.MULTILINE)
+    )
+    assert states >= {"55P03", "23505"}
+
+
+def test_every_metric_has_a_row(written: dict[str, str], conn: psycopg.Connection) -> None:
+    text = written["metrics.md"]
+    rows = conn.execute("select distinct name from pgqueue.metrics()").fetchall()
+    named = {name for (name,) in rows} | set(metrics.OF_DATABASE)
+    named |= {
+        sample.name for family in program.worker_families() for sample in family.samples if family.type != "histogram"
+    }
+    assert [name for name in sorted(named) if f"`{name}`" not in text] == []
+
+
+def test_every_signal_has_a_row(written: dict[str, str]) -> None:
+    rows = re.findall(r"^\| (SIG\w+) \|", written["signals.md"], re.MULTILINE)
+    assert rows == program.handled_signals()
+    assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTTIN"} == set(rows)
+
+
+def test_every_public_name_of_python_has_a_directive(written: dict[str, str]) -> None:
+    text = written["python.md"]
+    for name in pgqueue.__all__:
+        assert re.search(rf"^\.\. auto\w+:: pgqueue[\w.]*\.{name}$", text, re.MULTILINE), name
