@@ -202,7 +202,8 @@ class Cluster:
             "scope": "pgqueue",
             "name": node.name,
             "restapi": {"listen": f"127.0.0.1:{node.api}", "connect_address": f"127.0.0.1:{node.api}"},
-            "etcd3": {"host": f"127.0.0.1:{node.etcd}"},
+            # Through another address it must not learn etcd's own, and go there.
+            "etcd3": {"use_proxies": node.etcd != self.etcd_port, "hosts": [f"127.0.0.1:{node.etcd}"]},
             "bootstrap": {
                 "dcs": dcs,
                 "initdb": [{"encoding": "UTF8"}, {"locale": "C.UTF-8"}, "data-checksums"],

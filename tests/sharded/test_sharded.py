@@ -241,6 +241,7 @@ def test_a_queue_alone_is_shard_0_and_ids_of_another_begin_with_its_number(datab
 NOT_ROUTED = {
     "stage": "a temporary table of the session; copy to each shard, or use enqueue_batch",
     "enqueue_staged": "see stage",
+    "wanted": "an autoscaler asks each shard for its workers",
 }
 
 
