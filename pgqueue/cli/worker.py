@@ -137,9 +137,8 @@ def worker(
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
         tasks = load(require or [])
         with database(dsn) as found:
-            raise typer.Exit(
-                run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
-            )
+            code = run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
+        raise typer.Exit(code)
     if not require:
         load([])
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}

@@ -21,7 +21,8 @@ WITH_THEIR_NOUN = {
     "_ask_retry_function": "the functions that set_retry_function allows",
     "_finish_expired": "the one way out of jobs",
     "_free_dedupe": "dedupe keys",
-    "_mark_old_key": "heads",
+    "_is_marked": "heads",
+    "_mark_heads": "heads",
     "_retake_dedupe": "dedupe keys",
 }
 
@@ -70,6 +71,31 @@ def test_a_private_function_that_one_folder_uses_stands_in_that_folder() -> None
 def test_no_function_is_longer_than_can_be_held_in_the_head() -> None:
     long = {each.name for each in functions() if each.text.count("\n") + 2 > 150}
     assert long == set()
+
+
+def test_no_file_holds_more_than_one_screenful_after_another() -> None:
+    sql = bundled.directory("sql")
+    long = {file.name for file in sql.glob("**/*.sql") if file.read_text().count("\n") > 450}
+    assert long == set()
+
+
+def callers(name: str) -> list[str]:
+    call = re.compile(rf"pgqueue\.{name}\(")
+    return [
+        each.name for each in functions() for _ in call.findall(re.sub(r"--.*|create or replace .*", "", each.text))
+    ]
+
+
+def test_a_job_becomes_executing_in_three_statements() -> None:
+    # In the SET of an UPDATE, not in a condition.
+    claims = re.compile(r"(?:set|,)\s+state = 'executing'")
+    assert [each.name for each in functions() for _ in claims.findall(each.text)] == ["_gather", "_take", "_mark_rows"]
+
+
+def test_reserve_has_one_claim_loop() -> None:
+    assert callers("_claim_lane") == ["_claim_lanes"]
+    assert callers("_claim_lanes") == ["reserve"]
+    assert callers("_find_plain") == ["reserve"]
 
 
 def test_the_page_that_introduces_the_schema_names_every_public_function() -> None:

@@ -16,7 +16,7 @@ create or replace function pgqueue.search(
 returns record
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -77,7 +77,7 @@ create or replace function pgqueue._read_filter(p_filter jsonb)
 returns pgqueue.job_filter
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare

@@ -40,7 +40,7 @@ begin
     v_job.run_at := coalesce(p_options.run_at, p_now + p_options.delay, p_now);
     v_job.ready_at := p_now;
     if v_job.run_at > p_now then
-        v_job.ready_at := pgqueue._ready_at(v_job.run_at);
+        v_job.ready_at := pgqueue._ready_at_unchecked(v_job.run_at);
         perform pgqueue._check_run_at(v_job.run_at);
     end if;
     v_job.expires_at := greatest(v_job.run_at, p_now) + p_options.expires_in;

@@ -51,7 +51,7 @@ as $$
 declare
     v_run_at timestamptz;
     v_ready_at timestamptz;
-    v_now timestamptz := pgqueue._ready_at(null);
+    v_now timestamptz := pgqueue._ready_at_unchecked(null);
     v_queue text;
     v_priority smallint;
     v_settled boolean;
@@ -102,7 +102,7 @@ begin
         end if;
         v_run_at := coalesce(enqueue.run_at, v_now + enqueue.delay);
         if v_run_at > v_now then
-            v_ready_at := pgqueue._ready_at(v_run_at);
+            v_ready_at := pgqueue._ready_at_unchecked(v_run_at);
             perform pgqueue._check_run_at(v_run_at);
         end if;
     end if;
@@ -135,16 +135,8 @@ begin
             select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at
         )
         and current_setting('transaction_isolation') = 'read committed'
-        -- A head from the future: the clock stepped back, which _register_lane records.
-        and coalesce(
-            (
-                select h.at from pgqueue.heads h
-                where h.queue = jobs.queue and h.priority = jobs.priority and h.resumed = false
-                order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
-                limit 1
-            ) <= jobs.created_at,
-            true
-        )
+        -- Else the clock has stepped back, and _register_lane() writes a mark.
+        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true)
     into v_id, v_queue, v_priority, v_settled;
 
     if v_settled then
