@@ -4,13 +4,13 @@ from pathlib import Path
 
 from pgqueue.schema.migrate import run_sql
 
-revision = "0016"
-down_revision = "0015"
+revision = "0017"
+down_revision = "0016"
 branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "fb0207d70905b50c7352312c4ebfe26eec2daa23a6bbbfd75548253be4ba73ae"
+SQL_DIGEST = "451854635f80b6ca62f2a1189685894b7c536f3b32724b159cc4dd3779d1dda2"
 
 
 def upgrade() -> None:
