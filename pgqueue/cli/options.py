@@ -48,5 +48,9 @@ CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued since
 CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]
 FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
 FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]
+Where = Annotated[
+    str,
+    typer.Option("--where", help="Filter, as on the pages: 'queue:mail state:dead error:Timeout age:>1h'."),
+]
 Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
 ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]

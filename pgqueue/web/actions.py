@@ -8,10 +8,9 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import observe, operate
+from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
-from pgqueue.search import parse
 from pgqueue.web.context import Context
 
 # The right that each needs.
@@ -51,7 +50,7 @@ async def act(context: Context) -> Response:
 
 async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     line = _one(form, "q")
-    wanted = parse(line)
+    wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
             "there is no filter: this would be every job", hint="say at least queue:, task: or state:"
@@ -85,7 +84,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
 
 
 async def _ask_for_all(context: Context, action: str, line: str) -> Response:
-    [found] = await context.database.read(observe.search(parse(line), None, COUNTED))
+    [found] = await context.database.read(observe.search(context.filter(line), None, COUNTED))
     [rows] = await context.database.read(observe.jobs(found.ids[:5]))
     return context.page(
         "confirm.html",
@@ -123,6 +122,21 @@ async def queue(context: Context) -> Response:
         case _:
             raise HTTPException(400, "there is no such action")
     return context.go("queue", name=name, said="done")
+
+
+async def group(context: Context) -> Response:
+    """Cancel a group with its members, after a question."""
+    form = await context.form()
+    context.require("act")
+    group_id = _number(form, "id")
+    [found] = await context.database.read(groups.find_group(group_id, COUNTED))
+    if found is None:
+        raise HTTPException(404, f"there is no group {group_id}, or its retention has ended")
+    if _one(form, "confirm") != "yes":
+        return context.page("cancel_group.html", group=found[0])
+    state = await _do(context, operate.cancel(group_id))
+    said = {"cancelled": "the group is cancelled", "requested": "its members are being cancelled"}
+    return context.go("group", id=group_id, said=said.get(state or "", "there was nothing to cancel"))
 
 
 async def schedule(context: Context) -> Response:

@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from pgqueue import __version__
 from pgqueue.errors import PgQueueError
-from pgqueue.web import actions, pages
+from pgqueue.web import actions, pages, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import Database, Pool
 from pgqueue.web.guard import Guard
@@ -36,6 +36,8 @@ _PAGES: dict[str, _Handler] = {
     "/queue": pages.queue,
     "/jobs": pages.jobs,
     "/jobs/{id}": pages.job,
+    "/groups": workflows.all_groups,
+    "/group": workflows.group,
     "/tasks": pages.tasks,
     "/task": pages.task,
     "/workers": pages.workers,
@@ -51,6 +53,7 @@ _PAGES: dict[str, _Handler] = {
 _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,
     "/queue": actions.queue,
+    "/group": actions.group,
     "/schedule": actions.schedule,
     "/limit": actions.limit,
     "/task": actions.task,

@@ -19,8 +19,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from pgqueue.db import observe
 from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
+from pgqueue.search import Filter, parse
 from pgqueue.web.database import Database
-from pgqueue.web.render import link
+from pgqueue.web.render import hides, link
 from pgqueue.web.users import User
 
 # Bytes of a form.
@@ -98,6 +99,20 @@ class Context:
             if len(body) > _MOST:
                 raise HTTPException(413, "the form is too long")
         return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
+
+    def filter(self, line: str) -> Filter:
+        """Read a filter. Refuses one that would tell of args that this user may not see, or that are hidden."""
+        found = parse(line)
+        if "args" in found and not self.may("args"):
+            raise HTTPException(403, f"{self.user.name} may not search for args: the right args is missing")
+        if hides(found.get("args", []), self.settings.redact):
+            raise InvalidArgument("a filter names a field whose values are hidden", hint="search for another field")
+        return found
+
+    def now(self) -> float:
+        """Return the database's time, as far as it was asked for."""
+        asked = time.time() - float(self.rights.get("asked", time.time()))
+        return float(self.rights.get("clock", time.time())) + asked
 
     def link(self, page: str, **query: object) -> str:
         """Return the address of a page."""

@@ -183,6 +183,16 @@ def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def hides(value: Any, redact: Sequence[str]) -> bool:
+    """Tell whether a JSON document has a field, at any depth, whose value is not shown."""
+    match value:
+        case dict():
+            return any(_is_hidden(name, redact) or hides(each, redact) for name, each in value.items())
+        case list():
+            return any(hides(each, redact) for each in value)
+    return False
+
+
 def _is_hidden(name: str, redact: Sequence[str]) -> bool:
     return any(fnmatch(name.lower(), pattern.lower()) for pattern in redact)
 
