@@ -35,7 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--database", default="default")
         known, options = parser.parse_known_args(argv[2:])
         if "--dsn" not in options and not {"-h", "--help"} & set(options):
-            # Not as an option: it may hold a password, and options are seen by everybody.
+            # Not as an option: it may hold a password, and every user can read options.
             os.environ["PGQUEUE_DSN"] = dsn_of(known.database)
         sys.argv = [*argv[:2], *options]
         if argv[0] != _CALLED:
