@@ -62,8 +62,13 @@ class Command(BaseCommand):
 def _worker(options: list[str]) -> int:
     """Run `pgqueue worker`, which is called `manage.py pgqueue_worker` here."""
     command = typer.main.get_group(cli.cli).commands["worker"]
-    settings = {"auto_envvar_prefix": "PGQUEUE_WORKER", "help_option_names": ["-h", "--help"]}
-    done = command.main(options, prog_name="manage.py pgqueue_worker", standalone_mode=False, **settings)
+    done = command.main(
+        options,
+        prog_name="manage.py pgqueue_worker",
+        standalone_mode=False,
+        auto_envvar_prefix="PGQUEUE_WORKER",
+        help_option_names=["-h", "--help"],
+    )
     return done or 0
 
 

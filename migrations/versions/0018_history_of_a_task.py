@@ -4,13 +4,13 @@ from pathlib import Path
 
 from pgqueue.schema.migrate import run_sql
 
-revision = "0017"
-down_revision = "0016"
+revision = "0018"
+down_revision = "0017"
 branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "451854635f80b6ca62f2a1189685894b7c536f3b32724b159cc4dd3779d1dda2"
+SQL_DIGEST = "99ae8a0c68fe34a8c77b8f9a59c9c0316f29b5e084984e0decfd110baa56f724"
 
 
 def upgrade() -> None:
