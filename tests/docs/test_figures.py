@@ -22,7 +22,9 @@ def test_a_figure_is_up_to_date_and_well_formed(name: str) -> None:
 
 
 def test_every_figure_is_shown_on_a_page_with_a_text_for_those_who_do_not_see_it() -> None:
-    shown = {name for page in pages() for name in re.findall(r"!\[[^\]]{20,}\]\([^)]*/figures/(\w+\.svg)\)", read(page))}
+    shown = {
+        name for page in pages() for name in re.findall(r"!\[[^\]]{20,}\]\([^)]*/figures/(\w+\.svg)\)", read(page))
+    }
     assert shown == set(figures.drawn()) == {path.name for path in figures.FIGURES.iterdir()}
 
 

@@ -18,7 +18,9 @@ def alerts() -> list[str]:
 
 
 def test_each_alert_has_a_section_with_a_command_and_its_rule_names_the_section() -> None:
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", read("docs/operate/runbooks.md"), re.MULTILINE | re.DOTALL))
+    sections = dict(
+        re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", read("docs/operate/runbooks.md"), re.MULTILINE | re.DOTALL)
+    )
     assert len(alerts()) >= 6
     for alert in alerts():
         assert "```s" in sections[alert], alert
