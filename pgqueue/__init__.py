@@ -12,8 +12,9 @@
 
 then `pgqueue worker -r module:app`.
 
-What most programs use is here. The rest stands in its module: `pgqueue.errors`, `pgqueue.hooks` (Dead, Event),
-`pgqueue.middleware` (Enqueuing, Codec), `pgqueue.tasks` (Task, TaskOptions), `pgqueue.worker` (Worker).
+Names that most programs use are here, the others in their modules: `pgqueue.errors`, `pgqueue.hooks` (Dead, Event),
+`pgqueue.middleware` (Enqueuing, Codec), `pgqueue.tasks` (Task), `pgqueue.options` (TaskOptions), `pgqueue.worker`
+(Worker).
 """
 
 __version__ = "0.1.0"
@@ -21,11 +22,11 @@ __version__ = "0.1.0"
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pgqueue.app import App
 from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_copy, enqueue_many, enqueue_outcome
 from pgqueue.errors import PgQueueError
 from pgqueue.job import Job, current_job
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
-from pgqueue.tasks import App
 from pgqueue.wait import wait
 from pgqueue.workflows import chain, emit_event
 

@@ -1,41 +1,37 @@
-"""Tasks: named functions, and the App that knows them."""
+"""Tasks: named functions."""
 
 from __future__ import annotations
 
 import inspect
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from pgqueue.cron import check_cron
 from pgqueue.db import produce
 from pgqueue.db.call import Call, T
-from pgqueue.db.declare import check_schedule_options
 from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
 from pgqueue.enqueue import Target, one, one_outcome, send
-from pgqueue.errors import ConfigError, DuplicateTask, InvalidArgument, InvalidPayload
+from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.options import JobOptions, ScheduleSettings, TaskOptions, TaskSettings
+from pgqueue.options import JobOptions, TaskOptions
 from pgqueue.typed import TypedArguments
-from pgqueue.workflows import Group
 
 P = ParamSpec("P")
 R = TypeVar("R")
-AnyTask = TypeVar("AnyTask", bound="Task[..., Any]")
 
 
 class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
 
-    `P` are the parameters that a producer gives, `R` is what the function returns.
+    `P` are the parameters that a producer gives, `R` is the type of the result.
 
-    `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays. The
-    function may be a method of an object that carries what it needs (a database, an API client), or such an object
-    with a `__call__`.
+    The database knows the task by `name`; renaming or moving the function changes nothing as long as the name stays.
+    The function may be a method of an object with its services (a database, an API client), or such an object with a
+    `__call__`.
     """
 
     def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
@@ -48,7 +44,7 @@ class Task(Target, Generic[P, R]):
         written = definition(function)
         if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
-                f"task {name} is a generator: calling it runs nothing of it",
+                f"task {name} is a generator: calling it runs none of its code",
                 hint="let it return instead of yield",
             )
         self.is_async = inspect.iscoroutinefunction(written)
@@ -110,7 +106,7 @@ class Task(Target, Generic[P, R]):
         return TaskCall(self, options)
 
     def middleware(self) -> Sequence[EnqueueMiddleware]:
-        """Return what its App has put around enqueue."""
+        """Return its App's middleware around enqueue."""
         return self.hooks.around_enqueue()
 
     def codec(self) -> Codec | None:
@@ -118,25 +114,25 @@ class Task(Target, Generic[P, R]):
         return self.hooks.codec
 
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
-        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        """Run a statement that enqueues jobs of this task; under `pgqueue.testing.inline`, the jobs themselves."""
         if self.hooks.deliver is None:
             return super().deliver(connection, call)
         delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
         return delivered
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
+        """Check arguments by the annotations and convert them to JSON, if the task has validate=True."""
         return dict(args) if self.typed is None else self.typed.dump(args)
 
     def declared(self) -> Mapping[str, object]:
-        """Return what its code declares and enqueue needs, as the option `declared`.
+        """Return the declared options that an enqueue needs, as the option `declared`.
 
-        Before the first worker has written that to the database, nothing else could say into which queue its jobs go.
+        Until the first worker has written them to the database, only they determine the queue of its jobs.
         """
         return self._declared
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Read what a job holds with the App's codec. Raises InvalidPayload."""
+        """Decode the arguments of a job with the App's codec. Raises InvalidPayload."""
         codec = self.hooks.codec
         if codec is None:
             return args
@@ -151,7 +147,7 @@ class Task(Target, Generic[P, R]):
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
 
-        Those of a task with validate=True are returned as JSON has them.
+        Those of a task with validate=True are returned in JSON form.
         """
         if self.payloads_parameter is not None and self.typed is not None and len(args) == 1 and not kwargs:
             return self.typed.dump(args[0])
@@ -192,15 +188,6 @@ class JobTask(Task[P, R]):
         return self.function(job, *args, **kwargs)
 
 
-class Declare(Protocol):
-    """What `@app.task(...)` with options returns: a decorator."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> JobTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class TaskCall(Generic[P]):
     """A task with options for the jobs to come. Made by `Task.using`."""
@@ -227,7 +214,7 @@ class TaskCall(Generic[P]):
     def enqueue_outcome(
         self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
-        """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
+        """Enqueue a call with these arguments and return the outcome; see `pgqueue.enqueue_outcome`."""
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -257,178 +244,6 @@ class TaskCall(Generic[P]):
         return send(connection, self.task, bound, self.options, produce.enqueue_many)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """A task to be enqueued by the clock. Made by `App.schedule`; written when a worker starts, if it changed."""
-
-    name: str
-    task: str
-    expression: str | None
-    args: Mapping[str, Any]
-    options: Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class App(Hooks):
-    """The tasks of an application, their schedules, and what stands around them. A worker is started with one.
-
-    app = App()
-
-    @app.task(queue="mail", max_attempts=5)
-    async def send_email(to: str) -> None: ...
-
-    @app.schedule("30 2 * * *", timezone="Europe/Berlin")
-    @app.task
-    async def nightly_report() -> None: ...
-    """
-
-    tasks: dict[str, Task[Any, Any]] = field(default_factory=dict)
-    schedules: dict[str, Schedule] = field(default_factory=dict)
-
-    @overload
-    def task(self, function: Callable[Concatenate[Job, P], R], /) -> JobTask[P, R]: ...
-    @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    @overload
-    def task(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        accumulate: Literal[True],
-        **options: Unpack[TaskSettings],
-    ) -> Callable[[Callable[..., R]], Task[..., R]]: ...
-    @overload
-    def task(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        accumulate: Literal[False] | None = None,
-        **options: Unpack[TaskSettings],
-    ) -> Declare: ...
-    def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
-        """Declare a function as a task, under `name` or the function's own.
-
-        As a decorator, or called with a method or an object that carries its services:
-
-            app.task(Mailer(smtp).send)
-            app.task(name="charge")(Charge(api))      # an object with __call__ needs a name
-
-        The options are those of `TaskOptions`. Raises DuplicateTask when the name is taken, ConfigError when it is
-        empty or longer than 128 bytes or an option is unusable, TypeError for an unknown option.
-
-        A function that needs its Job takes it as a parameter annotated `Job`. Make it the first one: then type
-        checkers know that producers do not give it.
-        """
-
-        def declare(function: Callable[..., Any]) -> Task[..., Any]:
-            chosen = name if name is not None else getattr(function, "__name__", "")
-            if not 1 <= len(chosen.encode()) <= 128:
-                raise ConfigError(f"a task's name must have 1 to 128 bytes: {chosen!r}")
-            task = _made(chosen, function, options, self)
-            if chosen in self.tasks:
-                raise _duplicate(chosen, self.tasks[chosen].function, function)
-            self.tasks[chosen] = task
-            return task
-
-        if function is None:
-            TaskOptions.check_names(options)
-            return declare
-        return declare(function)
-
-    def schedule(
-        self,
-        expression: str | None = None,
-        /,
-        *,
-        name: str | None = None,
-        args: Mapping[str, Any] | None = None,
-        **options: Unpack[ScheduleSettings],
-    ) -> Callable[[AnyTask], AnyTask]:
-        """Have a task enqueued by the clock, under `name` or the task's own: by a cron expression, or `every=`.
-
-        The options are those of the SQL function `schedule`: every, timezone, catch_up, overlap, jitter, queue,
-        priority, ... `args` are the task's keyword arguments. Several may stand on one task, under different names.
-        Raises DuplicateTask when the name is taken, ConfigError for neither or both of expression and every,
-        InvalidArgument when the arguments do not fit, TypeError for an unknown option, ConfigError for a wrong
-        expression.
-        """
-        check_schedule_options(options)
-        if (expression is None) == (options.get("every") is None):
-            raise ConfigError("a schedule takes either a cron expression or every=")
-
-        def declare(task: AnyTask) -> AnyTask:
-            if not isinstance(task, Task):
-                raise ConfigError("only a task has a schedule", hint="put @app.schedule(...) above @app.task")
-            chosen = name if name is not None else task.name
-            if chosen in self.schedules:
-                raise DuplicateTask(
-                    f"two schedules are declared as {chosen!r}", hint="give one of them another: name=..."
-                )
-            if expression is not None:
-                _check_expression(chosen, expression)
-            self.schedules[chosen] = Schedule(chosen, task.name, expression, task.bind(**(args or {})), options)
-            return task
-
-        return declare
-
-    def group(self, connection: Any, name: str | None = None, **options: Any) -> Group:
-        """Open a group of jobs that are awaited together; it is closed at the end of the `with` block.
-
-        Options: group_id (the group that it joins), depends_on, run_if, retention, headers, tags.
-
-            with app.group(connection, "import") as group:
-                for number in range(10):
-                    group.enqueue(load, number)
-            group.then(report)
-        """
-        return Group(connection, name, options)
-
-    def include(self, other: App) -> None:
-        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.
-
-        What it declared around execution, and its hooks, come with it, inside of our own. Its codec and what it put
-        around enqueue stay with its own tasks.
-        """
-        self.include_hooks(other)
-        for schedule in other.schedules.values():
-            if self.schedules.setdefault(schedule.name, schedule) is not schedule:
-                raise DuplicateTask(f"two schedules are declared as {schedule.name!r}", hint="rename one of them")
-        for name, task in other.tasks.items():
-            mine = self.tasks.setdefault(name, task)
-            if mine is not task:
-                raise _duplicate(name, mine.function, task.function)
-
-
-def _made(name: str, function: Callable[..., Any], options: Mapping[str, Any], hooks: Hooks) -> Task[..., Any]:
-    try:
-        declared = TaskOptions(**options)
-    except ConfigError as error:
-        raise ConfigError(f"task {name}: {error.message}", hint=error.hint) from None
-    return Task(name, function, declared, hooks)
-
-
-def _check_expression(schedule: str, expression: str) -> None:
-    try:
-        check_cron(expression)
-    except ConfigError as error:
-        raise ConfigError(f"schedule {schedule}: {error.message}", hint=error.hint) from None
-
-
-def _duplicate(name: str, one: Callable[..., Any], other: Callable[..., Any]) -> DuplicateTask:
-    return DuplicateTask(
-        f"two functions are declared as task {name!r}: {_where(one)} and {_where(other)}",
-        hint="give one of them another name: @app.task(name=...)",
-    )
-
-
-def _where(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-
-
 def _payloads_parameter(task: str, signature: inspect.Signature) -> str:
     if len(signature.parameters) != 1:
         raise ConfigError(
@@ -454,7 +269,7 @@ def _job_parameter(function: Callable[..., Any]) -> str | None:
     try:
         hints = typing.get_type_hints(written)
     except Exception:
-        # Annotations that name what cannot be imported here: compare them as they are written.
+        # Annotations with names that cannot be resolved here: compare their text.
         hints = getattr(written, "__annotations__", {})
     for name, hint in hints.items():
         if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):

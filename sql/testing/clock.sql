@@ -1,12 +1,12 @@
 -- A clock that tests can move. Not part of the queue: load it into a database that exists to be tested, never into
--- one that works, for it replaces the one function that tells the queue the time.
+-- one in use, for it replaces the function that gives the queue its time.
 --
 --     python -m pgqueue.testing | psql -d test_database
 --     select pgqueue_testing.set_clock('2030-01-01 12:00+00');
 --     select pgqueue_testing.advance_clock('1 week');
 --
--- All sessions see the new time at once, save one in the middle of a transaction: that one learns of it with its next
--- lock on a table that it had not locked yet.
+-- All sessions see the new time at once, save those in a transaction: these see it with their next lock on a table that
+-- they had not locked yet.
 
 create schema if not exists pgqueue_testing;
 comment on schema pgqueue_testing is 'Moves the clock of pgqueue, for tests.';
@@ -41,7 +41,7 @@ begin
     return coalesce(v_clock.standing_at, clock_timestamp() + v_clock.ahead);
 end
 $$;
-comment on function pgqueue_testing._replace() is 'Private: makes pgqueue._clock() say what the table says.';
+comment on function pgqueue_testing._replace() is 'Private: makes pgqueue._clock() return the time of the table.';
 
 create or replace function pgqueue_testing.set_clock(at timestamptz)
 returns timestamptz

@@ -1,5 +1,5 @@
 -- all_jobs: every job, live and finished, for people to query. A reader locks the partitions of history in ACCESS
--- SHARE: that blocks no completion, and only defers the dropping of old partitions.
+-- SHARE: that blocks no completion, and only delays dropping old partitions.
 
 create or replace view pgqueue.all_jobs as
 select

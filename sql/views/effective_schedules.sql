@@ -1,4 +1,4 @@
--- Schedules as they run: the operator's expression where there is one, else the declared one; with next and last run.
+-- Schedules as they run: the operator's expression if it is set, else the declared one; with next and last run.
 
 create or replace view pgqueue.effective_schedules as
 select

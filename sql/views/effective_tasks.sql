@@ -1,4 +1,4 @@
--- The options of each task: the operator's where there is one, else the declared one.
+-- The options of each task: the operator's if it is set, else the declared one.
 
 create or replace view pgqueue.effective_tasks as
 select

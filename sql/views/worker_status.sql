@@ -1,5 +1,5 @@
--- worker_status: each worker with its last heartbeat and the jobs that it executes, also one that died and left jobs
--- behind. Reads the index of leases, which holds executing jobs only.
+-- worker_status: each worker with its last heartbeat and the jobs that it executes, also a dead one that
+-- still holds jobs. Reads the index of leases, which holds executing jobs only.
 
 create or replace view pgqueue.worker_status as
 select
@@ -8,7 +8,7 @@ select
     w.info,
     w.started_at,
     b.at as last_heartbeat_at,
-    -- It sends a heartbeat every 10 s, or as often as it says, a minute at the most; 5 s for a late one.
+    -- A worker sends a heartbeat every 10 s, or at the interval that it reported, a minute at most; 5 s of tolerance.
     w.name is not null and pgqueue._clock() - b.at < make_interval(secs => 5 + case
         when jsonb_typeof(w.info -> 'heartbeat') = 'number'
             then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
@@ -31,13 +31,13 @@ full join (
 ) h on h.reserved_by = w.name;
 
 comment on view pgqueue.worker_status is
-    'Each worker, with its last heartbeat and its jobs; also one that is gone and whose jobs are still reserved. '
+    'Each worker, with its last heartbeat and its jobs; also a dead one that still holds jobs. '
     'select * from pgqueue.worker_status where not is_alive;';
 comment on column pgqueue.worker_status.worker is 'Its name, as in reserve(worker).';
 comment on column pgqueue.worker_status.queues is 'The queues that it serves; null: all.';
 comment on column pgqueue.worker_status.info is 'What it reported about itself: host, pid, version, ...';
 comment on column pgqueue.worker_status.started_at is 'When it registered; null: it is not registered, or not any more.';
 comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat.';
-comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is as young as it must be.';
+comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';
 comment on column pgqueue.worker_status.lapsed is 'Of these, jobs whose lease is over: maintenance gives them back.';

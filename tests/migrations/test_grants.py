@@ -26,7 +26,7 @@ PRODUCER = (
     }
 )
 # What a job waits for, its steps, and the members of its group.
-RELATED = {"parents", "members", "group_progress", "steps"}
+RELATED = {"parents", "children", "groups", "members", "group_progress", "steps"}
 WORKER = (
     ANYONE
     | RELATED

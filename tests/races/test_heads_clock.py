@@ -6,6 +6,7 @@ PGQUEUE_MODEL=500 looks for longer.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -13,7 +14,20 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pgqueue.testing import Clock
-from tests.calls import column, enqueue, enqueue_many, ids, maintain, pairs, reserve, reserve_one, stats, value
+from tests.calls import (
+    Row,
+    call,
+    column,
+    enqueue,
+    enqueue_many,
+    ids,
+    maintain,
+    pairs,
+    reserve,
+    reserve_one,
+    stats,
+    value,
+)
 from tests.databases import Database
 
 pytestmark = pytest.mark.covers("D1", "D3")
@@ -89,43 +103,91 @@ def test_heads_that_moved_before_anyone_claimed_do_not_pass_what_came_after_a_st
     assert ids(reserve(conn, 10)) == job_ids
 
 
-@pytest.mark.parametrize("step", ["1500 ms", "10 s", "1 hour"])
-def test_a_transaction_that_was_open_over_a_step_back_and_one_forward_hides_its_job_for_a_second_at_most(
-    database: Database, conn: psycopg.Connection, clock: Clock, step: str
+def released(conn: psycopg.Connection, held: Row) -> None:
+    column(conn, "release", *pairs([held]))
+
+
+def failed(conn: psycopg.Connection, held: Row) -> None:
+    call(conn, "fail", held.id, held.reservation, retry_in="0 s")
+
+
+def retried(conn: psycopg.Connection, held: Row) -> None:
+    assert call(conn, "retry", value(conn, "select id from pgqueue.history where task = 'cancelled'"))
+
+
+def next_of_a_key(conn: psycopg.Connection, held: Row) -> None:
+    column(conn, "complete_many", *pairs([held]))
+
+
+def enqueued(conn: psycopg.Connection, held: Row) -> None:
+    enqueue(conn)
+
+
+@pytest.mark.parametrize("step", ["1500 ms", "1 hour"])
+@pytest.mark.parametrize("make_ready", [enqueued, released, failed, retried, next_of_a_key])
+def test_a_transaction_that_is_open_over_a_step_back_and_one_forward_hides_no_job(
+    database: Database,
+    conn: psycopg.Connection,
+    clock: Clock,
+    make_ready: Callable[[psycopg.Connection, Row], None],
+    step: str,
 ) -> None:
-    producer = database.connect(autocommit=False)
+    enqueue(conn, key="k")
+    enqueue(conn, key="k")
+    held = reserve_one(conn, lease="1 day")
+    cancelled = enqueue(conn, "cancelled", delay="1 h")
+    call(conn, "cancel", cancelled)
+    flow(conn, clock)
+    other = database.connect(autocommit=False)
     clock.advance(f"-{step}")
-    job_id = enqueue(producer)
+    make_ready(other, held)
     clock.advance(step)
     # Heads move, and know of the open transaction; its mark is not committed yet.
     flow(conn, clock)
-    producer.commit()
-    assert hidden(conn) == [job_id]
-    clock.advance("1 s")
-    maintain(conn)
+    other.commit()
     assert hidden(conn) == []
-    assert ids(reserve(conn, 10)) == [job_id]
-    # For ten seconds, as a claim may go on from a head that it read before.
-    conn.execute(
-        """
-        insert into pgqueue.heads (queue, priority, resumed, head, head_id, at, xid)
-        values ('default', 0, false, pgqueue._clock(), 0, pgqueue._clock(), pg_current_xact_id())
-        """
-    )
-    late = enqueue(conn)
-    conn.execute("update pgqueue.jobs set ready_at = ready_at - interval '1 min' where id = %s", [late])
-    assert hidden(conn) == [late]
-    clock.advance("1 s")
-    maintain(conn)
-    assert hidden(conn) == []
-    flow(conn, clock, 60)
-    assert value(conn, "select count(*) from pgqueue.heads where head = '-infinity'") == 0
-    head = value(conn, "select h.head from pgqueue._head('default', 0::smallint, false) h")
     flow(conn, clock)
-    assert value(conn, "select h.head from pgqueue._head('default', 0::smallint, false) h") > head
+    assert hidden(conn) == []
     clock.advance("61 s")
     maintain(conn)
     assert stats(conn).housekeeping["hidden"] == 0
+
+
+def test_marks_stand_until_all_have_ended_that_may_not_know_of_them(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    marks = "select count(*) from pgqueue.head_marks where reason = 'clock'"
+    has_heads = "select count(*) > 0 from pgqueue.heads where queue = 'default'"
+    # It could have computed a head before the step, and write it at any time.
+    before = database.connect(autocommit=False)
+    before.execute("select pg_current_xact_id()")
+    clock.advance("-1 h")
+    enqueue(conn)
+    for _ in range(3):
+        clock.advance("1 h")
+        maintain(conn)
+        assert value(conn, marks) == 1
+    assert value(conn, "select not isfinite(h.head) from pgqueue._head('default', 0::smallint, false) h")
+    before.commit()
+    clock.advance("1 s")
+    maintain(conn)
+    assert value(conn, marks) == 0
+    # The step of maintain that cleared them moves heads at once, from the beginning.
+    assert value(conn, has_heads)
+    flow(conn, clock)
+    assert value(conn, "select isfinite(h.head) from pgqueue._head('default', 0::smallint, false) h")
+    assert hidden(conn) == []
+
+
+def test_marks_of_a_restored_dump_end(conn: psycopg.Connection, clock: Clock) -> None:
+    conn.execute(
+        "insert into pgqueue.head_marks (reason, at, seen_xid) values ('clock', pgqueue._clock(), '9999999999999')"
+    )
+    clock.advance("1 s")
+    maintain(conn)
+    clock.advance("1 s")
+    maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.head_marks") == 0
 
 
 @pytest.mark.parametrize("step", ["1 ms", "300 ms", "800 ms", "999 ms"])

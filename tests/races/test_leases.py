@@ -432,6 +432,22 @@ def test_a_promise_made_before_the_clock_stepped_back_holds_for_one_lease_and_no
     )
 
 
+def test_extend_reports_no_more_than_a_lease_after_the_clock_stepped_back(
+    conn: psycopg.Connection, clock: Clock, other: Session
+) -> None:
+    """Maintenance may be about to cut the lease whose row it has locked."""
+    watch(conn, clock, 1)
+    enqueue(conn)
+    held = reserve_one(conn)
+    lock(other, held, "select for update")
+    clock.advance("-1 h")
+    [extended] = table(conn, "extend", *pairs([held]), "30 s")
+    assert extended.lease_expires_at == clock.now() + timedelta(seconds=30)
+    other.run("rollback")
+    watch(conn, clock, 29)
+    assert state(conn, held.id) == "executing"
+
+
 def test_a_promise_is_void_for_another_reservation(conn: psycopg.Connection, clock: Clock, other: Session) -> None:
     watch(conn, clock, 1)
     job_id = enqueue(conn)

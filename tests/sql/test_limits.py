@@ -65,6 +65,23 @@ def test_at_most_so_many_execute(conn: psycopg.Connection, kind: str, target: st
     assert ids(reserve(conn, 20)) == job_ids[3:]
 
 
+@pytest.mark.parametrize(("kind", "target"), KINDS)
+def test_a_job_that_was_released_in_vain_keeps_its_position(
+    conn: psycopg.Connection, clock: Clock, kind: str, target: str
+) -> None:
+    limit(conn, kind, target, at_most=2)
+    job_ids = fill(conn, 5)
+    first = reserve(conn, 20)
+    assert ids(first) == job_ids[:2]
+    complete(conn, first[0])
+    # The limit is checked again while the third job waits to be claimed: the fourth is released too, and blocked again.
+    clock.advance("3 s")
+    second = reserve(conn, 20)
+    assert ids(second) == job_ids[2:3]
+    complete(conn, first[1], *second)
+    assert ids(reserve(conn, 20)) == job_ids[3:]
+
+
 LEAVING: dict[str, Callable[[psycopg.Connection, Clock, Row], object]] = {
     "complete": lambda conn, clock, row: complete(conn, row),
     "fail": lambda conn, clock, row: call(conn, "fail", row.id, row.reservation, retry_in="1 hour"),

@@ -17,7 +17,19 @@ from tests.web.conftest import Serve
 
 Ask = Callable[..., httpx.Response]
 
-PAGES = ["/", "/queues", "/jobs", "/dead", "/tasks", "/workers", "/schedules", "/limits", "/audit", "/health"]
+PAGES = [
+    "/",
+    "/queues",
+    "/jobs",
+    "/groups",
+    "/dead",
+    "/tasks",
+    "/workers",
+    "/schedules",
+    "/limits",
+    "/audit",
+    "/health",
+]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -40,7 +52,17 @@ def test_every_page_shows_what_there_is(filled: psycopg.Connection, ask: Ask) ->
 
 
 @pytest.mark.parametrize(
-    "page", ["/jobs/999", "/jobs/x", "/queue?name=no", "/task?name=no", "/worker?name=no", "/nothing"]
+    "page",
+    [
+        "/jobs/999",
+        "/jobs/x",
+        "/group?id=999",
+        "/group",
+        "/queue?name=no",
+        "/task?name=no",
+        "/worker?name=no",
+        "/nothing",
+    ],
 )
 def test_what_is_not_there_is_404(page: str, ask: Ask) -> None:
     assert ask("GET", page).status_code == 404

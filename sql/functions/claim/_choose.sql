@@ -210,4 +210,4 @@ end
 $$;
 
 comment on function pgqueue._in_turn(tid[], integer[]) is
-    'Private: the slots of claimed jobs, given anew so that those of one queue stand in the order in which they were claimed.';
+    'Private: the slots of claimed jobs, permuted so that the jobs of a queue keep the order in which they were claimed.';

@@ -77,15 +77,13 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    -- Keeps the newest row of each lane, whatever its age, and the marks that no move has seen. Keeps no row of a lane that
-    -- was dropped.
+    -- Keeps the newest row of each lane, whatever its age. Keeps no row of a lane that was dropped.
     delete from pgqueue.heads h
     where exists (
             select
             from pgqueue.heads x
             where x.queue = h.queue and x.priority = h.priority and x.resumed = h.resumed and x.n > h.n
         )
-        and (h.head > '-infinity' or h.queue = '')
         or (
             h.queue <> ''
             and not exists (select from pgqueue.lanes a where a.queue = h.queue and a.priority = h.priority)

@@ -20,7 +20,7 @@ set enable_mergejoin = off
 as $$
 declare
     -- See _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_job record;
     v_rows tid[];
     v_more tid[];

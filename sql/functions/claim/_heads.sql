@@ -24,10 +24,9 @@
 -- Two events make rows wrong: a dump that is restored elsewhere, and a clock that steps back. Readers detect the first
 -- by an xid that does not exist yet, and read such a lane from its beginning. Four rules deal with the second:
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
--- - A row from the future shows a larger step. Readers then read the lane from its beginning. Producers record it as a mark
---   (a head of -infinity), in the transaction of their job, so that both are seen together (_register_lane). So does the
---   next move of heads. Where the clock went forward again before a mark was committed, newer heads may be above it:
---   maintain resets them within a second (_see_marks).
+-- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. A
+--   horizon from the future shows a larger step; the transaction then writes a mark. While there is a mark, no head counts
+--   and none moves (_head_marks).
 -- - A horizon counts only if no later one has an earlier time.
 -- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
 -- Keeping the safe point a second behind costs a walk over the dead entries of that second at most, and only beside an old
@@ -38,8 +37,7 @@
 -- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that a probe of
 --   a key does not walk the entries of its former jobs. Its pair is (epoch, id), and its safe point is the newest id of
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
---   _requeue gives a job an old id again. It writes a mark (sub-lane true) with it: while any mark is seen there is no
---   such head. maintain deletes marks after ten seconds, and resets the head.
+--   _requeue gives a job an old id again. It writes a mark with it (_head_marks).
 
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)
 returns table (head timestamptz, head_id bigint, at timestamptz)
@@ -56,8 +54,8 @@ as $$
     left join lateral (
         select
             h.at, h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
-            -- Read after the row: a clock before it has stepped back.
-            h.at > (select pgqueue._clock())
+            -- Or the row comes from a restored dump.
+            pgqueue._is_marked('clock')
             or (
                 not pg_catalog.pg_visible_in_snapshot(h.xid, (select pg_catalog.pg_current_snapshot()))
                 and h.xid is distinct from pg_catalog.pg_current_xact_id_if_assigned()

@@ -19,7 +19,10 @@ begin
         return;
     end if;
     select h.at, h.newest_id, h.xid into v_last from pgqueue.horizons h order by h.n desc limit 1;
-    if v_last.at is null or v_last.at < p_began - interval '100 ms' or v_last.at > pgqueue._clock() then
+    if v_last.at > p_began then
+        perform pgqueue._check_clock(pgqueue._clock());
+    end if;
+    if v_last.at is null or v_last.at not between p_began - interval '100 ms' and p_began then
         insert into pgqueue.horizons (at, newest_id, xid)
         values (
             p_began,

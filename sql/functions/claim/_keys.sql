@@ -109,7 +109,7 @@ declare
     -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_head bigint;
-    v_place record;
+    v_position record;
     v_id bigint;
     v_priority smallint;
     v_ready_at timestamptz;
@@ -129,7 +129,7 @@ begin
     -- Read here, so that it is not above a job that a claim, ended by now, has blocked.
     v_head := pgqueue._key_head();
     -- Most keys have no blocked job: one query asks for all, for a turn of this loop costs more.
-    for v_place in
+    for v_position in
         select d.queue, d.key
         from (
             select distinct p.queue, p.key
@@ -159,8 +159,8 @@ begin
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
                 and j.blocked_on is distinct from '@parents'
-                and j.queue = v_place.queue
-                and j.key = v_place.key
+                and j.queue = v_position.queue
+                and j.key = v_position.key
                 and j.state = v_blocked
                 and j.blocked_on is null
                 and j.id >= v_head
@@ -180,16 +180,16 @@ begin
                     resumed = true
                 where j.id = v_id
                 returning j.priority into v_priority;
-                if (v_place.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
-                    perform pgqueue._register_lane(v_place.queue, v_priority, v_ready_at);
-                    perform pgqueue._wake(v_place.queue, v_ready_at, 2, null);
-                    v_lane_queue := v_place.queue;
+                if (v_position.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
+                    perform pgqueue._register_lane(v_position.queue, v_priority, v_ready_at);
+                    perform pgqueue._wake(v_position.queue, v_ready_at, 2, null);
+                    v_lane_queue := v_position.queue;
                     v_lane_priority := v_priority;
                 end if;
                 exit;
             end if;
             if exists (select from pgqueue.jobs j where j.id = v_id and j.state = v_blocked and j.blocked_on is null) then
-                insert into pgqueue.key_notes (queue, key, next_at) values (v_place.queue, v_place.key, pgqueue._clock());
+                insert into pgqueue.key_notes (queue, key, next_at) values (v_position.queue, v_position.key, pgqueue._clock());
                 exit;
             end if;
             -- It was released, cancelled or deleted meanwhile: try the next one.

@@ -1,4 +1,4 @@
--- One sub-lane of a claim: locks what is due, in the order of the ready index, and cancels what has expired on the way.
+-- One sub-lane of a claim: locks due jobs, in the order of the ready index, and cancels expired ones on the way.
 --
 -- Rows without a key or a limit are returned as they are. Others go through _sort_out: see _order.
 

@@ -16,17 +16,12 @@ begin
     insert into pgqueue.lanes (queue, priority, seen_at)
     select p_queue, p_priority, p_now
     where not exists (select from pgqueue.lanes l where l.queue = p_queue and l.priority = p_priority);
-    -- The clock stepped back below these heads, and so may the jobs that came with this call.
-    insert into pgqueue.heads (queue, priority, resumed, head, at, xid)
-    select p_queue, p_priority, r.resumed, '-infinity', pgqueue._clock(), pg_current_xact_id()
-    from (values (false), (true)) r (resumed)
-    cross join lateral pgqueue._head(p_queue, p_priority, r.resumed) h
-    where h.at > (select pgqueue._clock());
+    perform pgqueue._check_clock(p_now);
 end
 $$;
 
 comment on function pgqueue._register_lane(text, smallint, timestamptz) is
-    'Private: makes a lane known to reserve, and takes its heads back to the beginning if the clock stepped back. '
+    'Private: makes a lane known to reserve, and checks for a step of the clock. p_now: read after the xid. '
     'Call it after jobs were made ready.';
 
 create or replace function pgqueue._find_lanes()

@@ -12,7 +12,7 @@ set enable_seqscan = off
 set jit = off
 as $$
 begin
-    perform pgqueue._renew_key_head(pgqueue._clock());
+    perform pgqueue._renew_heads(pgqueue._clock());
     perform pgqueue._move_heads(
         array(
             select row(l.queue, l.priority, r.resumed)::pgqueue.sub_lane
@@ -63,6 +63,9 @@ declare
     v_fallback_heads timestamptz[];
     v_fallback_ids bigint[];
 begin
+    if pgqueue._is_marked('clock') then
+        return;
+    end if;
     select pg_current_snapshot() into v_snapshot;
     v_running := pgqueue._running_xids(v_snapshot);
     select h.* into v_horizon from pgqueue._safe_horizon(v_snapshot, v_running, v_now) h;
@@ -77,19 +80,12 @@ begin
         limit 1;
         v_known := found;
         if v_known then
-            if v_last.at > pgqueue._clock() then
-                v_known := false;
-            elsif v_last.at > v_now - interval '100 ms' then
-                continue;
-            elsif not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
+            continue when v_last.at > v_now - interval '100 ms';
+            if not pg_visible_in_snapshot(v_last.xid, v_snapshot) and v_last.xid is distinct from pg_current_xact_id_if_assigned() then
                 -- Another session has just moved it; or it comes from a restored dump.
                 continue when pg_visible_in_snapshot(v_last.xid, pg_current_snapshot());
                 v_known := false;
             end if;
-        end if;
-
-        if v_known and not p_claimed and v_part.queue <> '' then
-            v_known := not pgqueue._see_marks(v_part, v_last.n, v_now);
         end if;
 
         select '-infinity'::timestamptz as at, 0::bigint as id into v_base;
@@ -118,9 +114,7 @@ begin
         v_head := v_base;
         select null::timestamptz as at, null::bigint as id into v_first;
         if v_part.queue = '' and v_part.priority = 1 then
-            continue when v_horizon.newest_id is null or exists (
-                select from pgqueue.heads m where m.queue = '' and m.priority = 1::smallint and m.resumed = true
-            );
+            continue when v_horizon.newest_id is null or pgqueue._is_marked('key');
             select 'epoch'::timestamptz as at, v_horizon.newest_id + 1 as id into v_safe;
         else
             select v_horizon.at - interval '1 s' as at, 0::bigint as id into v_safe;
@@ -228,45 +222,3 @@ $$;
 
 comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
     'Private: the first job of a sub-lane, or of leases or jobs with keys (queue ''''), from a head on and below a pair of time and id.';
-
--- Called by maintain alone, which does not wait for claims. Claims move heads meanwhile, and may go on from a head that
--- they read before. So a mark counts for ten seconds after it is first seen (idle_since): by then every statement that
--- began before has ended, and the newest head was computed after the mark.
-create or replace function pgqueue._see_marks(p_sub_lane pgqueue.sub_lane, p_newest bigint, p_now timestamptz)
-returns boolean
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_marks record;
-begin
-    select count(*) > 0 as some, bool_or(h.idle_since is null) as unseen, min(h.idle_since) as seen_at
-    into v_marks
-    from pgqueue.heads h
-    where h.queue = p_sub_lane.queue
-        and h.priority = p_sub_lane.priority
-        and h.resumed = p_sub_lane.resumed
-        and h.n < p_newest
-        and h.head = '-infinity';
-    if v_marks.unseen or v_marks.seen_at not between p_now - interval '10 s' and p_now then
-        delete from pgqueue.heads h
-        where h.queue = p_sub_lane.queue
-            and h.priority = p_sub_lane.priority
-            and h.resumed = p_sub_lane.resumed
-            and h.n < p_newest
-            and h.head = '-infinity';
-    end if;
-    if v_marks.unseen then
-        insert into pgqueue.heads (queue, priority, resumed, head, at, xid, idle_since)
-        values (
-            p_sub_lane.queue, p_sub_lane.priority, p_sub_lane.resumed, '-infinity', p_now, pg_current_xact_id(), p_now
-        );
-    end if;
-    return v_marks.some;
-end
-$$;
-
-comment on function pgqueue._see_marks(pgqueue.sub_lane, bigint, timestamptz) is
-    'Private: whether there are marks below the newest head of a sub-lane, so that it must be reset; deletes marks that no longer count.';

@@ -37,7 +37,7 @@ as $$
 #variable_conflict use_column
 declare
     -- The end of a lease must not be below the clock of a transaction with an xid: see _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
@@ -231,7 +231,7 @@ as $$
 declare
     v_started timestamptz := clock_timestamp();
     -- The safe time of leases: see _heads.
-    v_leased_at timestamptz := pgqueue._ready_at(p_now);
+    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_waited boolean := false;
     v_verdict pgqueue.verdict;
     v_todo record;

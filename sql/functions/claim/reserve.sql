@@ -234,6 +234,7 @@ begin
     end if;
     return query
     select t.* from pgqueue._take(v_rows, v_row_slots, v_is_keyed, v_is_marked, v_now, p_worker, p_lease) t;
+    perform pgqueue._check_clock(pgqueue._clock());
 end
 $$;
 

@@ -1,5 +1,5 @@
--- The audit: what an operator's function changed, written by that function in its own transaction, so that psql, the
--- command line and the page leave the same trace. Inserts one row and locks nothing.
+-- The audit: each function for operators records its change in its own transaction, so that psql, the command line and the
+-- web page leave the same trace. Inserts one row and locks nothing.
 
 create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1)
 returns void
@@ -35,18 +35,4 @@ end
 $$;
 
 comment on function pgqueue._audit(text, jsonb, bigint) is
-    'Private: writes down what an operator did; nothing where nothing changed.';
-
-create or replace function pgqueue._difference(p_of jsonb, p_to jsonb)
-returns jsonb
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce(jsonb_object_agg(o.key, o.value), '{}')
-    from jsonb_each(p_of) o
-    where o.value is distinct from p_to -> o.key
-$$;
-
-comment on function pgqueue._difference(jsonb, jsonb) is 'Private: the fields of one object that another has with other values.';
+    'Private: records an operator''s change; writes no row if nothing changed.';

@@ -1,7 +1,7 @@
 -- The one clock, and the one function that computes a job's position in the ready index.
 --
 -- _clock() is clock_timestamp(), not now(): a job enqueued late in a long transaction must not look old. Tests
--- replace it to travel in time. Neither function pins search_path, so that both stay inlined.
+-- replace it to travel in time. _clock() and _ready_at_unchecked() pin no search_path, so that they stay inlined.
 --
 -- _ready_at() takes the transaction's xid before it reads the clock. _heads finds the transactions that may still insert a
 -- job below some time t by their xid: a transaction without one at t cannot have read a clock below t.
@@ -18,13 +18,31 @@ $$;
 
 comment on function pgqueue._clock() is 'Private: the clock of the queue.';
 
-create or replace function pgqueue._ready_at(p_run_at timestamptz)
+create or replace function pgqueue._ready_at_unchecked(p_run_at timestamptz)
 returns timestamptz
 language sql
 volatile
 parallel unsafe
 as $$
     select case when pg_catalog.pg_current_xact_id() is not null then greatest(p_run_at, pgqueue._clock()) end
+$$;
+
+comment on function pgqueue._ready_at_unchecked(timestamptz) is
+    'Private: _ready_at() for callers that check for a step of the clock later, by _register_lane() or _check_clock().';
+
+create or replace function pgqueue._ready_at(p_run_at timestamptz)
+returns timestamptz
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := pgqueue._ready_at_unchecked(null);
+begin
+    perform pgqueue._check_clock(v_now);
+    return greatest(p_run_at, v_now);
+end
 $$;
 
 comment on function pgqueue._ready_at(timestamptz) is

@@ -1,4 +1,4 @@
--- revoke_access: takes back what grant_access gave. For a role that no longer exists it forgets the grant.
+-- revoke_access: takes back what grant_access gave. For a role that no longer exists it deletes the recorded grant.
 -- Not security definer: only the schema's owner may.
 
 create or replace function pgqueue.revoke_access(kind text, role name)

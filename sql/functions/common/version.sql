@@ -12,4 +12,4 @@ as $$
 $$;
 
 comment on function pgqueue.version() is
-    'The version of pgqueue that loaded these functions, the migration the tables stand at, and the digest of the functions.';
+    'The version of pgqueue that loaded these functions, the revision of the tables, and the digest of the functions.';

@@ -1,14 +1,14 @@
 -- How a job ends: one statement deletes the live row and inserts the row of history.
 --
 -- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
--- reservation given: a worker with another one changes nothing. p_executing says whether the job must be executing;
+-- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
 -- if not, the caller has locked the row and read its reservation.
 -- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
 -- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key
 -- pay nothing for that, and without limits there is one probe.
 -- p_error is the error of all, p_errors one for each of p_job_ids; members have p_error.
 -- A history partition that is missing (maintain was not called for weeks) is attached here as a last resort,
--- which is why the statement stands in an exception block.
+-- so the statement is in an exception block.
 
 create or replace function pgqueue._finish(
     p_job_ids bigint[],

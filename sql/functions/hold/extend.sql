@@ -5,7 +5,8 @@
 -- into lease_promises, and _rescue respects it: a job that this function reports as held stays held until the reported
 -- time, whenever that lock ends. A promise counts only if it is committed before the lease lapses, for only then does
 -- every rescue see it. So a locked row whose lease has lapsed gets none: rescue may be taking it back.
--- A later statement makes the report: it sees these changes, and locked rows as last committed.
+-- A later statement makes the report: it sees these changes, and locked rows as last committed. It reports no lease
+-- longer than the one asked for: after the clock stepped back maintain cuts longer ones, and may hold the row now.
 -- Commit at once: until then the locked rows cannot be completed, and no promise counts.
 -- LATERAL and a variable for the state: else a plan made while the table was empty reads every lease there is, once
 -- for each id (the index of leases is small then, and a constant 'executing' makes it eligible).
@@ -74,10 +75,8 @@ begin
     return query
     select
         h.id,
-        case
-            when h.lease_expires_at = v_until then v_until
-            else pgqueue._held_until(coalesce(h.leader, h.id), v_now)
-        end,
+        -- Not least(), which takes null for no bound.
+        case when u.until > v_until then v_until else u.until end,
         h.cancel_requested_at is not null
     from unnest(extend.job_ids, extend.reservations) w (id, reservation)
     cross join lateral (
@@ -85,7 +84,13 @@ begin
         from pgqueue.jobs j
         where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
         limit 1
-    ) h;
+    ) h
+    cross join lateral (
+        select case
+            when h.lease_expires_at = v_until then v_until
+            else pgqueue._held_until(coalesce(h.leader, h.id), v_now)
+        end as until
+    ) u;
 end
 $$;
 

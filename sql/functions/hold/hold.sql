@@ -2,7 +2,7 @@
 -- rescue skips a locked row. The lock ends with the transaction, or with its connection; a lease that extend promised
 -- meanwhile stays valid.
 --
--- Locks the row of the job FOR SHARE and waits for another session's lock on it (an extend, as a rule) at most 5 s
+-- Locks the row of the job FOR SHARE and waits for another session's lock on it (usually an extend) at most 5 s
 -- (55P03). Works at every isolation level.
 
 create or replace function pgqueue.hold(job_id bigint, reservation bigint)

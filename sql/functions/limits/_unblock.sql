@@ -1,6 +1,6 @@
 -- Blocking jobs on a limit that is reached, and releasing them when it has capacity again. See _capacity.
 --
--- Locks the jobs that it releases, in the order of their priority and time, and skips those that are locked.
+-- Locks the jobs that it releases, in the order of their priority and time, and skips locked ones.
 
 create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_capacities jsonb)
 returns void
@@ -20,9 +20,11 @@ begin
     set
         state = 'blocked',
         blocked_on = w.name,
+        -- Behind the jobs that were blocked before it only if it is younger: it may have been released in vain.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
         resumed = false
-    from unnest(p_rows, p_names) w (row_at, name)
-    where j.ctid = w.row_at;
+    from unnest(p_rows, p_names) w (row_ctid, name)
+    where j.ctid = w.row_ctid;
     -- Also if the limit has such a row: another transaction, which does not see these jobs, may be deleting it.
     insert into pgqueue.limit_waits (name, next_at, timed)
     select
@@ -188,9 +190,9 @@ declare
     v_ready_at timestamptz;
     v_lane record;
 begin
-    select array_agg(p.row_at) into v_rows
+    select array_agg(p.row_ctid) into v_rows
     from (
-        select j.ctid as row_at
+        select j.ctid as row_ctid
         from pgqueue.jobs j
         where j.state = 'blocked'
             and j.blocked_on is not null
@@ -212,8 +214,8 @@ begin
                 -- Keeps their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
-            from unnest(v_rows) with ordinality w (row_at, n)
-            where j.ctid = w.row_at
+            from unnest(v_rows) with ordinality w (row_ctid, n)
+            where j.ctid = w.row_ctid
             returning j.queue, j.priority
         )
         select distinct b.queue, b.priority from back b

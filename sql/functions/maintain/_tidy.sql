@@ -8,14 +8,14 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_sleepers bigint;
+    v_idle bigint;
     v_beats bigint;
 begin
     delete from pgqueue.idle_workers s
     where s.ctid = any (
         array(select x.ctid from pgqueue.idle_workers x where x.until < p_now - interval '1 min' limit p_limit for update skip locked)
     );
-    get diagnostics v_sleepers = row_count;
+    get diagnostics v_idle = row_count;
 
     delete from pgqueue.heartbeats b
     where b.n = any (
@@ -30,7 +30,7 @@ begin
             (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.n desc limit 1),
             '-infinity'
         ) < p_now - interval '5 min';
-    return greatest(v_sleepers, v_beats);
+    return greatest(v_idle, v_beats);
 end
 $$;
 

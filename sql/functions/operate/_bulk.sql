@@ -1,9 +1,9 @@
--- Bulk: what one call does to many jobs. Finds jobs by filter, then locks and changes at most max_jobs of them.
+-- Bulk calls: find jobs by filter, then lock and change at most max_jobs of them.
 --
 -- _find_jobs reads without locks, along one index after the other, from where the last call stopped: it ends at enough
 -- matches or enough rows, so a call costs the same among ten jobs and among ten million (see _find_live, _find_ended).
--- _bulk then locks what was found, in id order, FOR UPDATE SKIP LOCKED, and checks state and queue again: it never waits,
--- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts what is left.
+-- _bulk then locks the jobs found, in id order, FOR UPDATE SKIP LOCKED, and checks state and queue again: it never waits,
+-- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts the remaining matches.
 
 create or replace function pgqueue._bulk_filter(
     p_states text[],
@@ -58,8 +58,8 @@ begin
     ) = 0 and not coalesce(p_everything, false)
     then
         perform pgqueue._refuse(
-            'no filter is given', 'It would act on every job there is.',
-            'Give queue, task, state, a time or job_ids, or say everything => true.'
+            'no filter is given', 'It would act on every job.',
+            'Give queue, task, state, a time or job_ids, or give everything => true.'
         );
     end if;
     if p_group_id is not null and num_nonnulls(p_key, p_job_ids) > 0 then
@@ -80,7 +80,7 @@ $$;
 
 comment on function pgqueue._bulk_filter(
     text[], text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, bigint
-) is 'Private: the filter of a bulk call, checked; p_states are those that it may act on.';
+) is 'Private: checks and returns the filter of a bulk call; p_states are the states that it may act on.';
 
 create or replace function pgqueue._bulk(
     p_action text,
@@ -198,7 +198,7 @@ end
 $$;
 
 comment on function pgqueue._bulk(text, jsonb, integer, jsonb) is
-    'Private: does what p_action says to up to p_max_jobs jobs of a filter, from p_after on.';
+    'Private: applies p_action to up to p_max_jobs jobs of a filter, from p_after on.';
 
 create or replace function pgqueue._find_jobs(
     p_filter jsonb,
@@ -239,7 +239,7 @@ begin
             if next_after is not null then
                 return;
             end if;
-            v_rows := greatest(p_rows - v_found.looked_at, 1);
+            v_rows := greatest(p_rows - v_found.rows_read, 1);
         end if;
         if p_filter -> 'states' ?| '{succeeded,dead,cancelled}' then
             select f.*
@@ -255,7 +255,7 @@ begin
     exception when data_exception or invalid_parameter_value then
         -- The filter was checked: the mistake is in p_after.
         perform pgqueue._refuse(
-            'after is not what a call like this one returned', sqlerrm, 'Give after as next_after of the last call, or leave it out.'
+            'after was not returned by a call with these arguments', sqlerrm, 'Give after as next_after of the last call, or leave it out.'
         );
     end;
 end
@@ -296,7 +296,7 @@ end
 $$;
 
 comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[]) is
-    'Private: locks rows of history in id order, skips those that are locked, and returns the others.';
+    'Private: locks rows of history in id order, SKIP LOCKED, and returns them.';
 
 -- The caller has locked the rows.
 create or replace function pgqueue._request_cancel(p_job_ids bigint[])

@@ -22,14 +22,14 @@ as $$
     union all
     select
         'critical', 'maintenance', l.step, format('the step fails since %s, %s times: %s', l.failing_since, l.failures, l.error),
-        'mend what the error says; the step is tried again by itself'
+        'correct the cause that the error names; maintain() retries the step by itself'
     from pgqueue._last_steps() l
     where l.error is not null and l.failures > 2
     union all
     select
         'warning', 'maintenance', l.step,
         format('the step had no turn since %s: maintenance does not keep up', l.missed_since),
-        'raise statement_timeout of the role that runs it, and look for old_snapshot and dead_tuples'
+        'raise statement_timeout of the role that runs it, and check old_snapshot and dead_tuples'
     from pgqueue._last_steps() l
     where l.missed_since < p_now - interval '1 min'
     union all
@@ -40,7 +40,7 @@ as $$
     where h.stepped_from is not null and h.at > p_now - interval '1 hour'
     union all
     select
-        'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs that were below the head of their lane, and mended that',
+        'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs below the head of their lane, and corrected that',
         'please report it, with select * from pgqueue.maintenance_runs order by n desc limit 100;'
     from (
         select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x
@@ -54,7 +54,7 @@ create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
+parallel unsafe
 rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -89,7 +89,7 @@ as $$
     union all
     select
         'warning', 'lag', d.queue, format('the oldest job is due since %s', d.oldest),
-        'start more workers for the queue, or raise --concurrency; see its tasks for what takes long'
+        'start more workers for the queue, or raise --concurrency; check which of its tasks take long'
     from due d
     left join pgqueue.queues q on q.name = d.queue
     where d.oldest < p_now - interval '5 min' and q.paused_at is null and pgqueue._workers_of(d.queue, p_now) > 0
@@ -131,7 +131,7 @@ as $$
         'warning', 'worker', w.worker,
         format('jobs that it holds: %s, with a lapsed lease: %s; its last heartbeat: %s', w.executing, w.lapsed,
             coalesce(w.last_heartbeat_at::text, 'none')),
-        'look after its process; maintain() takes the jobs back'
+        'check its process; maintain() takes the jobs back'
     from pgqueue.worker_status w
     where w.is_alive is not true and w.lapsed > 0
     union all
@@ -139,7 +139,7 @@ as $$
         case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
         format('the clock of %s is %s s %s that of the database', coalesce(c.host, c.name), abs(c.ahead),
             case when c.ahead > 0 then 'ahead of' else 'behind' end),
-        'synchronise the clocks (chrony, systemd-timesyncd); the queue goes by the database''s alone, logs do not'
+        'synchronise the clocks (chrony, systemd-timesyncd); the queue uses the clock of the database alone, logs do not'
     from (
         select w.name, w.info ->> 'host' as host, (w.info ->> 'clock_ahead')::numeric as ahead
         from pgqueue.workers w
@@ -153,7 +153,7 @@ as $$
             when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
             else 'it works through a pooler in transaction mode, and listens on a connection of its own'
         end,
-        'for work at once: --listen-dsn with the server''s own address'
+        'to start jobs at once: --listen-dsn with the server''s own address'
     from pgqueue.workers w
     where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
     union all
@@ -178,7 +178,7 @@ as $$
     select
         'warning', 'unknown_task', j.task,
         format('no worker has ever declared the task, and jobs of it wait in queue %s, such as job %s', min(j.queue), min(j.id)),
-        'start a worker that has it, mend its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
+        'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
     from (select distinct l.queue, l.priority from pgqueue.lanes l) l
     cross join (values (false), (true)) s (resumed)
     cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
@@ -238,7 +238,7 @@ as $$
     union all
     select
         'warning', 'schedule', r.schedule,
-        format('%s runs within a day were left out, the last at %s: its job before had not ended, or nobody ran maintenance', count(*), max(r.decided_at)),
+        format('%s runs within a day were left out, the last at %s: its previous job had not ended, or maintenance did not run', count(*), max(r.decided_at)),
         format('pgqueue schedules show %s', r.schedule)
     from pgqueue.schedule_runs r
     where r.decided_at > p_now - interval '1 day' and (r.outcome = 'overlap' or r.passed_from is not null)

@@ -12,14 +12,14 @@ as $$
     select
         case when o.age > interval '1 hour' then 'critical' else 'warning' end,
         'old_snapshot', o.who, o.evidence
-            || '; nothing that was deleted since can be cleaned up: tables and indexes of the queue grow, and every claim slows down',
+            || '; vacuum cannot remove rows that were deleted since: tables and indexes of the queue grow, and every claim slows down',
         o.remedy
     from (
         select
             clock_timestamp() - a.xact_start as age,
             format('session %s', a.pid) as who,
             format(
-                'session %s (role %s, %s, from %s), %s since %s, holds back the horizon by %s transactions', a.pid, a.usename,
+                'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s transactions', a.pid, a.usename,
                 coalesce(nullif(a.application_name, ''), 'no application_name'), coalesce(host(a.client_addr), 'the local socket'),
                 a.state, a.xact_start, age(coalesce(a.backend_xmin, a.backend_xid))
             ) as evidence,
@@ -38,7 +38,7 @@ as $$
         union all
         select
             interval '2 hours', format('replication slot %s', s.slot_name),
-            format('replication slot %s (%s) holds back the horizon by %s transactions', s.slot_name,
+            format('replication slot %s (%s) holds back vacuum by %s transactions', s.slot_name,
                 case when s.active then 'in use' else 'not in use' end, age(coalesce(s.xmin, s.catalog_xmin))),
             case
                 when s.active then 'end the long query on that standby, or set hot_standby_feedback = off there'
@@ -114,7 +114,7 @@ as $$
     ) s
     where current_setting(w.name) = w.bad
     union all
-    -- Of a database or a role: what this session has may differ.
+    -- Set for a database or a role: the value in this session may differ.
     select
         'warning', 'settings', c.setting,
         format('%s is set for %s: a crash loses the last commits of its sessions', c.setting,
@@ -148,7 +148,7 @@ create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
+parallel unsafe
 rows 3
 set search_path = pg_catalog, pg_temp
 as $$
@@ -171,7 +171,7 @@ as $$
     union all
     select
         'warning', 'autovacuum', 'jobs',
-        'pgqueue.jobs has lost its settings of autovacuum: it is vacuumed as rarely as any table',
+        'pgqueue.jobs has lost its autovacuum settings: it is vacuumed as rarely as any other table',
         'alter table pgqueue.jobs set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);'
     from pg_class c
     where c.oid = 'pgqueue.jobs'::regclass

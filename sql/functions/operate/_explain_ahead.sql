@@ -1,4 +1,4 @@
--- explain() of a job that waits for others: members of its group, jobs that it depends on, jobs of its key or of its lane.
+-- explain() of a job that waits: for members of its group, jobs that it depends on, events, jobs of its key or of its lane.
 
 -- Null: it waits for no member.
 create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
@@ -47,7 +47,7 @@ begin
         string_agg(
             concat(
                 p.parent, ' ', coalesce(p.state, 'has ended'),
-                case when p.state = 'failed' then ', next try ' || p.ready_at end
+                case when p.state = 'failed' then ', next attempt ' || p.ready_at end
             ),
             ', ' order by p.parent
         ) filter (where p.n <= 5)
@@ -69,7 +69,25 @@ end
 $$;
 
 comment on function pgqueue._explain_parents(pgqueue.jobs) is
-    'Private: which of the jobs that a job depends on have not ended.';
+    'Private: which of the jobs that a job depends on have not ended, in words.';
+
+-- Null: it waits for no event.
+create or replace function pgqueue._explain_events(p_id bigint, out detail text, out until timestamptz)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    select
+        'waits for ' || string_agg(
+            format('event %s (step %s), %s', e.name, e.step, coalesce('until ' || e.until::text, 'without a timeout')), '; ' order by e.name, e.step
+        ),
+        min(e.until)
+    from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_id order by w.name, w.step limit 5) e
+$$;
+
+comment on function pgqueue._explain_events(bigint) is 'Private: which events a job waits for, the first five.';
 
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
@@ -88,7 +106,7 @@ begin
     end if;
     select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
     if behind is null then
-        detail := format('nothing of key %s is ahead of it any more; maintain() releases it', p_job.key);
+        detail := format('no job of key %s is ahead of it any more; maintain() releases it', p_job.key);
     elsif v_ahead.state = 'executing' then
         until := v_ahead.lease_expires_at;
         detail := format('job %s of key %s executes on worker %s', behind, p_job.key, v_ahead.reserved_by);
@@ -159,7 +177,7 @@ as $$
 $$;
 
 comment on function pgqueue._ahead_in_key(text, text, bigint, timestamptz) is
-    'Private: the job of a key that executes, else the first that holds a place before job p_id.';
+    'Private: the job of a key that executes, else the first that holds a position before job p_id.';
 
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text

@@ -36,7 +36,7 @@ end
 $$;
 
 comment on function pgqueue._explain_unknown_task(text, text, timestamptz) is
-    'Private: in words that no worker knows a task, and which known one is spelled like it; null: one does.';
+    'Private: a sentence about a task that no worker has declared, with the known one of the nearest spelling; null: it is known.';
 
 create or replace function pgqueue._spelling_distance(p_one text, p_other text)
 returns integer
@@ -71,4 +71,4 @@ end
 $$;
 
 comment on function pgqueue._spelling_distance(text, text) is
-    'Private: how many letters must be added, left out, changed or swapped to make one name of the other.';
+    'Private: how many letters must be added, removed, changed or swapped to turn one name into the other.';

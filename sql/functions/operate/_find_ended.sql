@@ -1,6 +1,6 @@
 -- Ended jobs of a bulk call: reads history without locks, along one index, from where the last call stopped.
 --
--- The dead and the cancelled are read by history_unfinished, those that succeeded, or are named by id, by history_id.
+-- The dead and the cancelled are read by history_unfinished, succeeded ones, and those named by id, by history_id.
 
 create or replace function pgqueue._find_ended(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
@@ -33,7 +33,7 @@ declare
     v_ways text[];
     v_way text;
     v_state pgqueue.job_state;
-    v_place pgqueue.history;
+    v_position pgqueue.history;
     v_row record;
     v_looked_at integer := 0;
 begin
@@ -54,15 +54,15 @@ begin
         if v_way is null or v_way <> all (v_ways) then
             raise data_exception using message = 'It belongs to another filter.';
         end if;
-        v_place := jsonb_populate_record(null::pgqueue.history, p_after -> 'ended');
+        v_position := jsonb_populate_record(null::pgqueue.history, p_after -> 'ended');
         v_ways := v_ways[array_position(v_ways, v_way):];
     end if;
 
     foreach v_way in array v_ways loop
-        if v_place is null then
-            v_place.id := 0;
-            v_place.queue := '';
-            v_place.state := 'waiting';
+        if v_position is null then
+            v_position.id := 0;
+            v_position.queue := '';
+            v_position.state := 'waiting';
         end if;
         v_state := case when v_way in ('dead', 'cancelled') then v_way::pgqueue.job_state end;
         for v_row in
@@ -84,7 +84,7 @@ begin
                         and h.state <> 'succeeded'
                         and h.queue = v_queue
                         and h.state = v_state
-                        and h.id > v_place.id
+                        and h.id > v_position.id
                     order by h.queue, h.state, h.id
                     limit p_rows - v_looked_at
                 )
@@ -94,7 +94,7 @@ begin
                     from pgqueue.history h
                     where v_way = 'unfinished'
                         and h.state <> 'succeeded'
-                        and (h.queue, h.state, h.id) > (v_place.queue, v_place.state, v_place.id)
+                        and (h.queue, h.state, h.id) > (v_position.queue, v_position.state, v_position.id)
                     order by h.queue, h.state, h.id
                     limit p_rows - v_looked_at
                 )
@@ -102,7 +102,7 @@ begin
                 (
                     select h.id, h.granularity, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
                     from pgqueue.history h
-                    where v_way = 'all' and h.id > v_place.id
+                    where v_way = 'all' and h.id > v_position.id
                     order by h.id
                     limit p_rows - v_looked_at
                 )
@@ -110,7 +110,7 @@ begin
                 (
                     select h.id, h.granularity, h.kept_until, h.queue, h.task, h.key, h.state, h.created_at, h.finished_at
                     from pgqueue.history h
-                    where v_way = 'ids' and h.id = any (v_job_ids) and h.id > v_place.id
+                    where v_way = 'ids' and h.id = any (v_job_ids) and h.id > v_position.id
                     order by h.id
                     limit p_rows - v_looked_at
                 )
@@ -121,16 +121,16 @@ begin
                     where v_way = 'group'
                         and h.group_id is not null
                         and h.group_id = (p_filter ->> 'group_id')::bigint
-                        and h.id > v_place.id
+                        and h.id > v_position.id
                     order by h.group_id, h.id
                     limit p_rows - v_looked_at
                 )
             ) s
         loop
             v_looked_at := v_looked_at + 1;
-            v_place.id := v_row.id;
-            v_place.queue := v_row.queue;
-            v_place.state := v_row.state;
+            v_position.id := v_row.id;
+            v_position.queue := v_row.queue;
+            v_position.state := v_row.state;
             if v_row.fits then
                 ids := ids || v_row.id;
                 granularities := granularities || v_row.granularity;
@@ -141,15 +141,15 @@ begin
         if v_looked_at >= p_rows or cardinality(ids) >= p_matches then
             next_after := jsonb_build_object(
                 'way', v_way,
-                'ended', jsonb_build_object('id', v_place.id, 'queue', v_place.queue, 'state', v_place.state)
+                'ended', jsonb_build_object('id', v_position.id, 'queue', v_position.queue, 'state', v_position.state)
             );
             return;
         end if;
-        v_place := null;
+        v_position := null;
     end loop;
     next_after := null;
 end
 $$;
 
 comment on function pgqueue._find_ended(jsonb, jsonb, integer, integer) is
-    'Private: what _find_jobs finds in history; granularity and kept_until lead to a row''s partition.';
+    'Private: the part of _find_jobs that reads history; granularity and kept_until lead to a row''s partition.';

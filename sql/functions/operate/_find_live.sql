@@ -6,7 +6,7 @@
 
 create or replace function pgqueue._find_live(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
-    out ids bigint[], out looked_at integer, out next_after jsonb
+    out ids bigint[], out rows_read integer, out next_after jsonb
 )
 returns record
 language plpgsql
@@ -35,7 +35,7 @@ declare
     );
     v_ways text[];
     v_way text;
-    v_place pgqueue.jobs;
+    v_position pgqueue.jobs;
     v_rows refcursor;
     v_row pgqueue.bulk_row;
     v_left integer;
@@ -46,7 +46,7 @@ begin
         when p_filter ? 'group_id' then '{group}'
         when v_key is not null then '{key}'
         when v_queue is not null then array_remove(
-            -- What is released on the way, because the job ahead of it went, stands in ready: that comes later.
+            -- Jobs that this call releases, because the job ahead of them ended, move to jobs_ready, which is read later.
             array[
                 case when 'blocked' = any (v_states) then 'held' end,
                 case when 'blocked' = any (v_states) then 'parked' end,
@@ -58,48 +58,48 @@ begin
         else '{all}'
     end;
     ids := '{}';
-    looked_at := 0;
+    rows_read := 0;
     if p_after is not null then
         v_way := p_after ->> 'way';
         if v_way is null or v_way <> all (v_ways) then
             raise data_exception using message = 'It belongs to another filter.';
         end if;
-        v_place := jsonb_populate_record(null::pgqueue.jobs, p_after -> 'place');
+        v_position := jsonb_populate_record(null::pgqueue.jobs, p_after -> 'place');
         v_ways := v_ways[array_position(v_ways, v_way):];
     end if;
 
     foreach v_way in array v_ways loop
-        if v_place is null then
-            v_place.id := 0;
-            v_place.state := 'waiting';
-            v_place.key := '';
-            v_place.blocked_on := '';
-            v_place.priority := -32768;
-            v_place.resumed := false;
-            v_place.ready_at := '-infinity';
+        if v_position is null then
+            v_position.id := 0;
+            v_position.state := 'waiting';
+            v_position.key := '';
+            v_position.blocked_on := '';
+            v_position.priority := -32768;
+            v_position.resumed := false;
+            v_position.ready_at := '-infinity';
         end if;
         loop
             v_jumped := false;
-            v_left := p_rows - looked_at;
-            v_rows := pgqueue._open_live(v_way, p_filter, v_job_ids, v_place, v_left);
+            v_left := p_rows - rows_read;
+            v_rows := pgqueue._open_live(v_way, p_filter, v_job_ids, v_position, v_left);
             loop
                 fetch v_rows into v_row;
                 exit when not found;
-                looked_at := looked_at + 1;
-                v_place.id := v_row.id;
-                v_place.state := v_row.state;
-                v_place.priority := v_row.priority;
-                v_place.resumed := v_row.resumed;
-                v_place.ready_at := v_row.ready_at;
-                v_place.key := coalesce(v_row.key, '');
-                v_place.blocked_on := v_row.blocked_on;
+                rows_read := rows_read + 1;
+                v_position.id := v_row.id;
+                v_position.state := v_row.state;
+                v_position.priority := v_row.priority;
+                v_position.resumed := v_row.resumed;
+                v_position.ready_at := v_row.ready_at;
+                v_position.key := coalesce(v_row.key, '');
+                v_position.blocked_on := v_row.blocked_on;
                 if v_row.state = any (v_states)
                     and (v_queue is null or v_row.queue = v_queue)
                     and (v_task is null or v_row.task = v_task)
                     and (v_created_after is null or v_row.created_at >= v_created_after)
                     and (v_created_before is null or v_row.created_at < v_created_before)
                     and (not v_not_due or v_row.ready_at > v_now)
-                    -- Each job is found in one way.
+                    -- Each job is found in one way only.
                     and (v_way <> 'held' or v_row.state = 'blocked')
                     and (v_way <> 'parked' or v_row.key is null or v_row.blocked_on = '@parents')
                     and (v_row.state <> 'executing' or v_row.cancel_requested_at is null)
@@ -107,36 +107,36 @@ begin
                     ids := ids || v_row.id;
                     exit when cardinality(ids) >= p_matches;
                 elsif v_way = 'ready' and v_not_due and v_row.ready_at <= v_now then
-                    -- What is due already need not be looked at, in this lane.
-                    v_place.ready_at := v_now;
-                    v_place.id := 9223372036854775807;
+                    -- Jobs that are due already are skipped in this lane.
+                    v_position.ready_at := v_now;
+                    v_position.id := 9223372036854775807;
                     v_jumped := true;
                     exit;
                 end if;
             end loop;
             close v_rows;
-            if looked_at >= p_rows or cardinality(ids) >= p_matches then
+            if rows_read >= p_rows or cardinality(ids) >= p_matches then
                 next_after := jsonb_build_object(
                     'way', v_way,
                     'place', jsonb_strip_nulls(jsonb_build_object(
-                        'id', v_place.id, 'state', v_place.state, 'priority', v_place.priority, 'resumed', v_place.resumed,
-                        'ready_at', v_place.ready_at, 'key', v_place.key, 'blocked_on', v_place.blocked_on
+                        'id', v_position.id, 'state', v_position.state, 'priority', v_position.priority, 'resumed', v_position.resumed,
+                        'ready_at', v_position.ready_at, 'key', v_position.key, 'blocked_on', v_position.blocked_on
                     ))
                 );
                 return;
             end if;
             exit when not v_jumped;
         end loop;
-        v_place := null;
+        v_position := null;
     end loop;
     next_after := null;
 end
 $$;
 
-comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: what _find_jobs finds in jobs.';
+comment on function pgqueue._find_live(jsonb, jsonb, integer, integer) is 'Private: the part of _find_jobs that reads jobs.';
 
 create or replace function pgqueue._open_live(
-    p_way text, p_filter jsonb, p_job_ids bigint[], p_place pgqueue.jobs, p_left integer
+    p_way text, p_filter jsonb, p_job_ids bigint[], p_position pgqueue.jobs, p_left integer
 )
 returns refcursor
 language plpgsql
@@ -149,38 +149,38 @@ declare
 begin
     case p_way
         when 'all' then
-            open v_rows for select l.* from pgqueue._live_by_number(p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_by_number(p_position.id, p_left) l;
         when 'ids' then
-            open v_rows for select l.* from pgqueue._live_by_id(p_job_ids, p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_by_id(p_job_ids, p_position.id, p_left) l;
         when 'group' then
             open v_rows for
             select l.*
-            from pgqueue._live_of_group((p_filter ->> 'group_id')::bigint, p_place.state, p_place.id, p_left) l;
+            from pgqueue._live_of_group((p_filter ->> 'group_id')::bigint, p_position.state, p_position.id, p_left) l;
         when 'key' then
-            open v_rows for select l.* from pgqueue._live_of_key((p_filter ->> 'queue'), (p_filter ->> 'key'), p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_of_key((p_filter ->> 'queue'), (p_filter ->> 'key'), p_position.id, p_left) l;
         when 'held' then
-            open v_rows for select l.* from pgqueue._live_held((p_filter ->> 'queue'), p_place.key, p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_held((p_filter ->> 'queue'), p_position.key, p_position.id, p_left) l;
         when 'parked' then
             open v_rows for
             select l.*
             from pgqueue._live_limited(
-                p_place.blocked_on, p_place.priority, p_place.ready_at, p_place.id, p_left
+                p_position.blocked_on, p_position.priority, p_position.ready_at, p_position.id, p_left
             ) l;
         when 'ready' then
             open v_rows for
             select l.*
             from pgqueue._live_ready(
-                (p_filter ->> 'queue'), p_place.priority, p_place.resumed, p_place.ready_at, p_place.id, p_left
+                (p_filter ->> 'queue'), p_position.priority, p_position.resumed, p_position.ready_at, p_position.id, p_left
             ) l;
         when 'executing' then
-            open v_rows for select l.* from pgqueue._live_executing((p_filter ->> 'queue'), p_place.id, p_left) l;
+            open v_rows for select l.* from pgqueue._live_executing((p_filter ->> 'queue'), p_position.id, p_left) l;
     end case;
     return v_rows;
 end
 $$;
 
 comment on function pgqueue._open_live(text, jsonb, bigint[], pgqueue.jobs, integer) is
-    'Private: a cursor over up to p_left live jobs, by one index, from a place on.';
+    'Private: a cursor over up to p_left live jobs, by one index, from a position on.';
 
 create or replace function pgqueue._live_by_number(p_after bigint, p_limit integer)
 returns setof pgqueue.bulk_row
@@ -261,7 +261,7 @@ as $$
 $$;
 
 comment on function pgqueue._live_held(text, text, bigint, integer) is
-    'Private: jobs of a queue that hold places in keys, by jobs_key_held.';
+    'Private: jobs of a queue that hold positions in keys, by jobs_key_held.';
 
 create or replace function pgqueue._live_of_group(
     p_group_id bigint, p_state pgqueue.job_state, p_after bigint, p_limit integer
@@ -337,7 +337,7 @@ $$;
 comment on function pgqueue._live_limited(text, smallint, timestamptz, bigint, integer) is
     'Private: jobs that limits block, by jobs_parked.';
 
--- As many execute as the fleet can carry: few enough to sort.
+-- The fleet executes few enough jobs to sort them.
 create or replace function pgqueue._live_executing(p_queue text, p_after bigint, p_limit integer)
 returns setof pgqueue.bulk_row
 language sql

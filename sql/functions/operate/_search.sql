@@ -1,5 +1,5 @@
--- The parts of search(): live jobs, and history. Each returns the ids that it found, and where it stopped: what is
--- below that id it has not read; null: it has read all. Each way is one statement that ends at enough matches.
+-- The parts of search(): live jobs, and history. Each returns the ids that it found, and where it stopped: it has not read
+-- below that id; null: it has read all. Each way of reading is one statement that ends at enough matches.
 
 create or replace function pgqueue._search_live(
     p_filter pgqueue.job_filter, p_before bigint, p_matches integer, p_rows integer,
@@ -38,7 +38,7 @@ begin
     elsif v_queue is not null then
         v_candidates := pgqueue._live_candidates(v_queue, least(p_rows, 5000));
     end if;
-    -- So many that reading by id finds them as fast.
+    -- So many that reading by id is as fast.
     if p_filter.ids is null and cardinality(v_candidates) >= least(p_rows, 5000) then
         v_candidates := null;
     end if;
@@ -46,7 +46,7 @@ begin
         ids := array(
             select j.id
             from unnest(v_candidates) c (id)
-            -- A limit: joined, the ids would be looked for among all jobs.
+            -- The limit keeps the planner from joining the ids with all jobs.
             cross join lateral (select x.* from pgqueue.jobs x where x.id = c.id limit 1) j
             where j.id < p_before
                 and j.id >= v_from
@@ -85,7 +85,7 @@ end
 $$;
 
 comment on function pgqueue._search_live(pgqueue.job_filter, bigint, integer, integer) is
-    'Private: what search() finds among live jobs.';
+    'Private: the part of search() that reads live jobs.';
 
 create or replace function pgqueue._live_candidates(p_queue text, p_most integer)
 returns bigint[]
@@ -214,7 +214,7 @@ end
 $$;
 
 comment on function pgqueue._search_ended(pgqueue.job_filter, bigint, integer, integer) is
-    'Private: what search() finds in history, one row for each part that it reads.';
+    'Private: the part of search() that reads history, one row for each part that it reads.';
 
 create or replace function pgqueue._search_unfinished(
     p_filter pgqueue.job_filter, p_queue text, p_state pgqueue.job_state, p_before bigint, p_matches integer, p_rows integer,
@@ -267,9 +267,9 @@ $$;
 
 comment on function pgqueue._search_unfinished(
     pgqueue.job_filter, text, pgqueue.job_state, bigint, integer, integer
-) is 'Private: what search() finds among the dead, or the cancelled, of a queue.';
+) is 'Private: the part of search() that reads dead, or cancelled, jobs of a queue.';
 
--- One probe for each queue, whatever stands in it.
+-- One probe for each queue, however many jobs it has.
 create or replace function pgqueue._unfinished_queues(p_patterns text[], p_most integer)
 returns text[]
 language sql

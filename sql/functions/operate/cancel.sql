@@ -50,5 +50,5 @@ end
 $$;
 
 comment on function pgqueue.cancel(bigint) is
-    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is nothing to cancel. '
+    'Cancel a job. Returns cancelled; requested for an executing job, whose worker is asked to stop it; or null: there is no such live job. '
     'A group is cancelled with its members: requested, until they have ended.';

@@ -1,7 +1,7 @@
--- configure_queue: sets the options of a queue, whether the queue has a row yet or not.
+-- configure_queue: sets the options of a queue, whether or not it has a row yet.
 --
--- Inserts the row of queues where there is none, and locks it. Takes effect at once. What is left out stays; reset names
--- options to take back. Pausing has functions of its own: pause_queue, resume_queue.
+-- Inserts the row of queues where there is none, and locks it. Takes effect at once. An option that is left out
+-- keeps its value; reset names options to take back. Pausing has functions of its own: pause_queue, resume_queue.
 
 create or replace function pgqueue.configure_queue(
     queue text,
@@ -23,25 +23,17 @@ as $$
 #variable_conflict use_column
 declare
     v_reset text[] := coalesce(configure_queue.reset, '{}'::text[]);
-    v_unknown text;
     v_before pgqueue.queues;
     v_after pgqueue.queues;
 begin
     perform pgqueue._check_name('queue', configure_queue.queue);
-    select r.name into v_unknown
-    from unnest(v_reset) r (name)
-    where (r.name = any (
+    perform pgqueue._check_reset(
+        v_reset,
         array[
-            'priority', 'weight', 'retention_succeeded', 'retention_cancelled', 'retention_dead', 'retry_budget'
-        ]
-    )) is not true
-    limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
-            'Give the names of options of configure_queue(), such as ''{retention_succeeded}''.'
-        );
-    end if;
+            'retention_succeeded', 'priority', 'weight', 'retention_cancelled', 'retention_dead', 'retry_budget'
+        ],
+        'configure_queue'
+    );
     insert into pgqueue.queues (name) values (configure_queue.queue) on conflict do nothing;
     select t.* into v_before from pgqueue.queues t where t.name = configure_queue.queue for update;
     update pgqueue.queues t
@@ -58,15 +50,9 @@ begin
         retry_budget = case when 'retry_budget' <> all (v_reset) then coalesce(configure_queue.retry_budget, t.retry_budget) end
     where t.name = configure_queue.queue
     returning t.* into v_after;
-    if v_after is not distinct from v_before then
-        return false;
-    end if;
-    perform pgqueue._audit(
-        'configure_queue',
-        jsonb_build_object('queue', configure_queue.queue, 'before', pgqueue._difference(to_jsonb(v_before), to_jsonb(v_after)),
-            'after', pgqueue._difference(to_jsonb(v_after), to_jsonb(v_before)))
+    return pgqueue._audit_options(
+        'configure_queue', 'queue', configure_queue.queue, to_jsonb(v_before), to_jsonb(v_after)
     );
-    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of queue %s is out of range', quote_literal(configure_queue.queue)), sqlerrm,
@@ -79,5 +65,5 @@ comment on function pgqueue.configure_queue(
     text, integer, integer, interval, interval, interval, integer, text[]
 ) is
     'Set options of a queue, from now on. select pgqueue.configure_queue(''mail'', priority => 10, weight => 3); '
-    'An option that is left out stays as it is; reset => ''{weight}'' takes it back to the default. '
+    'An option that is left out keeps its value; reset => ''{weight}'' takes it back to the default. '
     'The options: \d+ pgqueue.queues. False: unchanged.';

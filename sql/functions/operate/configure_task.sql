@@ -1,7 +1,8 @@
--- configure_task: sets an operator's options of a task, whether a worker has declared the task or not.
+-- configure_task: sets an operator's options of a task, whether or not a worker has declared the task.
 --
--- Inserts the row of tasks where there is none, locks it, and touches an operator's columns only. They win over the
--- declared ones, survive every deploy and take effect at once. What is left out stays; reset names options to take back.
+-- Inserts the row of tasks where there is none, locks it, and writes an operator's columns only. They override the
+-- declared ones, survive every deploy and take effect at once. An option that is left out keeps its value; reset names
+-- options to take back.
 
 create or replace function pgqueue.configure_task(
     task text,
@@ -35,27 +36,19 @@ as $$
 #variable_conflict use_column
 declare
     v_reset text[] := coalesce(configure_task.reset, '{}'::text[]);
-    v_unknown text;
     v_before pgqueue.tasks;
     v_after pgqueue.tasks;
 begin
     perform pgqueue._check_name('task', configure_task.task);
-    select r.name into v_unknown
-    from unnest(v_reset) r (name)
-    where (r.name = any (
+    perform pgqueue._check_reset(
+        v_reset,
         array[
-            'queue', 'priority', 'max_attempts', 'retry_policy', 'retry_delay', 'retry_jitter', 'expires_in',
+            'max_attempts', 'queue', 'priority', 'retry_policy', 'retry_delay', 'retry_jitter', 'expires_in',
             'retention_succeeded', 'retention_cancelled', 'retention_dead', 'retry_cap', 'retry_delays',
             'retry_queue', 'accumulate', 'batch_size', 'timeout', 'max_crashes', 'store_result'
-        ]
-    )) is not true
-    limit 1;
-    if found then
-        perform pgqueue._refuse(
-            'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
-            'Give the names of options of configure_task(), such as ''{max_attempts}''.'
-        );
-    end if;
+        ],
+        'configure_task'
+    );
     if configure_task.retry_policy = 'function' then
         perform pgqueue._refuse(
             'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
@@ -90,15 +83,9 @@ begin
         store_result = case when 'store_result' <> all (v_reset) then coalesce(configure_task.store_result, t.store_result) end
     where t.name = configure_task.task
     returning t.* into v_after;
-    if v_after is not distinct from v_before then
-        return false;
-    end if;
-    perform pgqueue._audit(
-        'configure_task',
-        jsonb_build_object('task', configure_task.task, 'before', pgqueue._difference(to_jsonb(v_before), to_jsonb(v_after)),
-            'after', pgqueue._difference(to_jsonb(v_after), to_jsonb(v_before)))
+    return pgqueue._audit_options(
+        'configure_task', 'task', configure_task.task, to_jsonb(v_before), to_jsonb(v_after)
     );
-    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of task %s is out of range', quote_literal(configure_task.task)), sqlerrm,
@@ -112,5 +99,5 @@ comment on function pgqueue.configure_task(
     interval[], text, boolean, integer, interval, integer, boolean, text[]
 ) is
     'Set options of a task for all its jobs, from now on and over what the code declares. select pgqueue.configure_task(''send_email'', max_attempts => 3); '
-    'An option that is left out stays as it is; reset => ''{max_attempts}'' takes it back, so that the declared one holds. '
-    'The options: \d+ pgqueue.tasks; what holds: pgqueue.effective_tasks. False: unchanged.';
+    'An option that is left out keeps its value; reset => ''{max_attempts}'' takes it back, so that the declared one holds. '
+    'The options: \d+ pgqueue.tasks; the options in effect: pgqueue.effective_tasks. False: unchanged.';

@@ -1,8 +1,8 @@
--- delete: a job and its traces are gone. Not for one that is executing: cancel that.
+-- delete: removes a job that is not executing, with its traces. For an executing one see cancel.
 --
--- Locks the one row and waits for another holder at most 5 s (55P03).
--- _delete_jobs is the other way out of jobs, beside _finish: it frees what the job holds, its place in its key and its
--- dedupe key, and settles the jobs that depend on it.
+-- Locks the job's row; waits for another lock at most 5 s (55P03).
+-- _delete_jobs is the other way out of jobs, beside _finish: it frees the job's position in its key and its dedupe
+-- key, and settles the jobs that depend on it.
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
@@ -15,16 +15,16 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_place record;
+    v_position record;
     v_count bigint := 0::bigint;
 begin
     if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
         perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id));
         return true;
     end if;
-    select h.id, h.granularity, h.kept_until into v_place from pgqueue.history h where h.id = delete.job_id for update;
+    select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
     if found then
-        v_count := pgqueue._delete_history(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+        v_count := pgqueue._delete_history(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     end if;
     perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
     return v_count > 0;
@@ -72,7 +72,7 @@ begin
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
-    -- A later statement: its snapshot shows what was parked behind these.
+    -- A later statement: its snapshot shows the jobs that are blocked behind these.
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
     end if;
@@ -93,7 +93,7 @@ end
 $$;
 
 comment on function pgqueue._delete_jobs(bigint[]) is
-    'Private: deletes those of these jobs that are not executing, waiting for whoever holds one, and returns their ids.';
+    'Private: deletes the jobs among these that are not executing, waiting for locked ones, and returns their ids.';
 
 create or replace function pgqueue._delete_history(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
 returns bigint
@@ -149,7 +149,7 @@ begin
     if p_ids is null then
         return;
     end if;
-    -- One that an enqueue holds is passed over: it takes the key over for a job of its own.
+    -- Skips a key that an enqueue has locked: it takes the key over for a job of its own.
     with held as materialized (
         select l.place
         from unnest(p_ids) w (id)
@@ -167,4 +167,4 @@ end
 $$;
 
 comment on function pgqueue._free_dedupe_keys(bigint[]) is
-    'Private: frees the dedupe keys for which these jobs stand, also within their dedupe_for.';
+    'Private: frees the dedupe keys of these jobs, also within their dedupe_for.';

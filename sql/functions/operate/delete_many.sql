@@ -36,8 +36,8 @@ declare
 begin
     if num_nonnulls(delete_many.state, delete_many.job_ids, delete_many.group_id) = 0 and not coalesce(delete_many.everything, false) then
         perform pgqueue._refuse(
-            'neither state nor job_ids is given', 'It would delete what waits and what history keeps alike.',
-            'Give state, such as dead or failed, or job_ids, or say everything => true; purge_queue() deletes what waits in a queue.'
+            'neither state nor job_ids is given', 'It would delete both live jobs and history.',
+            'Give state, such as dead or failed, or job_ids, or everything => true; purge_queue() deletes the waiting jobs of a queue.'
         );
     end if;
     return query

@@ -1,6 +1,6 @@
--- depth: how many jobs of a queue could start now, for code that only wants that: an autoscaler, a producer that slows
--- down. Reads the index of ready jobs, at most at_most entries of it that count, so it stays cheap on a long queue; a
--- long schedule in the same queue is walked too. Locks nothing. stats() has every number of every queue.
+-- depth: how many jobs of a queue could start now, for an autoscaler or a producer that slows down. Counts at most at_most
+-- entries of the index of ready jobs, so it stays cheap on a long queue; it also walks the scheduled jobs of the queue.
+-- Locks nothing. stats() has every number of every queue.
 
 create or replace function pgqueue.depth(queue text default null, at_most integer default 10000)
 returns integer

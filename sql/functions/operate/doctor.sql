@@ -1,7 +1,7 @@
--- doctor: what is wrong, or soon will be, each with its evidence and the command that mends it.
+-- doctor: lists problems, present and coming, each with its evidence and the command that solves it.
 --
--- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: where that
--- role may not see other sessions, it says so instead of finding nothing. Each part is in _doctor.sql.
+-- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: if that role
+-- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server, _doctor_queues.
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
@@ -43,5 +43,5 @@ end
 $$;
 
 comment on function pgqueue.doctor() is
-    'What is wrong, the worst first: severity (critical, warning, info), topic, subject, evidence, and remedy, the command that mends it. No row: nothing was found. '
+    'Problems, the worst first: severity (critical, warning, info), topic, subject, evidence, and remedy, the command that solves it. No row: no problem was found. '
     'select severity, topic, evidence, remedy from pgqueue.doctor();';

@@ -1,8 +1,8 @@
 -- explain: why a job is not running, in one row.
 --
 -- Asks the questions of reserve, in its order: does the job exist, is it waiting, does a worker know its task, is it due,
--- may its queue run, is its key free, is there capacity under its limits, is there a worker, which jobs are ahead of it.
--- The first no is the answer. Reads only and locks nothing. Each question reads one row by an index, or a bounded
+-- is its queue not paused, is its key free, is there capacity under its limits, is there a worker, which jobs are ahead
+-- of it. The first no is the answer. Reads only and locks nothing. Each question reads one row by an index, or a bounded
 -- number of them.
 
 create or replace function pgqueue.explain(
@@ -74,6 +74,11 @@ begin
 
     if v_job.state <> 'blocked' then
         if v_job.ready_at > v_now then
+            select e.detail, e.until into detail, until from pgqueue._explain_events(v_job.id) e;
+            if detail is not null then
+                reason := 'event';
+                return;
+            end if;
             reason := 'not_due';
             until := v_job.ready_at;
             detail := format(
@@ -124,8 +129,8 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
-    'detail says it in words, until when that ends as far as is known, behind which job it waits for. select * from pgqueue.explain(17);';
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
 create or replace function pgqueue._explain_ended(
     p_id bigint, out state text, out reason text, out detail text, out behind bigint
@@ -163,7 +168,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_ended(bigint) is 'Private: explain() of a job that is not live.';
+comment on function pgqueue._explain_ended(bigint) is 'Private: explain() of a job that has ended.';
 
 create or replace function pgqueue._explain_executing(
     p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz

@@ -1,7 +1,7 @@
--- metrics: the numbers that a monitor stores, one a row, under the names that Prometheus shows.
+-- metrics: the numbers for a monitor, one a row, under their Prometheus names.
 --
 -- From the last samples, and from statistics of the server: the cost does not depend on the backlog. Reads only.
--- Ask it once for a database, not in each worker; what ends, workers count themselves.
+-- Read it once for a database, not in each worker; workers count the jobs that they end.
 
 create or replace function pgqueue.metrics()
 returns table (name text, labels jsonb, value double precision)

@@ -1,5 +1,5 @@
 -- next_attempts: when failed jobs run again, for the log of the worker whose attempts failed. One statement by primary
--- key; locks nothing, waits for nothing. A job that has left the state failed since has no row.
+-- key; locks nothing, waits for nothing. A job that is no longer failed has no row.
 
 create or replace function pgqueue.next_attempts(job_ids bigint[])
 returns table (job_id bigint, run_at timestamptz)
@@ -15,7 +15,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    -- A variable: a constant would let a plan go by an index of failed jobs, through all of them.
+    -- A variable: see extend.
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
 begin
     return query

@@ -1,5 +1,5 @@
--- pause_queue, resume_queue: reserve skips a paused queue. Producers go on, executing jobs go on. Each locks and writes
--- one row of queues.
+-- pause_queue: reserve skips the queue until resume_queue. Producers go on, executing jobs go on. Locks and writes one row
+-- of queues.
 
 create or replace function pgqueue.pause_queue(queue text)
 returns boolean
@@ -24,4 +24,4 @@ end
 $$;
 
 comment on function pgqueue.pause_queue(text) is
-    'Hand out no more jobs of a queue, until resume_queue(). False: it was paused already.';
+    'Start no more jobs of a queue, until resume_queue(). False: it was paused already.';

@@ -1,4 +1,4 @@
--- purge_queue: deletes the jobs that wait in a queue, many at a time.
+-- purge_queue: deletes the waiting jobs of a queue, many at a time.
 --
 -- See _bulk: finds jobs without locks, by the index entries of the queue in jobs_ready and of its blocked jobs, then
 -- locks them in id order (FOR UPDATE SKIP LOCKED). It never waits. Executing jobs go on, and history stays.
@@ -27,5 +27,5 @@ end
 $$;
 
 comment on function pgqueue.purge_queue(text, integer, jsonb) is
-    'Delete the jobs that wait in a queue: waiting, scheduled, failed, blocked. Executing jobs and history stay. '
+    'Delete the jobs of a queue that do not execute: waiting, scheduled, failed, blocked. Executing jobs and history stay. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

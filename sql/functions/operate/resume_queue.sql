@@ -21,4 +21,4 @@ begin
 end
 $$;
 
-comment on function pgqueue.resume_queue(text) is 'Hand out jobs of a paused queue again. False: it was not paused.';
+comment on function pgqueue.resume_queue(text) is 'Start jobs of a paused queue again. False: it was not paused.';

@@ -1,11 +1,11 @@
 -- retry: a dead or cancelled job comes back with a fresh count, a failed one runs now.
 --
--- Locks the one row, in jobs or in history, and waits for another holder at most 5 s (55P03). The job keeps its id,
--- its errors, and its reservation, which goes on growing: whoever held it before stays fenced off. With it a job that
--- was ever reserved takes its old place in its key again; one that never was has its place by its run_at, which must
--- therefore not lie in the future. It takes its dedupe key again where that is free; where another job stands for it, it
--- comes back without. Workers that died of it are forgotten.
--- One that never started, and depends on jobs that have not ended, waits for them again. Jobs that were cancelled because
+-- Locks the one row, in jobs or in history; waits for another lock at most 5 s (55P03). The job keeps its id, its errors,
+-- and its reservation, which goes on growing, so that a former worker stays fenced off. A job that was ever reserved takes
+-- its old position in its key again; another has its position by its run_at, which therefore must not be in the future. It
+-- takes its dedupe key again if that is free; if another job has it, it comes back without. Its count of crashes starts
+-- again.
+-- A job that never started, and depends on jobs that have not ended, waits for them again. Jobs that were cancelled because
 -- this one failed come back as well, and wait for it: see _reopen.
 
 create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
@@ -19,11 +19,10 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    -- Variables: constants would let a plan go by a partial index, through all that waits or all that is dead, where
-    -- it was made while that was little.
+    -- Variables: see extend.
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
-    v_place record;
+    v_position record;
     v_count bigint := 0::bigint;
 begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
@@ -33,7 +32,7 @@ begin
         return v_count > 0;
     end if;
     select h.id, h.granularity, h.kept_until
-    into v_place
+    into v_position
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
@@ -43,11 +42,11 @@ begin
             'Retry its members, and it comes back with them: select * from pgqueue.retry_many(group_id => ...).', '55000'
         );
     end if;
-    if v_place.id is not null then
-        v_count := pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    if v_position.id is not null then
+        v_count := pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     end if;
     if v_count > 0 and retry.dependents then
-        perform pgqueue._reopen_children(array[v_place.id]);
+        perform pgqueue._reopen_children(array[v_position.id]);
     end if;
     perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
     return v_count > 0;
@@ -55,7 +54,7 @@ end
 $$;
 
 comment on function pgqueue.retry(bigint, boolean) is
-    'Run a dead, cancelled or failed job now; a dead or cancelled one starts counting its attempts afresh. False: there is no such job. '
+    'Run a dead, cancelled or failed job now; for a dead or cancelled one attempts are counted from zero again. False: there is no such job. '
     'dependents: jobs that were cancelled because this one failed come back too, and wait for it.';
 
 -- The caller has locked the rows, in waiting or failed.
@@ -163,7 +162,7 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_now);
         perform pgqueue._wake(v_lane.queue, v_now, 2, null);
         if v_lane.is_keyed then
-            perform pgqueue._mark_old_key();
+            perform pgqueue._mark_heads('key');
         end if;
         v_is_child := v_is_child or v_lane.is_child;
         v_group_ids := v_group_ids || v_lane.group_ids;

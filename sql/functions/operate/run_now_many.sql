@@ -31,7 +31,7 @@ declare
         run_now_many.job_ids, run_now_many.everything
     );
 begin
-    -- Of one that was named, whoever asks wants to know.
+    -- For a job that was named, the call is refused instead of skipping it.
     if cardinality(run_now_many.job_ids) = 1 then
         perform pgqueue._refuse_to_run_child(run_now_many.job_ids[1]);
     end if;
@@ -58,11 +58,11 @@ begin
     if exists (select from pgqueue.jobs j where j.id = p_job_id and j.blocked_on = '@parents') then
         perform pgqueue._refuse(
             format('job %s waits for other jobs', p_job_id), (select e.detail from pgqueue.explain(p_job_id) e),
-            format('Let it start whatever becomes of them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
+            format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
         );
     end if;
 end
 $$;
 
 comment on function pgqueue._refuse_to_run_child(bigint) is
-    'Private: refuses to run a job now that waits for its parents, and says for which.';
+    'Private: refuses to run a job now that waits for its parents, and names them.';

@@ -1,14 +1,13 @@
--- set_retry_function: a function of yours says when jobs of a task run again. For the schema's owner alone.
+-- set_retry_function: a function of the user decides when jobs of a task run again. For the schema's owner alone.
 --
--- fail() runs with its owner's rights, and calls the function. A function that somebody else may replace would lend
--- those rights to them. So it must belong to a role that has them anyway, in a schema of such a role (which could
--- drop it and put another in its place): then it never has more rights than its own owner. It must pin its
--- search_path with pg_temp at the end, for whoever may call fail() makes it run, and must not slip a table of
--- theirs under it. One that is security definer for another role is refused as well: that role could take the mark
--- off between the check and the call.
+-- fail() runs with its owner's rights, and calls the function. A function that another role may replace would give that
+-- role those rights. So it must belong to a role that has them anyway, in a schema of such a role (which could drop it and
+-- create another in its place): then it never has more rights than its own owner. It must pin its search_path with pg_temp
+-- at the end, so that a caller of fail() cannot substitute a table of its own. A security definer function of another role
+-- is refused as well: that role could remove the attribute between the check and the call.
 -- The name is stored as text and all of this is checked again at each call, for functions can be replaced.
--- Not security definer, granted to no kind of role, and no grant covers the column: an operator cannot set it, nor
--- can a worker declare it. Locks the task's row.
+-- Not security definer, granted to no kind of role, and no grant covers the column: an operator cannot set it, nor can a
+-- worker declare it. Locks the task's row.
 
 create or replace function pgqueue.set_retry_function(task text, function text)
 returns void
@@ -57,13 +56,13 @@ comment on function pgqueue.set_retry_function(text, text) is
     'Let a function decide when failed jobs of a task run again; null: no longer. '
     'function: schema-qualified name of function (job jsonb, error jsonb) returns interval; null means dead. '
     'job is the row of pgqueue.jobs, with retries (so far) and max_attempts filled in; error is what fail was given. '
-    'Should it raise, or be ended by statement_timeout, the job is retried by the default policy, and its errors say why.';
+    'If it raises, or statement_timeout ends it, the job is retried by the default policy, and its errors record why.';
 
 create or replace function pgqueue._retry_function_flaw(p_function text, p_owner oid)
 returns text
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -95,10 +94,10 @@ begin
         when v_function.prokind <> 'f' or v_function.proretset or v_function.prorettype <> 'interval'::regtype
             then 'It does not return one interval.'
         when not pg_has_role(v_function.proowner, p_owner, 'usage')
-            then format('It is owned by %s, who has not the rights of %s.',
+            then format('It is owned by %s, which has not the rights of %s.',
                 pg_get_userbyid(v_function.proowner), pg_get_userbyid(p_owner))
         when not pg_has_role(v_function.schema_owner, p_owner, 'usage')
-            then format('Its schema is owned by %s, who has not the rights of %s.',
+            then format('Its schema is owned by %s, which has not the rights of %s.',
                 pg_get_userbyid(v_function.schema_owner), pg_get_userbyid(p_owner))
         when not has_schema_privilege(p_owner, v_function.schema, 'usage')
             or not has_function_privilege(p_owner, v_function.oid, 'execute')
@@ -113,7 +112,7 @@ $$;
 comment on function pgqueue._retry_function_flaw(text, oid) is
     'Private: why fail, running as p_owner, must not call this function; null where it may.';
 
--- The one place where a name that was stored is called.
+-- The only call of a function by its stored name.
 create or replace function pgqueue._ask_retry_function(
     p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb,
     out delay interval, out flaw text, out canceled boolean
@@ -157,4 +156,4 @@ end
 $$;
 
 comment on function pgqueue._ask_retry_function(text, bigint, integer, jsonb) is
-    'Private: what a task''s own function says of a failed job: a delay, or null for dead; or why there is no answer, and whether that is because it was canceled.';
+    'Private: asks a task''s own function about a failed job: a delay, or null for dead; else why there is no answer, and whether it was canceled.';

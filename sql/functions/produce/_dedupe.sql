@@ -31,7 +31,7 @@ as $$
 #variable_conflict use_column
 declare
     v_until timestamptz := p_job.created_at + p_dedupe_for;
-    v_stands record;
+    v_existing record;
 begin
     loop
         -- In milliseconds; 0 would mean for ever.
@@ -49,7 +49,7 @@ begin
 
         -- In one snapshot: a job that ends takes its row with it.
         select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives
-        into v_stands
+        into v_existing
         from pgqueue.dedupe_keys d
         where d.task = p_job.task and d.dedupe = p_job.dedupe
         -- + 0: with the plain column the planner might walk the index of job ids, through all keys.
@@ -59,23 +59,23 @@ begin
             continue;
         end if;
 
-        if v_stands.until <= pgqueue._clock() or (v_stands.until is null and not v_stands.lives) then
+        if v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives) then
             update pgqueue.dedupe_keys d
             set job_id = p_job.id, until = v_until
             where d.task = p_job.task
                 and d.dedupe = p_job.dedupe
-                and d.job_id = v_stands.job_id
-                and d.until is not distinct from v_stands.until;
+                and d.job_id = v_existing.job_id
+                and d.until is not distinct from v_existing.until;
             if found then
                 exit;
             end if;
             continue;
         end if;
 
-        job_id := v_stands.job_id;
+        job_id := v_existing.job_id;
         outcome := case when p_on_conflict = 'raise' then 'refused' else 'skipped' end;
-        if v_stands.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
-            outcome := pgqueue._edit_waiting(v_stands.job_id, p_job, p_on_conflict, p_debounce_max);
+        if v_existing.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
+            outcome := pgqueue._edit_waiting(v_existing.job_id, p_job, p_on_conflict, p_debounce_max);
         end if;
         if outcome is not null then
             return;
@@ -89,7 +89,7 @@ end
 $$;
 
 comment on function pgqueue._dedupe(pgqueue.jobs, interval, text, interval, timestamptz) is
-    'Private: inserts a job with a dedupe key, or does with the one that stands what on_conflict says; refused: it is to be an error. '
+    'Private: inserts a job with a dedupe key, or applies on_conflict to the job that has it; refused: the caller must raise. '
     'Waits until p_deadline, then raises 55P03.';
 
 -- Null: the job ended, or lost the key, meanwhile, and the caller tries again.
@@ -105,7 +105,7 @@ as $$
 declare
     -- A variable: see extend.
     v_editable constant pgqueue.job_state[] := '{waiting,blocked}'::pgqueue.job_state[];
-    v_stands record;
+    v_existing record;
     v_args jsonb;
     v_run_at timestamptz;
     v_ready_at timestamptz;
@@ -113,7 +113,7 @@ declare
     v_expires_at timestamptz;
 begin
     select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at
-    into v_stands
+    into v_existing
     from pgqueue.jobs j
     where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
     for update;
@@ -127,7 +127,7 @@ begin
     end if;
 
     if p_on_conflict = 'merge' then
-        v_args := v_stands.args || p_job.args;
+        v_args := v_existing.args || p_job.args;
         perform pgqueue._check_args(v_args);
         update pgqueue.jobs j set args = v_args where j.id = p_job_id;
         return 'merged';
@@ -141,20 +141,20 @@ begin
         into v_priority, v_expires_at
         from (values (1)) one (row)
         left join pgqueue.effective_tasks t on t.name = p_job.task
-        left join pgqueue.queues q on q.name = v_stands.queue;
+        left join pgqueue.queues q on q.name = v_existing.queue;
         v_args := p_job.args;
     else
         -- Later, never earlier, and no later than debounce_max. expires_at keeps its distance to run_at.
         v_run_at := greatest(
-            v_stands.run_at,
+            v_existing.run_at,
             least(
                 p_job.run_at,
-                v_stands.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
+                v_existing.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
             )
         );
-        v_priority := v_stands.priority;
-        v_expires_at := v_stands.expires_at + (v_run_at - v_stands.run_at);
-        v_args := v_stands.args;
+        v_priority := v_existing.priority;
+        v_expires_at := v_existing.expires_at + (v_run_at - v_existing.run_at);
+        v_args := v_existing.args;
     end if;
 
     -- A job that its key or a limit blocks waits again: the next claim blocks it, if it must.
@@ -172,18 +172,18 @@ begin
         blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
         resumed = false
     where j.id = p_job_id;
-    perform pgqueue._register_lane(v_stands.queue, v_priority, p_job.created_at);
-    perform pgqueue._wake(v_stands.queue, v_ready_at, 2, null);
-    if v_stands.key is not null and v_run_at > p_job.created_at then
+    perform pgqueue._register_lane(v_existing.queue, v_priority, p_job.created_at);
+    perform pgqueue._wake(v_existing.queue, v_ready_at, 2, null);
+    if v_existing.key is not null and v_run_at > p_job.created_at then
         -- A job in the future holds no position in its key.
-        perform pgqueue._release_next(array[v_stands.queue], array[v_stands.key], array[p_job_id]);
+        perform pgqueue._release_next(array[v_existing.queue], array[v_existing.key], array[p_job_id]);
     end if;
     return case p_on_conflict when 'replace' then 'replaced' else 'debounced' end;
 end
 $$;
 
 comment on function pgqueue._edit_waiting(bigint, pgqueue.jobs, text, interval) is
-    'Private: replaces, merges or puts off a job that waits and was never reserved; skipped: it is another one. Null: look again.';
+    'Private: replaces, merges or defers a job that waits and was never reserved; skipped: the job is in another state. Null: try again.';
 
 -- The exception block is a subtransaction, too expensive for each job of a batch.
 create or replace function pgqueue._enqueue_deduped(

@@ -40,7 +40,7 @@ begin
     v_job.run_at := coalesce(p_options.run_at, p_now + p_options.delay, p_now);
     v_job.ready_at := p_now;
     if v_job.run_at > p_now then
-        v_job.ready_at := pgqueue._ready_at(v_job.run_at);
+        v_job.ready_at := pgqueue._ready_at_unchecked(v_job.run_at);
         perform pgqueue._check_run_at(v_job.run_at);
     end if;
     v_job.expires_at := greatest(v_job.run_at, p_now) + p_options.expires_in;
@@ -72,7 +72,7 @@ end
 $$;
 
 comment on function pgqueue._checked_job(bigint, timestamptz, pgqueue.job_options) is
-    'Private: the row of a job with these options, which it checks; what is left to task and queue is null.';
+    'Private: checks the options of a job and returns its row; options left to task and queue are null.';
 
 create or replace function pgqueue._insert_jobs(p_jobs pgqueue.jobs[])
 returns void
@@ -130,7 +130,7 @@ end
 $$;
 
 comment on function pgqueue._insert_jobs(pgqueue.jobs[]) is
-    'Private: inserts jobs in one statement, with what task and queue say of each, registers their lanes and wakes for each queue once. Children need _add_dependencies() next.';
+    'Private: inserts jobs in one statement, with the options of their tasks and queues, registers their lanes and wakes each queue once. Children need _add_dependencies() next.';
 
 create or replace function pgqueue._as_child(p_job pgqueue.jobs, p_parents bigint[], p_run_if text)
 returns pgqueue.jobs

@@ -78,7 +78,7 @@ as $$
 begin
     if not pgqueue._is_declared(p_declared) then
         perform pgqueue._refuse(
-            'declared is not what a task declares', format('It is %s.', left(p_declared::text, 200)),
+            'declared must be options that a task can declare', format('It is %s.', left(p_declared::text, 200)),
             'Give declared as an object with queue, priority, expires_in (above zero) and accumulate, or some of them, such as {"queue": "mail"}.'
         );
     end if;
@@ -129,12 +129,12 @@ begin
     if p_options.run_if not in ('succeeded', 'finished', 'failed') then
         perform pgqueue._refuse(
             'run_if is unknown', format('It is %s.', quote_literal(p_options.run_if)),
-            'Give run_if as succeeded (all of depends_on; the default), finished (whatever became of them) or failed (one of them).'
+            'Give run_if as succeeded (all of depends_on; the default), finished (all of them, in any state) or failed (one of them).'
         );
     end if;
     if p_options.run_if is not null and p_options.depends_on is null then
         perform pgqueue._refuse(
-            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, the jobs that run_if is about.'
+            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, to which run_if applies.'
         );
     end if;
     if cardinality(p_options.depends_on) > 0
@@ -149,7 +149,7 @@ end
 $$;
 
 comment on function pgqueue._check_dependencies(pgqueue.job_options) is
-    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is seen later.';
+    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is checked later.';
 
 create or replace function pgqueue._check_times(p_options pgqueue.job_options)
 returns void
@@ -211,7 +211,7 @@ begin
     if p_options.max_attempts not between 1 and 100000 then
         perform pgqueue._refuse(
             'max_attempts must be between 1 and 100000', format('It is %s.', p_options.max_attempts),
-            'Give max_attempts as the number of tries in all; 1 means that a failure is final.'
+            'Give max_attempts as the total number of attempts; 1 means that a failure is final.'
         );
     end if;
     if p_options.retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then
@@ -262,14 +262,14 @@ begin
                 end
             ),
             'Nothing was enqueued.',
-            'Give dedupe, the key that dedupe_for, on_conflict and debounce_max are about, or leave them out.'
+            'Give dedupe, the key to which dedupe_for, on_conflict and debounce_max apply, or leave them out.'
         );
     end if;
     perform pgqueue._check_name('dedupe', p_options.dedupe, 512);
     if p_options.dedupe_for is not null and (not isfinite(p_options.dedupe_for) or p_options.dedupe_for <= '0' or p_options.dedupe_for > '2 years') then
         perform pgqueue._refuse(
             'dedupe_for must be above zero and at most two years', format('It is %s.', p_options.dedupe_for),
-            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key then stands while the job lives.'
+            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key is then kept until the job ends.'
         );
     end if;
     if p_options.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then

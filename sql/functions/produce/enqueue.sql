@@ -51,7 +51,7 @@ as $$
 declare
     v_run_at timestamptz;
     v_ready_at timestamptz;
-    v_now timestamptz := pgqueue._ready_at(null);
+    v_now timestamptz := pgqueue._ready_at_unchecked(null);
     v_queue text;
     v_priority smallint;
     v_settled boolean;
@@ -102,7 +102,7 @@ begin
         end if;
         v_run_at := coalesce(enqueue.run_at, v_now + enqueue.delay);
         if v_run_at > v_now then
-            v_ready_at := pgqueue._ready_at(v_run_at);
+            v_ready_at := pgqueue._ready_at_unchecked(v_run_at);
             perform pgqueue._check_run_at(v_run_at);
         end if;
     end if;
@@ -135,16 +135,8 @@ begin
             select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at
         )
         and current_setting('transaction_isolation') = 'read committed'
-        -- A head from the future: the clock stepped back, which _register_lane records.
-        and coalesce(
-            (
-                select h.at from pgqueue.heads h
-                where h.queue = jobs.queue and h.priority = jobs.priority and h.resumed = false
-                order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
-                limit 1
-            ) <= jobs.created_at,
-            true
-        )
+        -- Else the clock has stepped back, and _register_lane() writes a mark.
+        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true)
     into v_id, v_queue, v_priority, v_settled;
 
     if v_settled then
@@ -172,13 +164,13 @@ comment on function pgqueue.enqueue(
     'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of those of the task; '
     'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
     'limit_key: counted by limits of that kind; timeout: how long one attempt may take. '
-    'dedupe: of one task and dedupe there is one job while it lives, or, with dedupe_for, for so long from its enqueue on, '
-    'whatever becomes of it; the id is then that of the job that stands. on_conflict says what becomes of that one, while it '
-    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority are those of this '
-    'call), merge (args || these args), debounce (run_at moves out to the one of this call, and no further than debounce_max '
+    'dedupe: there is only one job of a task and dedupe key until it ends, or, with dedupe_for, for that time after its enqueue; '
+    'a second call returns the id of the existing job. on_conflict: what to do with that job while it '
+    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this '
+    'call), merge (args || these args), debounce (defer it to the run_at of this call, but no further than debounce_max '
     'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
-    'declared: what the code of the producer declares for the task, as JSON (queue, priority, expires_in, accumulate): it '
-    'holds where neither the job, nor an operator, nor a worker says otherwise. '
-    'depends_on: ids of jobs; it starts when they have ended, as run_if says: succeeded (all of them; should one not, it is '
-    'cancelled; the default), finished (whatever became of them) or failed (as soon as one did not succeed; else it is cancelled). '
+    'declared: the options that the producer''s code declares for the task, as JSON (queue, priority, expires_in, accumulate): '
+    'used if neither the job, nor an operator, nor a worker sets them. '
+    'depends_on: ids of jobs; it starts when they have ended, by run_if: succeeded (all of them; if one does not, it is '
+    'cancelled; the default), finished (in any state) or failed (as soon as one did not succeed; else it is cancelled). '
     'group_id: the group that it joins, see open_group().';

@@ -84,6 +84,6 @@ comment on function pgqueue.enqueue_outcome(
     text, bigint
 ) is
     'Enqueue one job as enqueue() does, and return the outcome: inserted; or, if another job has its dedupe key, '
-    'whose job_id it then is, skipped, replaced, merged or debounced. '
+    'with the job_id of that job: skipped, replaced, merged or debounced. '
     'select * from pgqueue.enqueue_outcome(''report'', dedupe => ''report:2026-11'', on_conflict => ''replace''); '
     'Waits for an open transaction that holds the same dedupe key, at most pgqueue.settings.dedupe_wait (55P03).';

@@ -283,4 +283,4 @@ end
 $$;
 
 comment on function pgqueue._enqueue_staged_others(timestamptz, text[]) is
-    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many came to which outcome.';
+    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many had which outcome.';

@@ -101,7 +101,7 @@ begin
             and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
     ) then
         perform pgqueue._refuse(
-            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to somebody else.',
+            'pgqueue_staged is not the table that stage() makes', 'It is another relation, or belongs to another role.',
             'Drop it, and call pgqueue.stage().'
         );
     end if;
@@ -119,7 +119,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
-        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or is not there.',
+        'nothing is staged in this transaction', 'pgqueue_staged has no rows, or does not exist.',
         'Call pgqueue.stage(), copy rows into pgqueue_staged, then call pgqueue.enqueue_staged(), in one transaction.'
     );
 end

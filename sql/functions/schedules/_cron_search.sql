@@ -23,10 +23,10 @@ begin
         return pgqueue._cron_find(p_spec, v_from) at time zone 'UTC';
     end if;
 
-    -- Is p_after itself in a doubled stretch of local time? No zone changes its offset twice within a day.
+    -- Whether p_after itself is in a doubled stretch of local time. No zone changes its offset twice within a day.
     v_offset := pgqueue._utc_offset(p_after, p_timezone);
     if v_elapsed then
-        -- In its first pass? The second one begins again at an earlier local time.
+        -- In its first pass: the second one begins again at an earlier local time.
         v_turn := p_after + interval '24 hours';
         v_other := pgqueue._utc_offset(v_turn, p_timezone);
         if v_other < v_offset then
@@ -41,7 +41,7 @@ begin
             end if;
         end if;
     else
-        -- In its second pass? Everything up to its end ran in the first one.
+        -- In its second pass: every instant up to its end ran in the first one.
         v_turn := p_after - interval '24 hours';
         v_other := pgqueue._utc_offset(v_turn, p_timezone);
         if v_other > v_offset then

@@ -1,7 +1,7 @@
 -- When a schedule is due: by its cron expression or its interval, and which instants a late run makes up for.
 --
--- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. _schedule_rule is all that they depend
--- on, as one text: a changed rule makes the next instant be computed anew. _plan_schedule records it.
+-- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. _schedule_rule is everything that they
+-- depend on, as one text: after a change of the rule the next instant is computed again. _plan_schedule records it.
 
 create or replace function pgqueue._schedule_turn(
     p_spec bytea,
@@ -42,7 +42,7 @@ begin
         return;
     end if;
 
-    -- Several are due: those in time, or with "all" as many as the cap allows, in order.
+    -- Several are due: the ones in time, or with "all" as many as the cap allows, in order.
     v_at := case
         when p_catch_up = 'all' or p_due_at >= v_in_time then p_due_at
         else pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, v_in_time - interval '1 us')
@@ -72,7 +72,7 @@ $$;
 comment on function pgqueue._schedule_turn(
     bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer
 ) is
-    'Private: for a schedule due since p_due_at (null: unknown): the instants to run now, from which on missed ones are skipped, and when it is due next.';
+    'Private: for a schedule due since p_due_at (null: unknown): the instants to run now, the first of the missed ones that are skipped, and when it is due next.';
 
 create or replace function pgqueue._next_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
@@ -147,7 +147,7 @@ as $$
 $$;
 
 comment on function pgqueue._schedule_rule(pgqueue.schedules) is
-    'Private: everything that decides when a schedule is due, as one text to compare.';
+    'Private: everything on which the instants of a schedule depend, as one text to compare.';
 
 create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
 returns timestamptz
@@ -169,4 +169,4 @@ end
 $$;
 
 comment on function pgqueue._plan_schedule(pgqueue.schedules, timestamptz) is
-    'Private: lets a schedule go on from p_now; returns when it is due next.';
+    'Private: continues a schedule from p_now; returns when it is due next.';

@@ -1,13 +1,14 @@
--- What maintain does for schedules: enqueues what is due, and records the outcome.
+-- A step of maintain: enqueues the jobs of schedules that are due, and records the outcome.
 --
--- A schedule stands at next_at of its newest row in schedule_runs, read through an index that ends at that row: one
--- probe for each schedule and second (2 us), whatever old versions a snapshot keeps. That next_at counts only while
--- the rule from which it was computed is still the schedule's, and while the clock is not before the row: an operator
--- who edits an expression, and a clock that steps back, cause it to be computed anew from now.
+-- A schedule is due at next_at of its newest row in schedule_runs, read through an index that ends at that row: one probe
+-- for each schedule and second (2 us), whatever old versions a snapshot keeps. next_at counts only if the rule from which
+-- it was computed is unchanged, and the clock is not before the row: if an operator edits an expression, or the clock steps
+-- back, it is computed again from now.
 -- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
--- was really inserted, in one statement. Concurrent callers wait there for each other; maintain's own lock prevents it.
--- All due schedules go in one statement, in due order. If it fails, each half is tried in an exception block of its
--- own, down to the broken schedule: its error is recorded, shown in stats(), and it is left alone for a minute.
+-- was really inserted, in one statement. Concurrent callers would wait there for each other; maintain's own lock
+-- prevents that. All due schedules go in one statement, in due order. If it fails, each half is tried in an exception
+-- block of its own, down to the broken schedule: its error is recorded, shown in stats(), and it is left out for a
+-- minute.
 
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
@@ -34,7 +35,7 @@ $$;
 comment on function pgqueue._run_schedules(integer) is
     'Private: enqueues the due jobs of at most p_limit schedules; returns how many jobs.';
 
--- A week is kept. It is also how far the clock may step back without an instant being run again.
+-- Runs are kept for a week, so the clock may step back by a week without running an instant again.
 create or replace function pgqueue._tidy_schedule_runs(p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
@@ -65,7 +66,7 @@ end
 $$;
 
 comment on function pgqueue._tidy_schedule_runs(timestamptz, integer) is
-    'Private: forgets up to p_limit runs of schedules that are older than a week; returns how many.';
+    'Private: deletes up to p_limit runs of schedules that are older than a week; returns how many.';
 
 create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
@@ -96,7 +97,7 @@ end
 $$;
 
 comment on function pgqueue._run_or_halve(timestamptz, integer, text[], timestamptz[]) is
-    'Private: _run_due for all of these or, where that fails, for each half, down to the schedule that is broken: its error is written down.';
+    'Private: _run_due for all of these or, where that fails, for each half, down to the broken schedule, whose error is recorded.';
 
 create or replace function pgqueue._due_schedules(p_now timestamptz, p_limit integer)
 returns table (name text, due_at timestamptz)
@@ -130,7 +131,7 @@ as $$
 $$;
 
 comment on function pgqueue._due_schedules(timestamptz, integer) is
-    'Private: the schedules that are due, and since when; null: when they are due is to be computed anew.';
+    'Private: the schedules that are due, and since when; null: it must be computed again.';
 
 create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
@@ -171,8 +172,8 @@ begin
                     case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
                 from turns t
                 cross join lateral (
-                    -- After the clock stepped back, some have had their run. A scalar subquery: of an EXISTS the
-                    -- planner may make a join that reads every run of the schedule.
+                    -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
+                    -- turn an EXISTS into a join that reads every run of the schedule.
                     select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
                     from unnest(t.instants) with ordinality u (at, ord)
                     where (
@@ -242,4 +243,4 @@ end
 $$;
 
 comment on function pgqueue._run_due(timestamptz, integer, text[], timestamptz[]) is
-    'Private: enqueues the due jobs of these schedules, each due since p_due (null: to be computed anew), about p_limit at most; returns how many.';
+    'Private: enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most; returns how many.';

@@ -1,4 +1,4 @@
--- pause_schedule: the schedule enqueues nothing until resume_schedule; its jobs stay. Locks and updates its row.
+-- pause_schedule: the schedule enqueues no jobs until resume_schedule; existing jobs stay. Locks and updates its row.
 
 create or replace function pgqueue.pause_schedule(name text)
 returns boolean
@@ -23,4 +23,4 @@ end
 $$;
 
 comment on function pgqueue.pause_schedule(text) is
-    'Enqueue no more jobs of a schedule, until resume_schedule(). False: there is none, or it was paused already.';
+    'Enqueue no more jobs of a schedule, until resume_schedule(). False: there is no such schedule, or it was paused already.';

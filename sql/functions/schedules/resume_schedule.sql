@@ -1,4 +1,4 @@
--- resume_schedule: the schedule goes on from now. Runs of the pause are not made up for: they were not missed. (If you
+-- resume_schedule: continues the schedule from now. Runs of the pause are not made up for: they were not missed. (If you
 -- set paused_at to null by an update instead, catch_up decides.) Locks and updates its row, inserts its next instant.
 
 create or replace function pgqueue.resume_schedule(name text)
@@ -28,4 +28,4 @@ end
 $$;
 
 comment on function pgqueue.resume_schedule(text) is
-    'Let a paused schedule go on from now; runs of the pause are not made up for. False: there is none, or it was not paused.';
+    'Continue a paused schedule from now; runs of the pause are not made up for. False: there is no such schedule, or it was not paused.';

@@ -40,4 +40,4 @@ end
 $$;
 
 comment on function pgqueue.run_schedule_now(text) is
-    'Enqueue one job of a schedule now, beside its times, and return its id. Null: there is no such schedule.';
+    'Enqueue one job of a schedule now, in addition to its times, and return its id. Null: there is no such schedule.';

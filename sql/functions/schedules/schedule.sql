@@ -1,8 +1,9 @@
 -- schedule: enqueues a job by the clock.
 --
--- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not touch
--- an operator's columns (paused_at, expression, timezone). Locks that row. Checks everything here, so that no error
--- shows up at night. Records the first instant at once, so that it is not missed if nobody runs maintenance for a while.
+-- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
+-- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
+-- comes up later, at night. Records the first instant at once, so that it is not missed if maintenance does not run for a
+-- while.
 
 create or replace function pgqueue.schedule(
     name text,
@@ -118,7 +119,7 @@ begin
     order by r.n desc
     limit 1;
     if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
-        -- An operator's expression may be wrong. maintain reports it; it must not stop a worker's start.
+        -- An operator's expression may be wrong. maintain reports that; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
         v_next_at := pgqueue._plan_schedule(v_schedule, v_now);
@@ -131,13 +132,13 @@ comment on function pgqueue.schedule(
     text, text, text, jsonb, interval, text, text, text, interval, text, integer, integer, interval, jsonb, text[],
     interval, integer
 ) is
-    'Enqueue a job by the clock, from now on; again with the same name: change it. Returns when it is due next. '
+    'Enqueue a job by the clock, from now on; a call with a known name changes that schedule. Returns when it is due next. '
     'select pgqueue.schedule(''nightly'', ''30 2 * * *'', ''report'', timezone => ''Europe/Berlin''); or every => ''5 min''. '
     'expression: see cron_next(). every: counted from its first declaration, at least a second, days are 24 hours. '
     'catch_up: for runs that were missed (found more than 10 s late): skip all, run the last (default), or run all, at most the latest catch_up_cap. '
-    'overlap: start (default) another job, or skip the run, while the last one lives. jitter: delay each job at random by up to this. '
+    'overlap: start (default) another job, or skip the run, while the last one has not ended. jitter: delay each job at random by up to this. '
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
-    'maintain() enqueues what is due, so jobs come about a second after their time at most.';
+    'maintain() enqueues due jobs, about a second after their time at most.';
 
 create or replace function pgqueue._check_schedule(
     p_expression text, p_every interval, p_timezone text, p_catch_up text, p_overlap text, p_jitter interval, p_cap integer
@@ -168,7 +169,7 @@ begin
     if p_catch_up is null or p_catch_up not in ('skip', 'last', 'all') then
         perform pgqueue._refuse(
             'catch_up must be skip, last or all', format('It is %s.', coalesce(quote_literal(p_catch_up), 'null')),
-            'skip: missed runs are not made up for; last: the last of them; all: each, at most catch_up_cap.'
+            'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
         );
     end if;
     if p_cap is null or p_cap not between 1 and 10000 then
@@ -180,7 +181,7 @@ begin
     if p_overlap is null or p_overlap not in ('start', 'skip') then
         perform pgqueue._refuse(
             'overlap must be start or skip', format('It is %s.', coalesce(quote_literal(p_overlap), 'null')),
-            'start: a run starts while the last one lives; skip: it is left out.'
+            'start: a run starts even if the last one has not ended; skip: it is left out.'
         );
     end if;
     if p_jitter is not null and (not isfinite(p_jitter) or p_jitter not between '0' and '1 day') then
@@ -208,8 +209,8 @@ declare
 begin
     begin
         perform pgqueue._clock() at time zone p_timezone;
-        -- 'UTC+2' is understood as POSIX has it, two hours *behind* UTC. A name with digits must be in the list, which
-        -- is read from disk and takes 20 ms or so; hardly any has them.
+        -- PostgreSQL reads 'UTC+2' as POSIX does, two hours *behind* UTC. So a name with digits must be in the list of
+        -- zones. Reading it takes 20 ms or so, but hardly any name has digits.
         v_known := p_timezone is not null
             and (p_timezone !~ '[0-9]' or exists (select from pg_timezone_names z where z.name = p_timezone));
     exception when invalid_parameter_value or invalid_text_representation then

@@ -21,4 +21,4 @@ begin
 end
 $$;
 
-comment on function pgqueue.unschedule(text) is 'Remove a schedule; its jobs stay. False: there is none of this name.';
+comment on function pgqueue.unschedule(text) is 'Remove a schedule; its jobs stay. False: there is no such schedule.';

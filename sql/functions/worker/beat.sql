@@ -109,7 +109,7 @@ as $$
     end
 $$;
 
-comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: what is wrong with an entry of a worker''s report; null: nothing.';
+comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: the mistake in an entry of a worker''s report; null: none.';
 
 create or replace function pgqueue._is_count(p_value jsonb)
 returns boolean

@@ -6,7 +6,7 @@
 -- the registration, a notification announces later ones. A poll before the registration could miss both.
 -- It is the one call of an idle worker, so it also reports a heartbeat and runs maintenance, except for the steps that
 -- make and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it again; the
--- others call later, and take over if nobody ran it for two seconds. (If they took turns, each of 200 sessions would
+-- others call later, and take over if it did not run for two seconds. (If they took turns, each of 200 sessions would
 -- plan every step.)
 -- It also checks whether a job is due, and reports it as next_due: then reserve. Where other workers are idle, a job
 -- that became due less than 250 ms ago was announced to them and is about to be taken. idle claims nothing, and checks

@@ -1,23 +1,23 @@
 -- Dependencies: jobs that start only after others have ended.
 --
 -- A child is blocked on '@parents', out of the ready index, and has a row of dependencies for each parent that has not
--- ended. Whatever ends a job first locks and removes its row of jobs and, in a *later* statement, closes its rows of
--- dependencies: deletes them where it succeeded, else writes how it ended. Then it settles the children: a child whose
--- run_if is met goes back to the ready index, one whose run_if cannot be met any more is cancelled.
+-- ended. A transaction that ends a job first locks and removes its row of jobs and, in a *later* statement, closes its rows
+-- of dependencies: it deletes them if the job succeeded, else records how it ended. Then it settles the children: a child
+-- whose run_if is met goes back to the ready index; one whose run_if cannot be met any more is cancelled.
 --
--- Nobody waits for anybody, and no wake-up is lost, because what a statement may have missed is left as a note, which is
--- read in a later transaction (see _notes):
--- - A child and a parent that ends beside its enqueue. The enqueue locks no parent; it leaves a note with the child. Once
---   the child is committed, a look at the note tries to lock each parent (KEY SHARE, SKIP LOCKED, for one statement).
---   Locked: it lives, and whatever ends it later sees the row of dependencies. Visible, but locked by somebody else: it
---   may be ending, and the note stays. Gone: history says how it ended.
+-- No transaction waits for another, and no release is lost: where a statement may have missed a row it leaves a note, which
+-- is read in a later transaction (see _notes):
+-- - A parent may end while its child is enqueued. The enqueue locks no parent; it leaves a note with the child. Once the
+--   child is committed, a reader of the note tries to lock each parent (KEY SHARE, SKIP LOCKED, for one statement). Locked:
+--   it lives, and the transaction that ends it later sees the row of dependencies. Visible, but locked by another session:
+--   it may be ending, and the note stays. Gone: history records how it ended.
 -- - Two last parents that end at the same time: each sees the other's row. So each leaves a note with the child. The note
 --   of the one that commits last is read when both have committed.
--- - Above READ COMMITTED no statement sees the rows that came after the snapshot: a note with the parent.
+-- - Above READ COMMITTED no statement sees rows that are newer than the snapshot: a note with the parent.
 -- - A child whose row another session has locked: a note with the child.
--- What one call closes is bounded; a note with the parent has the rest.
+-- One call closes a bounded number of rows; a note with the parent leaves the rest to a later one.
 
--- The jobs are there, blocked where they depend on others. p_ids: those that may.
+-- The jobs are inserted; those that depend on others are blocked. p_ids: the jobs that may have parents.
 create or replace function pgqueue._add_dependencies(p_ids bigint[])
 returns void
 language plpgsql
@@ -60,13 +60,13 @@ begin
     cross join lateral unnest(j.depends_on) p (id)
     left join unnest(v_ended, v_ends) e (id, state) on e.id = p.id
     where e.state is distinct from 'succeeded';
-    -- Those with open parents stay, and get their notes; the others need none.
+    -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._settle_and_follow(v_children, 'c');
 end
 $$;
 
 comment on function pgqueue._add_dependencies(bigint[]) is
-    'Private: writes down what new jobs wait for, and releases or cancels those whose parents have ended already.';
+    'Private: records the dependencies of new jobs, and releases or cancels jobs whose parents have ended already.';
 
 create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
 returns void
@@ -83,14 +83,14 @@ begin
         perform pgqueue._refuse(
             format('depends_on names job %s, which is unknown', v_unknown),
             'There is no such job, or its retention has ended. Nothing was enqueued.',
-            'Give depends_on as ids that enqueue() returned, of jobs that history still keeps if they have ended.'
+            'Give depends_on as ids that enqueue() returned; an ended job must still be in history.'
         );
     end if;
 end
 $$;
 
 comment on function pgqueue._refuse_unknown_parents(bigint[]) is
-    'Private: refuses to depend on jobs that neither live nor stand in history.';
+    'Private: refuses dependencies on jobs that are neither live nor in history.';
 
 create or replace function pgqueue._find_parents(p_ids bigint[])
 returns table (id bigint, lives boolean, ended text, traceless boolean)
@@ -122,9 +122,9 @@ as $$
 $$;
 
 comment on function pgqueue._find_parents(bigint[]) is
-    'Private: whether these jobs live, else how they ended (null: unknown), and whether history keeps them when they succeed.';
+    'Private: whether these jobs are live, else how they ended (null: unknown), and whether history keeps them when they succeed.';
 
--- What becomes of a child, by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
+-- Decides on a child by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
 create or replace function pgqueue._verdict(p_run_if text, p_open boolean, p_failed boolean)
 returns text
 language sql
@@ -143,8 +143,8 @@ $$;
 comment on function pgqueue._verdict(text, boolean, boolean) is
     'Private: run, cancel or wait, for a job with these parents.';
 
--- Those of p_children that are live, blocked on their parents, and not locked by another session.
--- p_note: the kind of note for those that go on waiting; null: none.
+-- Handles the children that are live, blocked on their parents, and not locked by another session.
+-- p_note: the kind of note for children that go on waiting; null: none.
 create or replace function pgqueue._settle_children(p_children bigint[], p_note "char")
 returns bigint[]
 language plpgsql
@@ -183,7 +183,7 @@ begin
         where j.id = w.id and j.state = v_blocked and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
         for update skip locked
     ) l;
-    -- A later statement: what was committed when the row was locked counts.
+    -- A later statement, which sees everything that was committed when the row was locked.
     with children as materialized (
         select
             j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group,
@@ -196,7 +196,7 @@ begin
             select x.id, x.reservation, x.run_if, x.blocked_on from pgqueue.jobs x where x.id = w.id limit 1
         ) j
         cross join lateral (
-            -- From the newest parent back: the oldest have left dead entries.
+            -- From the newest parent backwards: the oldest ones have left dead entries.
             select coalesce(
                 (
                     select true
@@ -262,7 +262,7 @@ end
 $$;
 
 comment on function pgqueue._settle_children(bigint[], "char") is
-    'Private: releases and cancels children whose parents allow it, and returns those that it cancelled, whose own children the caller settles.';
+    'Private: releases or cancels children by the state of their parents, and returns the cancelled ones, whose own children the caller settles.';
 
 create or replace function pgqueue._parent_error(p_parent bigint, p_ended text)
 returns jsonb
@@ -302,7 +302,7 @@ $$;
 comment on function pgqueue._settle_and_follow(bigint[], "char") is
     'Private: settles children, and the children of those that it cancels.';
 
--- The caller has locked the rows. They start at the later of run_at and now; in the order of their ids.
+-- The caller has locked the rows. They become due at the later of run_at and now, in the order of their ids.
 create or replace function pgqueue._release_children(p_ids bigint[])
 returns void
 language plpgsql
@@ -348,9 +348,9 @@ end
 $$;
 
 comment on function pgqueue._release_children(bigint[]) is
-    'Private: makes children ready, and forgets those of their parents that have ended.';
+    'Private: makes children ready, and deletes their dependencies on parents that have ended.';
 
--- Skips rows that another session has locked: maintain finds what is left.
+-- Skips rows that another session has locked: maintain deletes them later.
 create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
 returns void
 language plpgsql
@@ -394,4 +394,4 @@ end
 $$;
 
 comment on function pgqueue._drop_dependencies(bigint[], boolean) is
-    'Private: forgets what jobs wait for; p_ended: only parents that have ended.';
+    'Private: deletes dependencies of jobs; p_ended: only those on parents that have ended.';

@@ -1,9 +1,9 @@
--- What the end of a job does to the jobs that depend on it. See _dependencies.
+-- Settles the jobs that depend on a job that ended. See _dependencies.
 --
--- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes says that no job
--- ever depended on another. Where none of these has children it costs one probe of an index: of the range between the
--- least and the greatest id, for one probe of each of a batch would be felt. Closing is bounded by 1,000 rows a call: a
--- note has the rest.
+-- _finish and _delete_jobs call _end_parents after the statement that removed the rows, unless _has_notes finds that no job
+-- ever depended on another. If none of the ended jobs has children it costs one probe of an index, of the range between
+-- the least and the greatest id: one probe for each job of a batch would be noticeable. A call closes 1,000 rows at most;
+-- a note leaves the rest to a later one.
 
 -- Inlined: no SET. Each child, and each member of a group, advances the sequence before it is committed, and no snapshot
 -- hides that.
@@ -16,7 +16,7 @@ as $$
     select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
 $$;
 
-comment on function pgqueue._has_notes() is 'Private: false: no note was ever left, so nothing depends on anything.';
+comment on function pgqueue._has_notes() is 'Private: false: no note was ever left, so no job depends on another.';
 
 create or replace function pgqueue._end_parents(p_ids bigint[], p_state text)
 returns void
@@ -53,7 +53,7 @@ $$;
 comment on function pgqueue._end_parents(bigint[], text) is
     'Private: settles the children of jobs that ended; p_state: succeeded, dead, cancelled or deleted.';
 
--- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, for a snapshot of its own.
+-- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer snapshot.
 create or replace function pgqueue._has_children(p_ids bigint[])
 returns boolean
 language plpgsql
@@ -75,7 +75,7 @@ end
 $$;
 
 comment on function pgqueue._has_children(bigint[]) is
-    'Private: whether one of these jobs, or one whose id is between theirs, has children; false: none of them has.';
+    'Private: false: none of these jobs has children; true: one of them, or a job with an id between theirs, has.';
 
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
@@ -99,9 +99,9 @@ begin
 end
 $$;
 
-comment on function pgqueue._parents_among(bigint[]) is 'Private: those of these jobs for which others wait.';
+comment on function pgqueue._parents_among(bigint[]) is 'Private: the jobs among these for which others wait.';
 
--- p_after: only children with ids above it, where the parents before were done by an earlier call.
+-- p_after: only children with ids above it; an earlier call closed the others.
 create or replace function pgqueue._close_dependencies(
     p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
 )
@@ -159,10 +159,10 @@ end
 $$;
 
 comment on function pgqueue._close_dependencies(bigint[], text, integer, bigint) is
-    'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; a note has the rest.';
+    'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; leaves a note if there are more.';
 
--- The rest of what a note says of a parent. Meanwhile it may have been retried. While its row in history is locked it is
--- not.
+-- Continues what a note left of a parent. The parent may have been retried since, but not while its row in history is
+-- locked.
 create or replace function pgqueue._close_more(p_note pgqueue.notes)
 returns integer
 language plpgsql
@@ -187,7 +187,7 @@ begin
                 select 'p', p_note.id, p_note.after, p_note.name, pgqueue._clock() + interval '200 ms', pg_current_xact_id();
                 return 0;
             end if;
-            -- History does not keep it.
+            -- History does not keep this parent.
             v_state := p_note.name;
         end if;
     end if;
@@ -200,8 +200,8 @@ $$;
 comment on function pgqueue._close_more(pgqueue.notes) is
     'Private: closes up to 1,000 more dependencies on a job that ended, unless it was retried since; returns how many.';
 
--- The parents of new children, each seen in a transaction after the one that enqueued the child. See _dependencies. Those
--- that have ended stay locked in history, so that no retry brings them back beside this.
+-- Reads the parents of new children in a transaction after the one that enqueued the child. See _dependencies. Locks ended
+-- parents in history, so that no retry brings them back at the same time.
 create or replace function pgqueue._check_parents(p_children bigint[])
 returns bigint[]
 language plpgsql
@@ -282,7 +282,7 @@ begin
     from gone g
     where d.ctid = g.row_ctid and g.ended is not null;
 
-    -- Also where another session has locked the row of a parent that is gone.
+    -- Also if another session has locked the row of a parent that has gone.
     return array(
         select w.id
         from unnest(p_children) w (id)
@@ -296,4 +296,4 @@ end
 $$;
 
 comment on function pgqueue._check_parents(bigint[]) is
-    'Private: closes the dependencies of children on parents that have ended, and returns those that have a parent which may be ending now.';
+    'Private: closes the dependencies of children on parents that have ended, and returns the children with a parent that may be ending now.';

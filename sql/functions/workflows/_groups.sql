@@ -4,10 +4,10 @@
 -- on allow it, and no member lives: no row of jobs has its group_id. There is no counter: the index jobs_group is the set.
 -- A member that ends leaves a note with the group only if no member waits any more, so that 100,000 ends write a
 -- handful; the last members to end each leave one, and the note of the one that commits last is read when all have
--- committed. Cancels and deletes of members that wait leave one always: what they saw waiting may end beside them.
--- While members only execute, the note is kept.
--- Joining locks the group's row (KEY SHARE, to the producer's commit), for which close_group waits; after that only a
--- member brings in others, and locks its own row, which keeps the group alive.
+-- committed. A cancel or delete of a waiting member always leaves a note: the members that it saw waiting may end at the
+-- same time. While members still execute, the note is kept.
+-- Joining locks the group's row (KEY SHARE, until the producer commits), and close_group waits for that; afterwards only a
+-- member adds others, and locks its own row, which keeps the group from ending.
 
 create or replace function pgqueue._join_group(p_group_id bigint)
 returns bigint
@@ -21,7 +21,7 @@ as $$
 declare
     v_found record;
 begin
-    -- A group first: one that is a member of another is meant itself.
+    -- A group first: a group that is a member of another one is the one to join.
     select j.blocked_on, j.group_id, j.task
     into v_found
     from pgqueue.jobs j
@@ -51,7 +51,7 @@ $$;
 comment on function pgqueue._join_group(bigint) is
     'Private: the group that a job with this group_id joins; the id of a member means its group. Locks the row until the transaction ends.';
 
--- p_unstarted: these members had not started: an end beside this one may have seen them waiting.
+-- p_unstarted: these members had not started: a member that ends at the same time may have seen them waiting.
 create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
 returns void
 language plpgsql
@@ -72,7 +72,7 @@ end
 $$;
 
 comment on function pgqueue._leave_groups(bigint[], boolean) is
-    'Private: leaves notes with the groups of members that ended, where these may have been the last.';
+    'Private: leaves notes with the groups of members that ended, if these may have been the last ones.';
 
 -- From the highest id: jobs start in the order of their ids, and the lowest have left dead entries.
 create or replace function pgqueue._has_waiting_members(p_group_id bigint)
@@ -106,9 +106,10 @@ end
 $$;
 
 comment on function pgqueue._has_waiting_members(bigint) is
-    'Private: whether a member of a group lives that does not execute.';
+    'Private: whether a live member of a group does not execute.';
 
--- What a note with a group asks: can it end? A group that ended and has members again, for one was retried, comes back.
+-- Follows notes with groups: ends a group that can end, and brings back an ended one that has live members again, after a
+-- retry.
 create or replace function pgqueue._look_at_groups(p_ids bigint[])
 returns void
 language plpgsql
@@ -133,16 +134,16 @@ begin
         for update skip locked;
         if not found then
             if exists (select from pgqueue.jobs j where j.id = v_id) then
-                -- Somebody joins it, or closes it.
+                -- Another session is joining or closing it.
                 perform pgqueue._leave_notes('g', array[v_id], interval '200 ms');
             elsif pgqueue._has_members(v_id) then
                 perform pgqueue._revive_group(v_id);
             end if;
             continue;
         end if;
-        -- An open one is looked at again by close_group.
+        -- close_group checks an open group again.
         continue when v_group.blocked_on = '@open';
-        -- Later statements: they show what was committed when the row was locked.
+        -- Later statements, which see everything that was committed when the row was locked.
         continue when pgqueue._has_waiting_members(v_id);
         v_is_executing := pgqueue._has_members(v_id);
         if v_is_executing then
@@ -157,7 +158,7 @@ end
 $$;
 
 comment on function pgqueue._look_at_groups(bigint[]) is
-    'Private: ends groups that are closed and have no live members, and brings back those that have some again.';
+    'Private: ends groups that are closed and have no live members, and brings back groups that have live members again.';
 
 create or replace function pgqueue._has_members(p_group_id bigint)
 returns boolean
@@ -179,7 +180,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._has_members(bigint) is 'Private: whether a member of a group lives.';
+comment on function pgqueue._has_members(bigint) is 'Private: whether a group has a live member.';
 
 -- The caller has locked its row.
 create or replace function pgqueue._end_group(p_id bigint, p_reservation bigint, p_is_cancelled boolean, p_run_if text)
@@ -235,9 +236,9 @@ end
 $$;
 
 comment on function pgqueue._end_group(bigint, bigint, boolean, text) is
-    'Private: ends a group with what became of its members, as far as history keeps them.';
+    'Private: ends a group by the final states of its members, as far as history keeps them.';
 
--- By its class _revive_members knows whom to bring back.
+-- _revive_members finds by this class the members to bring back.
 create or replace function pgqueue._group_error(p_group_id bigint)
 returns jsonb
 language sql
@@ -248,9 +249,9 @@ as $$
     select jsonb_build_object('class', 'GroupCancelled', 'message', format('group %s was cancelled', p_group_id))
 $$;
 
-comment on function pgqueue._group_error(bigint) is 'Private: why a member of a group that is cancelled is cancelled.';
+comment on function pgqueue._group_error(bigint) is 'Private: the error of members that are cancelled with their group.';
 
--- In slices of 1,000; a note has the rest. Executing members are asked to cancel.
+-- In slices of 1,000; a note leaves the rest to a later call. Executing members are asked to cancel.
 create or replace function pgqueue._cancel_members(p_group_id bigint)
 returns void
 language plpgsql
@@ -309,7 +310,7 @@ end
 $$;
 
 comment on function pgqueue._cancel_members(bigint) is
-    'Private: cancels up to 1,000 members of a group; a note has the rest.';
+    'Private: cancels up to 1,000 members of a group; leaves a note if there are more.';
 
 -- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
 create or replace function pgqueue._cancel_groups(p_ids bigint[])
@@ -346,7 +347,7 @@ as $$
 declare
     v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
 begin
-    -- One that is ending beside this is seen by whoever reads the note.
+    -- A group that is ending at the same time is found by the reader of the note.
     perform pgqueue._leave_notes('g', v_ids);
     if not pgqueue._old_snapshot() then
         perform pgqueue._revive_group(g.id)
@@ -357,7 +358,7 @@ end
 $$;
 
 comment on function pgqueue._members_came_back(bigint[]) is
-    'Private: brings groups back that ended, for members of them were retried.';
+    'Private: brings ended groups back, because members of them were retried.';
 
 create or replace function pgqueue._revive_group(p_id bigint)
 returns void
@@ -370,10 +371,10 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_place record;
+    v_position record;
 begin
     select h.id, h.granularity, h.kept_until
-    into v_place
+    into v_position
     from pgqueue.history h
     where h.id = p_id and h.task = '@group'
     for update skip locked;
@@ -383,7 +384,7 @@ begin
         end if;
         return;
     end if;
-    perform pgqueue._requeue(array[v_place.id], array[v_place.granularity], array[v_place.kept_until]);
+    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
     update pgqueue.jobs j
     set
         state = 'blocked',
@@ -397,4 +398,4 @@ end
 $$;
 
 comment on function pgqueue._revive_group(bigint) is
-    'Private: brings a group back that ended, for a member of it was retried.';
+    'Private: brings an ended group back, because a member of it was retried.';

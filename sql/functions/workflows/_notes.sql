@@ -1,8 +1,8 @@
--- Notes: what to check again in a later transaction, for its snapshot shows what this one cannot see.
+-- Notes: jobs to check again in a later transaction, whose snapshot shows rows that this one cannot see.
 --
--- Whatever ends, enqueues or retries a job may leave a note, and reads none. Reserve, when it comes up short, and maintain
--- read notes. A note is deleted when it is read; what must be checked once more gets a new one. A transaction does
--- not read its own notes: it still sees what runs beside it as it was.
+-- Functions that end, enqueue or retry jobs leave notes, and read none. Reserve, when it comes up short, and maintain read
+-- notes. A note is deleted when it is read; a job that must be checked once more gets a new one. A transaction does not
+-- read its own notes, for it does not see what concurrent transactions do.
 -- Skips notes that another session is reading.
 
 create or replace function pgqueue._leave_notes(
@@ -54,7 +54,7 @@ begin
     with due as materialized (
         select k.n
         from pgqueue.notes k
-        -- Of the far future after the clock stepped back: due as well.
+        -- After the clock stepped back, a note from the far future is due as well.
         where (k.look_at <= v_now or k.look_at > v_now + interval '10 s')
             and k.xid is distinct from pg_current_xact_id_if_assigned()
         order by k.n
@@ -113,4 +113,4 @@ end
 $$;
 
 comment on function pgqueue._read_notes(integer) is
-    'Private: checks again what up to p_limit notes say; false: there was none.';
+    'Private: follows up to p_limit notes; false: there was none.';

@@ -1,9 +1,9 @@
--- What a retry of a job undoes: the children that were cancelled because of it wait again.
+-- Undoes, when a job is retried, the cancels that its failure caused: those children wait again.
 --
--- A child that was cancelled keeps its rows of dependencies, so they say what it still waits for. retry() reopens those
--- of the job, and brings back each child that was cancelled for its parents' sake and has no other that failed; then the
--- children of those. A look at a note may cancel a child at the same moment: a note with the child, read when both are
--- committed, brings it back. Bounded by 1,000 children a call: a note has the rest.
+-- A cancelled child keeps its rows of dependencies, which record what it waited for. retry() reopens the rows that name the
+-- job, and brings back each child that was cancelled because of its parents and has no other failed parent; then the
+-- children of those. A reader of a note may cancel a child at the same moment: a note with the child, read when both are
+-- committed, brings it back. A call handles 1,000 children at most; a note leaves the rest to a later one.
 
 create or replace function pgqueue._reopen_children(p_parents bigint[])
 returns void
@@ -29,7 +29,7 @@ begin
         return;
     end if;
     loop
-        -- One that has ended again meanwhile keeps what its end wrote.
+        -- A parent that has ended again meanwhile keeps its recorded state.
         v_parents := array(
             select w.id from unnest(v_parents) w (id) where exists (select from pgqueue.jobs j where j.id = w.id)
         );
@@ -69,7 +69,7 @@ end
 $$;
 
 comment on function pgqueue._reopen_children(bigint[]) is
-    'Private: lets the children of jobs that were retried wait for them again.';
+    'Private: makes the children of retried jobs wait for them again.';
 
 create or replace function pgqueue._revive_children(p_children bigint[])
 returns bigint[]
@@ -92,7 +92,7 @@ declare
     v_granularities "char"[];
     v_kept_untils timestamptz[];
 begin
-    -- No snapshot but a new one shows both what the lock waited for and the rows of dependencies.
+    -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
     select array_agg(l.id)
     into v_locked
     from (
@@ -127,7 +127,7 @@ end
 $$;
 
 comment on function pgqueue._revive_children(bigint[]) is
-    'Private: brings back those of these jobs that were cancelled because a parent failed, and have none that failed any more; returns their ids.';
+    'Private: brings back the jobs among these that were cancelled because a parent failed and have no failed parent any more; returns their ids.';
 
 -- The caller has just brought the jobs back. Groups are blocked again, and their members come back after them.
 create or replace function pgqueue._forget_cancelled(p_ids bigint[])
@@ -146,7 +146,7 @@ begin
     with back as (
         update pgqueue.jobs j
         set
-            -- It was not an error of theirs.
+            -- The error was that of a parent or group.
             errors = nullif(j.errors - (-1), '[]'),
             state = case when j.task = '@group' then 'blocked'::pgqueue.job_state else j.state end,
             blocked_on = case when j.task = '@group' then '@group' else j.blocked_on end,
@@ -162,9 +162,9 @@ end
 $$;
 
 comment on function pgqueue._forget_cancelled(bigint[]) is
-    'Private: forgets why jobs that came back were cancelled, and closes those of them that are groups.';
+    'Private: removes the error of the cancel from jobs that came back, and closes the groups among them.';
 
--- Members that were cancelled with their group, in slices of 1,000; a note has the rest.
+-- Members that were cancelled with their group, in slices of 1,000; a note leaves the rest to a later call.
 create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
 returns void
 language plpgsql
@@ -208,7 +208,7 @@ begin
         insert into pgqueue.notes (kind, id, after, look_at, xid)
         values ('b', p_group_id, v_found.last, pgqueue._clock(), pg_current_xact_id());
     else
-        -- It may have none.
+        -- The group may have no member left.
         perform pgqueue._leave_notes('g', array[p_group_id]);
     end if;
 end
@@ -217,8 +217,8 @@ $$;
 comment on function pgqueue._revive_members(bigint, bigint) is
     'Private: brings back up to 1,000 members with ids above p_after that were cancelled with their group, which came back.';
 
--- The caller has just brought the jobs back, in waiting. A job that never started waits again for the parents that it has
--- left; where one of them failed, whoever retries the job wants it to run.
+-- The caller has just brought the jobs back, in waiting. A job that never started waits again for its open parents; if one
+-- of them failed, the retry of the job means that it is to run.
 create or replace function pgqueue._block_again(p_ids bigint[])
 returns void
 language plpgsql
@@ -258,7 +258,7 @@ begin
     ) c;
     if v_blocked is not null then
         update pgqueue.jobs j set state = 'blocked', blocked_on = '@parents', resumed = false where j.id = any (v_blocked);
-        -- What ended a parent beside this may have seen no live child.
+        -- A transaction that ends a parent at the same time may have seen no live child.
         perform pgqueue._leave_notes('w', v_blocked);
     end if;
     if v_free is not null then
@@ -268,4 +268,4 @@ end
 $$;
 
 comment on function pgqueue._block_again(bigint[]) is
-    'Private: lets jobs that came back from history wait for what is left of their parents.';
+    'Private: makes jobs that came back from history wait for their open parents.';

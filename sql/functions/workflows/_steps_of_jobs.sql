@@ -1,8 +1,8 @@
--- Steps: what a handler has done already, so that the next attempt does not do it again.
+-- Steps: the completed parts of a job, so that the next attempt does not repeat them.
 --
--- A row of steps is inserted and never updated; it is fenced by the reservation, and the first one of a name stands. At the
--- end of its job it moves to history.steps: names and times of a job that succeeded, results as well of one that may be
--- retried, which then goes on where it stopped.
+-- A row of steps is inserted and never updated; it is fenced by the reservation, and of one name only the first row counts.
+-- At the end of its job it moves to history.steps: names and times, and also results if the job may be retried, which then
+-- goes on where it stopped.
 
 create or replace function pgqueue._check_step(p_name text, p_result jsonb)
 returns void
@@ -44,7 +44,7 @@ as $$
 begin
     if exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999) then
         perform pgqueue._refuse(
-            'a job may have at most 10000 steps', 'It has as many.',
+            'a job may have at most 10000 steps', 'It has that many.',
             'Make each item of a loop a job of its own: members of a group, see open_group().'
         );
     end if;
@@ -56,7 +56,7 @@ end
 $$;
 
 comment on function pgqueue._store_step(bigint, text, jsonb) is
-    'Private: writes down a step of a job, unless it has one of that name.';
+    'Private: records a step of a job, unless it has one of that name.';
 
 create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
 returns jsonb
@@ -81,7 +81,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._steps_as_json(bigint, boolean) is 'Private: the steps of a job as history keeps them.';
+comment on function pgqueue._steps_as_json(bigint, boolean) is 'Private: the steps of a job in the form that history keeps.';
 
 create or replace function pgqueue._drop_steps(p_job_ids bigint[])
 returns void
@@ -101,9 +101,9 @@ begin
 end
 $$;
 
-comment on function pgqueue._drop_steps(bigint[]) is 'Private: forgets the steps of jobs that are gone, and the events that they waited for.';
+comment on function pgqueue._drop_steps(bigint[]) is 'Private: deletes the steps of jobs that have gone, and their waits for events.';
 
--- Null: the lease is lost. FOR UPDATE, where the caller is about to give the job back.
+-- False: the lease is lost. FOR UPDATE if the caller is about to give the job back.
 create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
 returns boolean
 language plpgsql
@@ -133,4 +133,4 @@ end
 $$;
 
 comment on function pgqueue._hold_for_step(bigint, bigint, boolean) is
-    'Private: locks the row of a job that is held under this reservation; false: it is not.';
+    'Private: locks the row of a job that is held under this reservation; false: it is not held.';

@@ -1,7 +1,7 @@
--- The safety net of dependencies: in slices, finds rows that wait for nothing, and rows of children that are gone.
+-- The safety net of dependencies: finds, in slices, children that wait for no parent, and rows of children that have gone.
 --
--- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either: all of one snapshot.
--- None as a rule: maintain counts what it finds.
+-- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either, in one snapshot.
+-- Normally there is none: maintain counts the ones that it finds.
 
 create or replace function pgqueue._sweep_dependencies(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
@@ -36,7 +36,7 @@ begin
             s.*,
             c.blocked_on,
             c.id is not null as is_live,
-            -- Only one that was cancelled may come back.
+            -- Only a cancelled child may come back.
             c.id is null
                 and not exists (select from pgqueue.history h where h.id = s.child and h.state = v_cancelled) as is_gone,
             s.ended is null
@@ -67,4 +67,4 @@ end
 $$;
 
 comment on function pgqueue._sweep_dependencies(integer, text[]) is
-    'Private: forgets up to p_limit dependencies whose children are gone, and leaves notes with children that wait for nobody; returns how many, and where to go on.';
+    'Private: deletes up to p_limit dependencies whose children have gone, and leaves notes with children that wait for no parent; returns how many, and where to go on.';

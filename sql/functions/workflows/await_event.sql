@@ -1,8 +1,8 @@
--- await_event: a job waits for an event, without a worker. What it gets is a step: another attempt gets the same.
+-- await_event: a job waits for an event, without a worker. The payload becomes a step: another attempt gets the same one.
 --
--- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03). Whether it waits or the event is
--- there first: both write a row, look for the other's, and leave a note. The note of the one that commits last is read
--- when both have committed. The job stands in the ready index at its deadline; the event brings it forward.
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03). The job
+-- and the event each write a row, read the other's, and leave a note. The note of the one that commits last is
+-- read when both have committed. The job is in the ready index at its deadline; the event brings it forward.
 
 create or replace function pgqueue.await_event(
     job_id bigint, reservation bigint, step text, event text, timeout interval default null
@@ -79,7 +79,7 @@ begin
     on conflict (name, job_id, step) do nothing;
     update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
-    -- Without a timeout it looks by itself once in ten years.
+    -- Without a timeout it comes back by itself after ten years.
     perform pgqueue._put_back(array[p_job_id], greatest(coalesce(p_until - p_now, '3650 days'), '0'), false);
 end
 $$;
@@ -87,7 +87,7 @@ $$;
 comment on function pgqueue._wait_for_event(bigint, text, text, timestamptz, timestamptz) is
     'Private: suspends a job until an event, at most until p_until.';
 
--- The event is there. Skips jobs that are locked, and those that execute, which ask by themselves.
+-- The event has been emitted. Skips jobs that are locked, and executing ones, which read it themselves.
 create or replace function pgqueue._wake_waiters(p_name text)
 returns void
 language plpgsql
@@ -107,7 +107,7 @@ declare
     v_lane record;
     v_ready_at timestamptz;
 begin
-    -- One whose time is over is for those that waited before.
+    -- An event whose time is over goes only to jobs that waited before.
     select e.payload
     into v_payload
     from pgqueue.events e

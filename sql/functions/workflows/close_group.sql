@@ -1,4 +1,4 @@
--- close_group: no more members, save those that members add. An empty group ends here.
+-- close_group: ends joining, save by members that add others. An empty group ends at once.
 --
 -- Locks the group's row, and so waits for transactions that add members, at most 5 s (55P03).
 
@@ -36,4 +36,4 @@ $$;
 
 comment on function pgqueue.close_group(bigint) is
     'Close a group: it ends when its members have ended. A member that is executing may still add others, with its own id as their '
-    'group_id; anybody else gets 55000. False: it was closed, or there is no such group. select pgqueue.close_group(17);';
+    'group_id; any other caller gets 55000. False: it was closed, or there is no such group. select pgqueue.close_group(17);';

@@ -1,7 +1,7 @@
 -- complete_step: a step of a job is done. Also in the step's own transaction: then its effects and this commit together.
 --
 -- Locks the row of the job (KEY SHARE) and waits for another session's lock on it at most 5 s (55P03); extends the lease
--- where less than half of it is left.
+-- if less than half of it is left.
 
 create or replace function pgqueue.complete_step(job_id bigint, reservation bigint, name text, result jsonb default null)
 returns boolean
@@ -28,5 +28,5 @@ $$;
 
 comment on function pgqueue.complete_step(bigint, bigint, text, jsonb) is
     'A step of an executing job is done: the next attempt finds its result in steps(). False: the reservation is no longer held, and '
-    'nothing was changed. Of one name the first result stands. Called in the same transaction as the step''s own writes, both are '
+    'nothing was changed. Of one name the first result is kept. Called in the same transaction as the step''s own writes, both are '
     'committed or neither. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';

@@ -1,6 +1,6 @@
--- emit_event: something has happened; jobs that wait for it go on. See await_event.
+-- emit_event: announces an event; jobs that wait for it go on. See await_event.
 --
--- Waits for an open transaction that emits the same event, and for nobody else.
+-- Waits for an open transaction that emits the same event, and for no other.
 
 create or replace function pgqueue.emit_event(name text, payload jsonb default null, keep_for interval default '7 days')
 returns boolean
@@ -40,7 +40,7 @@ $$;
 
 comment on function pgqueue.emit_event(text, jsonb, interval) is
     'Emit an event, in the current transaction: each job that waits for it, or begins to within keep_for, gets its payload once. False: it had been '
-    'emitted; the first payload stands. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
+    'emitted; the first payload is kept. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
 
 create or replace function pgqueue._tidy_events(p_now timestamptz, p_limit integer)
 returns void
@@ -59,4 +59,4 @@ as $$
     )
 $$;
 
-comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: forgets up to p_limit events whose time is over.';
+comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: deletes up to p_limit events whose time is over.';

@@ -1,4 +1,5 @@
--- group_progress: how far a group is, in one row. Reads only; counts its members along two indexes.
+-- group_progress: the state of a group and the numbers of its members, in one row. Reads only; counts its members along
+-- two indexes.
 
 create or replace function pgqueue.group_progress(group_id bigint)
 returns table (
@@ -43,5 +44,5 @@ end
 $$;
 
 comment on function pgqueue.group_progress(bigint) is
-    'How far a group is: its name and state, and how many members it has in each state, of those that live or that history keeps. '
+    'The name and state of a group, and how many members it has in each state, live ones and those that history keeps. '
     'No row: there is no such group. select * from pgqueue.group_progress(17);';

@@ -29,7 +29,7 @@ begin
     select m.id, m.task, m.state::text, m.queue, m.attempts, m.errors -> -1
     from (
         (
-            -- By state, then id: sorted, of which there may be as many as the group has.
+            -- Read by state, then sorted by id: up to all members of the group.
             select j.id, j.task, j.state, j.queue, j.attempts, j.errors
             from pgqueue.jobs j
             where j.group_id is not null
@@ -57,5 +57,5 @@ end
 $$;
 
 comment on function pgqueue.members(bigint, text, bigint, integer) is
-    'The members of a group, by id, live ones and those that history keeps; with their last error. state: only those in it. '
+    'The members of a group, by id, live ones and those that history keeps; with their last error. state: only members in it. '
     'Call again with after => the last id for more than max. select * from pgqueue.members(17, state => ''dead'');';

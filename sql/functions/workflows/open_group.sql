@@ -1,6 +1,6 @@
 -- open_group: makes a group, to which jobs are added by their group_id, and which other jobs can depend on.
 --
--- Inserts one row; locks only the group that it joins itself.
+-- Inserts one row; locks the row of the group of which it becomes a member, if any.
 
 create or replace function pgqueue.open_group(
     name text default null,
@@ -42,7 +42,7 @@ begin
     if v_job.depends_on is not null then
         perform pgqueue._add_dependencies(array[v_job.id]);
     end if;
-    -- So that ends of members know that there are groups: see _has_notes.
+    -- Shows the ends of members that there are groups: see _has_notes.
     perform pgqueue._leave_notes('g', array[v_job.id]);
     return v_job.id;
 end
@@ -50,7 +50,7 @@ $$;
 
 comment on function pgqueue.open_group(text, bigint, bigint[], text, interval, jsonb, text[]) is
     'Open a group and return its id: a job without a task of its own. Enqueue its members with group_id, then call close_group(). It ends '
-    'when it is closed and all its members have ended: succeeded, if they all have; else dead or cancelled. Its result counts them. '
+    'when it is closed and all its members have ended: succeeded, if all of them succeeded; else dead or cancelled. Its result counts them. '
     'Jobs that depend on it are its callbacks: depends_on => array[id], run_if => ''finished''. '
-    'group_id: the group of which this one is a member. depends_on, run_if: as for any job; should they not be met, the group and '
+    'group_id: the group that this one joins. depends_on, run_if: as for any job; if they cannot be met, the group and '
     'its members are cancelled. select pgqueue.open_group(''import'');';

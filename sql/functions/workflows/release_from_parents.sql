@@ -1,4 +1,4 @@
--- release_from_parents: an operator lets a job start that waits for others.
+-- release_from_parents: an operator lets a job start without waiting for the jobs that it depends on.
 --
 -- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03).
 
@@ -25,4 +25,4 @@ end
 $$;
 
 comment on function pgqueue.release_from_parents(bigint) is
-    'Let a job start whatever becomes of the jobs that it depends on: at its run_at, or now. False: it waits for none.';
+    'Let a job start without waiting for the jobs that it depends on: at its run_at, or now. False: it waits for none.';

@@ -1,4 +1,4 @@
--- steps: what a job has done already. Reads only.
+-- steps: the completed steps of a job. Reads only.
 
 create or replace function pgqueue.steps(job_id bigint)
 returns table (name text, result jsonb, attempt integer, at timestamptz)
@@ -28,4 +28,4 @@ end
 $$;
 
 comment on function pgqueue.steps(bigint) is
-    'The completed steps of a job, in order, with their results; those of a job that succeeded have none any more. select * from pgqueue.steps(42);';
+    'The completed steps of a job, in order, with their results; after the job has succeeded they have none. select * from pgqueue.steps(42);';

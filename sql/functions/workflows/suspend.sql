@@ -1,7 +1,7 @@
 -- suspend: an executing job waits for others, or for a time, without a worker; the attempt does not count.
 --
 -- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03). A job that began keeps its
--- place in its key: it must not wait for a job behind it.
+-- position in its key: it must not wait for a job behind it.
 
 create or replace function pgqueue.suspend(
     job_id bigint, reservation bigint, until timestamptz default null, depends_on bigint[] default null
@@ -24,7 +24,7 @@ begin
     then
         perform pgqueue._refuse(
             'suspend takes either until or depends_on, of at most 1000 jobs', null,
-            'Give until, an instant, or depends_on, ids of jobs; of more jobs make a group, and wait for that.'
+            'Give until, an instant, or depends_on, ids of jobs; for more jobs open a group, and wait for that.'
         );
     end if;
     if not pgqueue._hold_for_step(suspend.job_id, suspend.reservation, true) then
@@ -62,6 +62,6 @@ end
 $$;
 
 comment on function pgqueue.suspend(bigint, bigint, timestamptz, bigint[]) is
-    'An executing job gives its worker up until an instant, or until other jobs have ended, whatever became of them. ready: there is nothing to '
-    'wait for, go on. suspended: it comes back, as the same attempt; leave the handler. Null: the reservation is no longer held. '
+    'Suspend an executing job until an instant, or until other jobs have ended, in whatever state. ready: there is nothing to '
+    'wait for, go on. suspended: the job comes back, as the same attempt; leave the handler. Null: the reservation is no longer held. '
     'select pgqueue.suspend(42, 1048577, depends_on => array[43, 44]);';

@@ -1,0 +1,90 @@
+-- Marks: while one stands, some heads do not count, and claims read from the beginning.
+--
+-- Reason 'clock': the clock has stepped back. Jobs that become ready now may come in below the heads, and below heads
+-- that a claim is just moving. Each transaction that makes a job ready or leases one compares the clock, read after it
+-- took its xid, with the newest horizon. A horizon from the future shows the step; the transaction then writes a mark. The
+-- mark is committed with its jobs, so both are seen together.
+-- Reason 'key': a job with a key lives again under its old id, so the head of jobs with keys does not count.
+--
+-- maintain deletes marks and starts the heads that they concern anew. Marks for the clock stand until all transactions have
+-- ended that had begun when maintain first saw them: these may still write a head that they computed before, or commit
+-- jobs without a mark of their own, because they saw this one. Marks for a key stand for ten seconds: by then each
+-- statement has ended that began before the mark was seen.
+
+create or replace function pgqueue._mark_heads(p_reason text)
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    insert into pgqueue.head_marks (reason, at) values (p_reason, pgqueue._clock())
+$$;
+
+comment on function pgqueue._mark_heads(text) is 'Private: makes heads not count until maintain has started them anew.';
+
+-- Inlined (no SET, and stable): the mark and the rows that it concerns are read by one snapshot.
+create or replace function pgqueue._is_marked(p_reason text)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select exists (select from pgqueue.head_marks m where m.reason = p_reason)
+$$;
+
+comment on function pgqueue._is_marked(text) is 'Private: whether a mark of this reason stands.';
+
+-- p_now: read after this transaction took its xid.
+create or replace function pgqueue._check_clock(p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+begin
+    if (select h.at from pgqueue.horizons h order by h.n desc limit 1) > p_now then
+        perform pgqueue._mark_heads('clock');
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_clock(timestamptz) is 'Private: writes a mark where the clock has stepped back.';
+
+-- Only maintain calls it, which runs alone. A mark from a restored dump names an xid that is still to come.
+create or replace function pgqueue._renew_heads(p_now timestamptz)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_oldest_xid xid8;
+begin
+    delete from pgqueue.head_marks m where m.reason = 'key' and m.at not between p_now - interval '10 s' and p_now;
+    if found then
+        delete from pgqueue.heads h where h.queue = '' and h.priority = 1;
+    end if;
+
+    if not pgqueue._is_marked('clock') then
+        return;
+    end if;
+    update pgqueue.head_marks m
+    set seen_xid = pg_snapshot_xmax(pg_current_snapshot())
+    where m.reason = 'clock' and (m.seen_xid is null or m.seen_xid > pg_snapshot_xmax(pg_current_snapshot()));
+    select min(x.xid) into v_oldest_xid from unnest(pgqueue._running_xids(pg_current_snapshot())) x (xid);
+    if not exists (select from pgqueue.head_marks m where m.reason = 'clock' and m.seen_xid > v_oldest_xid) then
+        delete from pgqueue.head_marks m where m.reason = 'clock';
+        delete from pgqueue.heads h where h.queue <> '' or h.priority <> 1;
+    end if;
+end
+$$;
+
+comment on function pgqueue._renew_heads(timestamptz) is
+    'Private: deletes marks that are over, and the heads that they concern, so that these start anew.';
