@@ -1,7 +1,7 @@
 """Draws the figures of docs/ from text: `make figures`. No dependency; the same text gives the same bytes.
 
-A figure is a list of boxes on a grid and of arrows between them. It is drawn in black on nothing, and the style sheet of
-the pages turns it for a dark theme.
+A figure is a list of boxes on a grid and of arrows between them. It is drawn for a light theme; the style
+sheet of the pages turns its colours for a dark one.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def states() -> str:
 def claim() -> str:
     """How a claim chooses."""
     return draw(
-        "a claim chooses queues, visits their lanes from the head to now, skips locked rows, checks keys and limits, and"
-        " turns what it takes into executing",
+        "a claim chooses queues, visits their lanes from the head to now, skips locked rows, checks keys and limits,"
+        " and turns what it takes into executing",
         760,
         300,
         [
@@ -148,8 +148,8 @@ def heads() -> str:
     ready = [Box(340 + 44 * n, 90, "", width=36, height=46) for n in range(5)]
     later = [Box(576 + 44 * n, 90, "", "w", width=36, height=46) for n in range(4)]
     return draw(
-        "one lane of the index, ordered by time: dead entries before the head, ready jobs between head and now, jobs for"
-        " later after now; a claim reads only the ready ones",
+        "one lane of the index, ordered by time: dead entries before the head, ready jobs between head and now, jobs"
+        " for later after now; a claim reads only the ready ones",
         760,
         190,
         [
