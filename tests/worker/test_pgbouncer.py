@@ -297,7 +297,7 @@ def test_a_listen_dsn_that_leads_to_a_pooler_ends_the_command_with_exit_code_2(
 @pytest.mark.parametrize(
     ("settings", "why"), [({}, "leads to a pooler"), ({"ignore_startup_parameters": "options"}, "do not arrive")]
 )
-def test_a_worker_that_was_not_told_of_the_pooler_finds_out_says_so_and_works(
+def test_a_worker_detects_a_pooler_logs_it_and_works(
     settings: dict[str, str],
     why: str,
     database: Database,
