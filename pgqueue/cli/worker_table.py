@@ -1,4 +1,4 @@
-"""Workers as a table, with what is wrong with one below it."""
+"""Workers as a table, with the dead ones explained below it."""
 
 from __future__ import annotations
 

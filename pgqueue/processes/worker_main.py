@@ -43,13 +43,13 @@ def run_worker(
     code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe, manager))
     _end_soon(code)
     if code:
-        # Threads that still run a handler would keep the process; their jobs have ended.
+        # Threads that still run a handler would keep the process from ending; their jobs have ended.
         end_now(code)
     return code
 
 
 def end_now(code: int) -> None:
-    """End this process, whatever still runs in it."""
+    """End this process, even if threads still run in it."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -112,7 +112,7 @@ async def _report(worker: Worker | Fleet, pipe: ControlPipe) -> None:
 
 
 def _end_soon(code: int) -> None:
-    """End this process in some seconds, should a thread or a child process of a handler's keep it."""
+    """End this process in some seconds, even if a thread or a child process of a handler still runs."""
 
     def end() -> None:
         log.warning("a thread or a process that a handler has started keeps this process: ending without it")

@@ -1,4 +1,4 @@
-"""The screen: tabs of tables that are read anew every two seconds, from samples and bounded searches."""
+"""The screen: tabs of tables that are read again every two seconds, from samples and bounded searches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COLUMNS = {
 
 
 class Ask(ModalScreen[bool]):
-    """Asks before what cannot be undone."""
+    """Asks before an action that cannot be undone."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("y", "dismiss(True)", "yes"),

@@ -151,8 +151,8 @@ class Fleet:
                 worker.stop()
 
     def handle_signals(self) -> None:
-        """Obey the signals of an operator, on the running loop: see `operator_signals.obey`."""
-        operator_signals.obey(self, lambda: [worker.handlers for worker in self._present()], self._stopping.is_set)
+        """Handle the signals of an operator, on the running loop: see `operator_signals`."""
+        operator_signals.handle(self, lambda: [worker.handlers for worker in self._present()], self._stopping.is_set)
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record in this table what handlers run, for the supervisor of this process."""
