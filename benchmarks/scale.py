@@ -38,12 +38,11 @@ DOUBLING = 1.8
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a job costs: seconds of a server core for a call and for a job, bytes of WAL, and of one NOTIFY."""
+    """What a job costs: seconds of a server core for a batch and for a job, and bytes of WAL."""
 
     fixed: float
     each: float
     wal: float
-    notify: float
 
     def seconds(self, batch: int) -> float:
         """Seconds of a core for a job in batches of this size."""
@@ -66,9 +65,6 @@ def limit(cost: Cost, cores: int, databases: int, batch: int) -> Limit:
         Limit(COMMITS / 3 * batch, "commits"),
         Limit(WAL / cost.wal, "WAL"),
     ]
-    if batch == 1:
-        # A commit that notifies holds a lock that all of them share, for as long as it takes to be flushed.
-        found.append(Limit(1 / cost.notify, "NOTIFY, were it sent with each job"))
     first = min(found, key=lambda each: each.jobs)
     return Limit(first.jobs * databases, first.by)
 
@@ -86,13 +82,8 @@ def calibrate(jobs: int) -> Cost:
             _round(conn, number, batch)
             points.append((1 / batch, (_cpu(pid) - before) / number))
             wal = (_wal(conn) - log) / number
-        before = _cpu(pid)
-        calls = 2000
-        for _ in range(calls):
-            conn.execute("notify scale, 'x'")
-        notify = (_cpu(pid) - before) / calls
     fixed, each = _line(points)
-    return Cost(fixed, each, wal, notify)
+    return Cost(fixed, each, wal)
 
 
 def _round(conn: Connection, number: int, batch: int) -> None:
@@ -172,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.what == "calibrate":
         cost = calibrate(given.jobs)
-        found = {name: getattr(cost, name) for name in ("fixed", "each", "wal", "notify")}
+        found = {name: getattr(cost, name) for name in ("fixed", "each", "wal")}
         FIGURES.write_text(json.dumps({name: float(f"{value:.4g}") for name, value in found.items()}, indent=2) + "\n")
     cost = read()
     sys.stdout.write(f"{cost}\n\n{table(cost)}\n")
