@@ -137,9 +137,8 @@ def worker(
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
         tasks = load(require or [])
         with database(dsn) as found:
-            raise typer.Exit(
-                run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
-            )
+            code = run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
+        raise typer.Exit(code)
     if not require:
         load([])
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
@@ -176,10 +175,10 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
         name, comma, weight = option.rpartition(",")
         if not comma:
             name, weight = option, "1"
-        # Not isdigit(): ² is a digit, and no number.
+        # Not isdigit(): it accepts ², which is no number.
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
         names.append(name)
         weights.append(int(weight))
-    # Without a weight here, pgqueue.queues has them.
+    # Without weights here, those of pgqueue.queues apply.
     return tuple(names), tuple(weights) if weighted else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pgqueue.schema import bundled
 
@@ -73,7 +74,41 @@ def test_no_function_is_longer_than_can_be_held_in_the_head() -> None:
     assert long == set()
 
 
+def test_no_file_holds_more_than_one_screenful_after_another() -> None:
+    sql = bundled.directory("sql")
+    long = {file.name for file in sql.glob("**/*.sql") if file.read_text().count("\n") > 450}
+    assert long == set()
+
+
+def callers(name: str) -> list[str]:
+    call = re.compile(rf"pgqueue\.{name}\(")
+    return [
+        each.name for each in functions() for _ in call.findall(re.sub(r"--.*|create or replace .*", "", each.text))
+    ]
+
+
+def test_a_job_becomes_executing_in_three_statements() -> None:
+    # In the SET of an UPDATE, not in a condition.
+    claims = re.compile(r"(?:set|,)\s+state = 'executing'")
+    assert [each.name for each in functions() for _ in claims.findall(each.text)] == ["_gather", "_take", "_mark_rows"]
+
+
+def test_reserve_has_one_claim_loop() -> None:
+    assert callers("_claim_lane") == ["_claim_lanes"]
+    assert callers("_claim_lanes") == ["reserve"]
+    assert callers("_find_plain") == ["reserve"]
+
+
 def test_the_page_that_introduces_the_schema_names_every_public_function() -> None:
     page = (bundled.directory("sql") / "README.md").read_text()
     public = {each.name for each in functions() if not each.name.startswith("_")}
     assert {name for name in public if f"`{name}`" not in page} == set()
+
+
+def test_the_page_that_introduces_the_schema_names_every_table_and_view() -> None:
+    page = (bundled.directory("sql") / "README.md").read_text()
+    schema = (Path(__file__).parent / "schema.txt").read_text()
+    names = set(re.findall(r"^(?:table|view) (\w+)", schema, flags=re.MULTILINE))
+    # Alembic's own, and the partitions of history.
+    ours = {name for name in names if name != "alembic_version" and not name.startswith("history_")}
+    assert {name for name in ours if f"`{name}`" not in page} == set()

@@ -54,7 +54,7 @@ create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
+parallel unsafe
 rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

@@ -148,7 +148,7 @@ create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
+parallel unsafe
 rows 3
 set search_path = pg_catalog, pg_temp
 as $$

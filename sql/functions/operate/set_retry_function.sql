@@ -62,7 +62,7 @@ create or replace function pgqueue._retry_function_flaw(p_function text, p_owner
 returns text
 language plpgsql
 stable
-parallel safe
+parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
