@@ -181,7 +181,7 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class _Fresh:
-    """What a database looks like in which nothing has happened yet."""
+    """The state of a database in which nothing has happened yet."""
 
     schema: str
     clock: str
