@@ -194,6 +194,7 @@ def test_cancelling_a_group_cancels_its_members(conn: psycopg.Connection) -> Non
     deep = enqueue(conn, group_id=inner)
     held = reserve_one(conn)
     assert call(conn, "cancel", group) == "requested"
+    assert value(conn, "select action from pgqueue.audit where (filter ->> 'job_id')::bigint = %s", group) == "cancel"
     maintain(conn)
     assert [state(conn, each) for each in members] == ["executing", "cancelled", "cancelled", "cancelled"]
     assert (state(conn, deep), state(conn, group)) == ("cancelled", "blocked")
