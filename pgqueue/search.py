@@ -1,7 +1,7 @@
 """The language of filters, the same on the page, on the command line and in `pgqueue top`.
 
-    queue:mail,sms task:send_* state:failed,dead key:order:17 tag:vip worker:w1 id:1..500 age:>1h error:Timeout
-    args.user.id:17 priority:>5 run:<tomorrow
+    queue:mail,sms task:send_* state:failed,dead key:order:17 tag:vip worker:w1 group:9 id:1..500 age:>1h
+    error:Timeout args.user.id:17 priority:>5 run:<tomorrow
 
 A word is a name, a colon and a value; all words must fit. Values are exact, or end with * for any end; a comma gives
 alternatives, quotes hold spaces and commas. A number alone is an id. `parse` returns what `pgqueue.search()` takes.
@@ -35,8 +35,8 @@ _NUMBERS = {"priority": "priority", "attempts": "attempts"}
 _TIMES = {"created": "created", "run": "run", "finished": "finished"}
 
 WORDS = (
-    *("queue", "task", "state", "key", "tag", "worker", "id", "age", "created", "run", "finished", "priority"),
-    *("attempts", "error", "class", "line", "args.NAME"),
+    *("queue", "task", "state", "key", "tag", "worker", "group", "id", "age", "created", "run"),
+    *("finished", "priority", "attempts", "error", "class", "line", "args.NAME"),
 )
 
 _HINT = f"words: {', '.join(f'{word}:' for word in WORDS)}; such as queue:mail state:failed,dead age:>1h"
@@ -49,7 +49,7 @@ Filter = dict[str, Any]
 
 
 def parse(text: str) -> Filter:
-    """Return the filter that a line of text is. Raises InvalidArgument, with the words that there are."""
+    """Parse a line of text as a filter. Raises InvalidArgument, with the list of words."""
     found: Filter = {}
     for word in _words(text):
         name, colon, value = word.partition(":")
@@ -62,12 +62,12 @@ def parse(text: str) -> Filter:
 
 
 def exactly(name: str) -> str:
-    """Return a name as a filter that stands for no other: * at its end would be any end."""
+    """Return a name as a filter that matches only this name: a * at its end would match any end."""
     return f"{name[:-1]}\\*" if name.endswith("*") else name
 
 
 def quoted(value: str) -> str:
-    """Return a value as a filter says it exactly."""
+    """Return a value quoted so that the filter matches it exactly."""
     return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
 
 
@@ -91,7 +91,7 @@ def _reader_of(name: str, word: str) -> Callable[[Filter, str, str], None]:
     if name.startswith("args.") and len(name) > len("args."):
         return _args
     try:
-        return {"state": _states, "id": _ids, "age": _age}[name]
+        return {"state": _states, "group": _groups, "id": _ids, "age": _age}[name]
     except KeyError:
         raise InvalidArgument(f"{_short(word)}: there is no word {_short(name)}", hint=_HINT) from None
 
@@ -117,6 +117,10 @@ def _ids(found: Filter, name: str, value: str) -> None:
             found["id_to"] = _id(high)
         return
     found.setdefault("ids", []).extend(_id(each) for each in value.split(","))
+
+
+def _groups(found: Filter, name: str, value: str) -> None:
+    found.setdefault("groups", []).extend(_id(each) for each in value.split(","))
 
 
 def _numbers(found: Filter, name: str, value: str) -> None:
@@ -176,7 +180,7 @@ def _integer(text: str, name: str) -> int:
 
 def _id(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InvalidArgument(f"{_short(text)} is no id", hint="write id:17, id:17,18 or id:1..500")
+        raise InvalidArgument(f"{_short(text)} is no id", hint="write id:17, id:17,18, id:1..500 or group:9")
     return int(text)
 
 

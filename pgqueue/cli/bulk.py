@@ -10,10 +10,11 @@ import typer
 from pgqueue.cli import output
 from pgqueue.cli.database import connected
 from pgqueue.cli.progress import progress
-from pgqueue.db import operate
+from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.logs import printable
+from pgqueue.search import Filter, parse
 
 
 def filters(
@@ -50,19 +51,28 @@ def run(
     yes: bool,
     as_json: bool,
     dsn: str | None,
+    where: str = "",
 ) -> None:
-    """Act on all jobs that match the filters, and print how many were changed."""
+    """Act on all jobs that match the filters, or the one line of a filter, and print how many were changed."""
+    wanted = _filter(action, where) if where else None
+    if wanted and (job_ids or given or everything):
+        raise ConfigError("--where stands alone", hint="say all of it there: --where 'queue:mail state:dead id:17,18'")
     described = printable(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()))
     if job_ids:
         given["job_ids"] = job_ids
     elif everything:
         given["everything"] = True
-    elif not given:
+    elif not given and not wanted:
         raise ConfigError(f"{action} what?", hint="give ids, filters such as --state failed, or --everything")
     with connected(dsn) as connection:
-        if not job_ids and not yes:
-            _ask(connection, action, given, described)
-        changed, skipped = _run_chunks(connection, action, given, chunk)
+        if wanted:
+            if not yes:
+                _ask_for_found(connection, action, wanted, where)
+            changed, skipped = _run_found(connection, action, wanted, chunk)
+        else:
+            if not job_ids and not yes:
+                _ask(connection, action, given, described)
+            changed, skipped = _run_chunks(connection, action, given, chunk)
     if as_json:
         output.print_json({"action": action, "changed": changed, "passed_over": skipped})
     else:
@@ -74,16 +84,63 @@ def run(
 
 
 def _ask(connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str) -> None:
-    """Say how many jobs match, and ask."""
+    """Print how many jobs match, and ask."""
     with connection.transaction(force_rollback=True):
         found = perform(connection, operate.count(action, given))
     number = found.changed + found.passed_over + found.left_over
-    if number == 0 and found.next_after is None:
+    _confirm(action, number, found.is_exact, found.next_after is not None, described)
+
+
+def _confirm(action: str, number: int, is_exact: bool, is_more: bool, described: str) -> None:
+    if number == 0 and not is_more:
         output.line(f"No job to {action}.")
         raise typer.Exit
-    matches = f"{number:,}" if found.is_exact else f"at least {number:,}"
+    matches = f"{number:,}" if is_exact else f"at least {number:,}"
     which = f"job{'' if number == 1 else 's'}{f' by: {described}' if described else ', all there are'}"
     typer.confirm(f"{action.capitalize()} {matches} {which}?", abort=True, err=True)
+
+
+# The states that each action is for, where the filter names none.
+_STATES = {
+    "run": ["waiting", "failed"],
+    "kill": ["waiting", "failed", "blocked"],
+    "retry": ["dead"],
+    "cancel": ["waiting", "failed", "blocked", "executing"],
+    "delete": ["waiting", "failed", "blocked", "succeeded", "dead", "cancelled"],
+}
+
+# Rows of live jobs, and of history, that one search reads.
+ROWS = 100_000
+
+
+def _filter(action: str, where: str) -> Filter:
+    wanted = parse(where)
+    if not wanted:
+        raise ConfigError("the filter is empty: it would be every job", hint="write --where 'state:dead', or so")
+    return {"states": _STATES[action], **wanted}
+
+
+def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, where: str) -> None:
+    found = perform(connection, observe.search(wanted, None, 10_000, ROWS))
+    is_more = found.next_before is not None
+    _confirm(action, len(found.ids), not is_more, is_more, printable(where))
+
+
+def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> tuple[int, int]:
+    """Search and act, newest first: a job that comes to match meanwhile, above where it began, is left."""
+    changed = skipped = 0
+    before: int | None = None
+    with progress(action) as line:
+        while True:
+            found = perform(connection, observe.search(wanted, before, chunk, ROWS))
+            if found.ids:
+                done = perform(connection, operate.bulk(action, {"job_ids": found.ids}, chunk))
+                changed += done.changed
+                skipped += len(found.ids) - done.changed
+            line.show(changed, None)
+            before = found.next_before
+            if before is None:
+                return changed, skipped
 
 
 def _run_chunks(
@@ -97,7 +154,20 @@ def _run_chunks(
             changed += done.changed
             skipped += done.passed_over
             after = done.next_after
-            # A count that is not exact tells only that there is more.
+            # A count that is not exact means only that there is more.
             line.show(changed, changed + done.left_over if done.is_exact else None)
             if after is None:
                 return changed, skipped
+
+
+def search(connection: psycopg.Connection[Any], wanted: Filter, most: int) -> list[int]:
+    """Return the ids of the newest jobs that fit a filter, at most so many, however far back they are."""
+    ids: list[int] = []
+    before: int | None = None
+    while len(ids) < most:
+        found = perform(connection, observe.search(wanted, before, min(most - len(ids), 10_000), ROWS))
+        ids += found.ids
+        before = found.next_before
+        if before is None:
+            break
+    return ids

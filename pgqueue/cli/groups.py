@@ -1,4 +1,4 @@
-"""`pgqueue groups`: look at groups of jobs, and act on their members."""
+"""`pgqueue groups`: list groups of jobs, show one, and act on their members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import groups, operate
 
-app = commands("Look at groups of jobs, and act on their members.")
+app = commands("List groups of jobs, show one, and act on their members.")
 
 GroupId = Annotated[int, typer.Argument(metavar="GROUP", help="The group's id.", show_envvar=False)]
 
@@ -22,7 +22,7 @@ _STATES = ("waiting", "failed", "blocked", "executing", "succeeded", "dead", "ca
 
 @app.command(name="list")
 def list_groups(
-    limit: Annotated[int, typer.Option("--limit", "-n", help="At most N groups.", min=1, max=10000)] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="At most N groups.", min=1, max=1000)] = 20,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -35,8 +35,10 @@ def list_groups(
     table = Table(headings, right=frozenset({"id", "members", *_STATES}), cut=frozenset({"name"}))
     for each in found:
         state = "open" if each["is_open"] else each["state"]
-        counts = (each[name] for name in _STATES)
-        table.add(each["id"], each["name"], state, each["total"], *counts, when(each["created_at"]))
+        most = each["counted_to"]
+        counts = (f"{each[name]}+" if most is not None and each[name] >= most else each[name] for name in _STATES)
+        total = each["total"] if most is None else f"{each['total']}+"
+        table.add(each["id"], each["name"], state, total, *counts, when(each["created_at"]))
     table.show()
 
 
@@ -48,11 +50,12 @@ def show_group(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show how far a group is, what it waits for, and its members."""
-    found = ask(dsn, groups.find_group(group_id))
+    """Show the progress of a group, what it waits for, and its members."""
+    found = ask(dsn, groups.find_group(group_id, 1_000_000))
     if found is None:
         output.not_found(f"There is no group {group_id}")
-    progress, detail = found
+    progress, why = found
+    detail = why["detail"]
     members = ask(dsn, groups.members(group_id, state, limit))
     if as_json:
         output.print_json({**progress, "detail": detail, "members": members})

@@ -1,4 +1,4 @@
-"""`pgqueue jobs`: look at jobs, and act on one or on many."""
+"""`pgqueue jobs`: list jobs, show one, and act on one or on many."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from pgqueue.cli.options import (
     FinishedBefore,
     JobId,
     JobIds,
+    Where,
     Yes,
     commands,
 )
@@ -32,8 +33,9 @@ from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import groups, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
+from pgqueue.search import parse
 
-app = commands("Look at jobs, and act on one or on many.")
+app = commands("List jobs, show one, and act on one or on many.")
 
 
 @app.command(name="list")
@@ -44,10 +46,11 @@ def list_jobs(
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only of this key.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this job. Repeatable.")] = None,
-    worker: Annotated[str | None, typer.Option(help="Only what this worker holds, or held last.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only jobs that this worker holds, or held last.")] = None,
     error: Annotated[str | None, typer.Option(help="Only with this in an error: 'Timeout'.")] = None,
     since: Annotated[str | None, typer.Option(help="Only enqueued since: '2 hours', '2026-12-24 18:00'.")] = None,
     until: Annotated[str | None, typer.Option(help="Only enqueued before: '10 min', '2026-12-25'.")] = None,
+    where: Where = "",
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most N jobs.", min=1)] = 20,
     again: Watch = False,
     as_json: AsJson = False,
@@ -57,11 +60,15 @@ def list_jobs(
     if state is not None and state not in STATES:
         raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(STATES)}")
     only = {"queue": queue, "task": task, "state": state, "key": key, "tag": tag, "ids": ids or None}
-    call = operate.list_jobs({**only, "worker": worker, "error": error, "since": since, "until": until}, limit)
+    only = {**only, "worker": worker, "error": error, "since": since, "until": until}
+    wanted = parse(where)
+    if where and any(only.values()):
+        raise ConfigError("--where stands alone", hint="say all of it there: --where 'queue:mail state:dead id:17,18'")
     with connected(dsn) as connection:
 
         def show() -> None:
-            found = perform(connection, call)
+            chosen = {"ids": bulk.search(connection, wanted, limit)} if where else only
+            found = perform(connection, operate.list_jobs(chosen, limit))
             if as_json:
                 output.print_json(found)
             else:
@@ -91,7 +98,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 @app.command(name="explain")
 def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Say why a job is not running."""
+    """Explain why a job is not running."""
     found = ask(dsn, operate.explain(job_id))
     if found["state"] == "unknown":
         output.no_job(job_id)
@@ -111,6 +118,7 @@ def run_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
+    where: Where = "",
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -119,7 +127,7 @@ def run_jobs(
 ) -> None:
     """Run scheduled and failed jobs now, by id or by filter."""
     given = bulk.filters(queue, task, key, state, created_after, created_before)
-    bulk.run("run", "due now", job_ids, given, everything, chunk, yes, as_json, dsn)
+    bulk.run("run", "due now", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
 
 @app.command(name="kill")
@@ -131,6 +139,7 @@ def kill_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
+    where: Where = "",
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -139,7 +148,7 @@ def kill_jobs(
 ) -> None:
     """Send waiting, failed and blocked jobs to the dead, by id or by filter."""
     given = bulk.filters(queue, task, key, state, created_after, created_before)
-    bulk.run("kill", "dead", job_ids, given, everything, chunk, yes, as_json, dsn)
+    bulk.run("kill", "dead", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
 
 @app.command(name="retry")
@@ -153,6 +162,7 @@ def retry_jobs(
     created_before: CreatedBefore = None,
     finished_after: FinishedAfter = None,
     finished_before: FinishedBefore = None,
+    where: Where = "",
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -164,11 +174,11 @@ def retry_jobs(
     One job, by its id, may also be a failed one: it runs now.
     """
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
-    if job_ids is not None and len(job_ids) == 1 and not given:
+    if job_ids is not None and len(job_ids) == 1 and not given and not where:
         [job_id] = job_ids
         _answer(job_id, ask(dsn, operate.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
         return
-    bulk.run("retry", "retried", job_ids, given, everything, chunk, yes, as_json, dsn)
+    bulk.run("retry", "retried", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
 
 @app.command(name="cancel")
@@ -180,6 +190,7 @@ def cancel_jobs(
     state: ByState = None,
     created_after: CreatedAfter = None,
     created_before: CreatedBefore = None,
+    where: Where = "",
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -188,8 +199,8 @@ def cancel_jobs(
 ) -> None:
     """Cancel jobs, by id or by filter; executing ones are asked to stop."""
     given = bulk.filters(queue, task, key, state, created_after, created_before)
-    if job_ids is None or len(job_ids) != 1 or given:
-        bulk.run("cancel", "cancelled or asked to stop", job_ids, given, everything, chunk, yes, as_json, dsn)
+    if job_ids is None or len(job_ids) != 1 or given or where:
+        bulk.run("cancel", "cancelled or asked to stop", job_ids, given, everything, chunk, yes, as_json, dsn, where)
         return
     [job_id] = job_ids
     outcome = ask(dsn, operate.cancel(job_id))
@@ -209,6 +220,7 @@ def delete_jobs(
     created_before: CreatedBefore = None,
     finished_after: FinishedAfter = None,
     finished_before: FinishedBefore = None,
+    where: Where = "",
     everything: Everything = False,
     chunk: ChunkSize = 1000,
     yes: Yes = False,
@@ -217,11 +229,11 @@ def delete_jobs(
 ) -> None:
     """Delete jobs that are not executing, and rows of history, by id or by filter (with --state)."""
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
-    if job_ids is not None and len(job_ids) == 1 and not given:
+    if job_ids is not None and len(job_ids) == 1 and not given and not where:
         [job_id] = job_ids
         _answer(job_id, ask(dsn, operate.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
         return
-    bulk.run("delete", "deleted", job_ids, given, everything, chunk, yes, as_json, dsn)
+    bulk.run("delete", "deleted", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
 
 def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the modules of commands share: how each makes its Typer, and the arguments and options of several."""
+"""What the modules of commands share: how each creates its Typer, and common arguments and options."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ ByState = Annotated[
     ),
 ]
 Reset = Annotated[
-    list[str] | None, typer.Option(help="Take this option back: the declared one, or the default, holds. Repeatable.")
+    list[str] | None, typer.Option(help="Reset this option: the declared value, or the default, applies. Repeatable.")
 ]
 CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued since: '2 hours', '2026-12-24 18:00'.")]
 CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]
 FinishedAfter = Annotated[str | None, typer.Option(help="Only jobs that ended then or later.")]
 FinishedBefore = Annotated[str | None, typer.Option(help="Only jobs that ended before.")]
+Where = Annotated[
+    str,
+    typer.Option("--where", help="Filter, as on the pages: 'queue:mail state:dead error:Timeout age:>1h'."),
+]
 Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
 ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]

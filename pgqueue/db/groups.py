@@ -1,4 +1,4 @@
-"""Statements about groups, and about what a job waits for."""
+"""Statements about groups, and about the jobs that a job waits for."""
 
 from __future__ import annotations
 
@@ -6,27 +6,38 @@ from typing import Any
 
 from pgqueue.db.call import Call, read_column, read_maybe_one
 
+_NUMBERS = b"select to_jsonb(g) from pgqueue.groups(%s::bigint, %s::bigint, %s::integer, %s::integer) g"
 
-def list_groups(limit: int) -> Call[list[dict[str, Any]]]:
-    """Read groups, newest first, with the progress of each."""
+# Members of a group that a list counts in each state.
+_COUNTED = 1000
+
+
+def list_groups(limit: int, before: int | None = None) -> Call[list[dict[str, Any]]]:
+    """Read groups, newest first, with how many members each has in each state: counted up to 1,000 of a state."""
+    return Call(_NUMBERS, (None, before, limit, _COUNTED), read_column)
+
+
+def find_group(group_id: int, count_to: int = _COUNTED) -> Call[tuple[dict[str, Any], dict[str, Any]] | None]:
+    """Read the numbers of a group, and what it waits for: reason, detail, behind; None: there is no such group."""
     return Call(
-        b"select to_jsonb(p)"
-        b" || jsonb_build_object('id', g.id, 'created_at', g.created_at, 'finished_at', g.finished_at)"
-        b" from (select j.id, j.created_at, j.finished_at from pgqueue.all_jobs j where j.task = '@group'"
-        b" order by j.id desc limit %s::integer) g"
-        b" cross join lateral pgqueue.group_progress(g.id) p order by g.id desc",
-        (limit,),
-        read_column,
+        b"select to_jsonb(g), to_jsonb(e)"
+        b" from pgqueue.groups(%s::bigint, count_to => %s::integer) g"
+        b" cross join lateral pgqueue.explain(g.id) e",
+        (group_id, count_to),
+        read_maybe_one,
     )
 
 
-def find_group(group_id: int) -> Call[tuple[dict[str, Any], str] | None]:
-    """Read the progress of a group, and in words what it waits for; None: there is no such group."""
+def relatives_of_group(group_id: int, limit: int) -> Call[list[dict[str, Any]]]:
+    """Read members of a group for a list, by id, with what each depends on."""
     return Call(
-        b"select to_jsonb(p) || jsonb_build_object('id', %s::bigint), e.detail"
-        b" from pgqueue.group_progress(%s::bigint) p cross join lateral pgqueue.explain(%s::bigint) e",
-        (group_id, group_id, group_id),
-        read_maybe_one,
+        b"select to_jsonb(x) from (select j.id, j.task, j.queue, j.state, j.attempts, j.depends_on, j.run_if,"
+        b" j.created_at, j.due_at, j.reserved_at, j.finished_at, j.blocked_on,"
+        b" j.errors -> -1 ->> 'class' as error_class, left(j.errors -> -1 ->> 'message', 300) as error"
+        b" from pgqueue.all_jobs j where j.id = any(array("
+        b"select m.id from pgqueue.members(%s::bigint, max => %s::integer) m)) order by j.id) x",
+        (group_id, limit),
+        read_column,
     )
 
 
@@ -46,4 +57,13 @@ def relations(job_id: int) -> Call[tuple[list[dict[str, Any]], list[dict[str, An
         b" coalesce((select jsonb_agg(to_jsonb(s)) from pgqueue.steps(%s::bigint) s), '[]')",
         (job_id, job_id),
         read_maybe_one,
+    )
+
+
+def children(job_id: int, limit: int) -> Call[list[dict[str, Any]]]:
+    """Read the jobs that wait for a job, or did not run because of it, by id."""
+    return Call(
+        b"select to_jsonb(c) from pgqueue.children(%s::bigint, %s::integer) c",
+        (job_id, limit),
+        read_column,
     )

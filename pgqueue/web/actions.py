@@ -1,4 +1,4 @@
-"""What changes something: each checks its right, asks where it cannot be undone, and leaves a trace in the audit."""
+"""Actions: each checks the user's right, asks first if it cannot be undone, and is recorded in the audit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pgqueue.db import observe, operate
+from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
-from pgqueue.search import parse
 from pgqueue.web.context import Context
 
-# The right that each needs.
+# The right that each action needs.
 RIGHTS = {"run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
 LABELS = {"run": "Run now", "retry": "Retry", "cancel": "Cancel", "kill": "Send to the dead", "delete": "Delete"}
 
@@ -27,7 +26,7 @@ Form = dict[str, list[str]]
 
 
 async def act(context: Context) -> Response:
-    """Act on the jobs that were selected, or on all that match: first ask, then go on chunk by chunk."""
+    """Act on the jobs that were selected, or on all that match: ask first, then act chunk by chunk."""
     form = await context.form()
     action = _one(form, "action")
     if action not in RIGHTS:
@@ -51,10 +50,10 @@ async def act(context: Context) -> Response:
 
 async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     line = _one(form, "q")
-    wanted = parse(line)
+    wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
-            "there is no filter: this would be every job", hint="say at least queue:, task: or state:"
+            "there is no filter: this would be every job", hint="give at least queue:, task: or state:"
         )
     if "confirm" not in form:
         return await _ask_for_all(context, action, line)
@@ -85,7 +84,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
 
 
 async def _ask_for_all(context: Context, action: str, line: str) -> Response:
-    [found] = await context.database.read(observe.search(parse(line), None, COUNTED))
+    [found] = await context.database.read(observe.search(context.filter(line), None, COUNTED))
     [rows] = await context.database.read(observe.jobs(found.ids[:5]))
     return context.page(
         "confirm.html",
@@ -125,6 +124,21 @@ async def queue(context: Context) -> Response:
     return context.go("queue", name=name, said="done")
 
 
+async def group(context: Context) -> Response:
+    """Cancel a group with its members, after a question."""
+    form = await context.form()
+    context.require("act")
+    group_id = _number(form, "id")
+    [found] = await context.database.read(groups.find_group(group_id, COUNTED))
+    if found is None:
+        raise HTTPException(404, f"there is no group {group_id}, or its retention has ended")
+    if _one(form, "confirm") != "yes":
+        return context.page("cancel_group.html", group=found[0])
+    state = await _do(context, operate.cancel(group_id))
+    said = {"cancelled": "the group is cancelled", "requested": "its members are being cancelled"}
+    return context.go("group", id=group_id, said=said.get(state or "", "there was nothing to cancel"))
+
+
 async def schedule(context: Context) -> Response:
     """Pause, resume or run a schedule."""
     form = await context.form()
@@ -152,16 +166,16 @@ async def limit(context: Context) -> Response:
         return context.go("limits", said="the limit is gone")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     await _do(context, operate.set_limit(kind, target, most, rate, _one(form, "per") or None))
-    return context.go("limits", said="the limit holds from now on")
+    return context.go("limits", said="the limit applies from now on")
 
 
 async def task(context: Context) -> Response:
-    """Take back what an operator set for a task."""
+    """Reset the options that an operator set for a task."""
     form = await context.form()
     context.require("limits")
     name = _one(form, "name")
     await _do(context, operate.reset_task(name, form.get("option", [])))
-    return context.go("task", name=name, said="what the code declares holds again")
+    return context.go("task", name=name, said="the declared options apply again")
 
 
 Action = Callable[[Context], Awaitable[Response]]

@@ -1,4 +1,4 @@
-"""The app: which address leads where."""
+"""The app: its routes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.types import Scope
 
 from pgqueue import __version__
 from pgqueue.errors import PgQueueError
-from pgqueue.web import actions, pages
+from pgqueue.web import actions, pages, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import Database, Pool
 from pgqueue.web.guard import Guard
@@ -36,6 +36,8 @@ _PAGES: dict[str, _Handler] = {
     "/queue": pages.queue,
     "/jobs": pages.jobs,
     "/jobs/{id}": pages.job,
+    "/groups": workflows.all_groups,
+    "/group": workflows.group,
     "/tasks": pages.tasks,
     "/task": pages.task,
     "/workers": pages.workers,
@@ -51,6 +53,7 @@ _PAGES: dict[str, _Handler] = {
 _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,
     "/queue": actions.queue,
+    "/group": actions.group,
     "/schedule": actions.schedule,
     "/limit": actions.limit,
     "/task": actions.task,
@@ -58,7 +61,7 @@ _ACTIONS: dict[str, _Handler] = {
 
 
 class _Static(StaticFiles):
-    """Files whose address holds the version: a browser need not ask for them again."""
+    """Files whose address contains the version: a browser can cache them for ever."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -79,11 +82,11 @@ def dashboard(
 ) -> Starlette:
     """Return the pages as an ASGI app.
 
-    database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role decides what can be done
-    authorize      takes the request and returns the User that asks, or None; may be async
+    database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role limits the actions
+    authorize      takes the request and returns its User, or None; may be async
     read_only      no actions, whatever the role may do
     redact         patterns of field names whose values are not shown, in args, headers and results at any depth
-    allowed_hosts  names that it may be asked by, beside those of loopback; "*": any
+    allowed_hosts  host names that it accepts, beside those of loopback; "*": any
     origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
     trace_url      address of a trace, with {trace_id}
     """

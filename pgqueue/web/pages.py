@@ -1,8 +1,7 @@
-"""The pages that look. Each reads samples, or a bounded number of rows."""
+"""The pages that only read. Each reads samples, or a bounded number of rows."""
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
-from pgqueue.search import STATES, WORDS, Filter, exactly, parse
-from pgqueue.web import render
+from pgqueue.search import STATES, WORDS, Filter, exactly
+from pgqueue.web import commands, render, workflows
 from pgqueue.web.context import Context
 
 # Jobs on a page.
@@ -26,35 +25,31 @@ RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 
-def now(context: Context) -> float:
-    """Return the database's time, as far as it was asked for."""
-    return (
-        float(context.rights.get("clock", time.time())) + time.time() - float(context.rights.get("asked", time.time()))
-    )
-
-
 async def overview(context: Context) -> Response:
-    """What an operator asks first: is it late, does it fail, who is gone."""
+    """The overview: is it late, does it fail, which workers are missing."""
     shared = context.database.shared
     stats = await shared("stats", 1.0, observe.stats)
     groups = await shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
     findings = await shared("doctor", 30.0, observe.doctor)
-    minute = await shared(("series", "", 60), 2.0, lambda: observe.series("", 60))
+    recent = await shared(("series", "", 900), 2.0, lambda: observe.series("", 900))
     day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
     return context.page(
         "overview.html",
         stats=stats,
         total=stats["total"],
-        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        queues=_in_trouble_first(stats["queues"]),
         groups=groups[:8],
         findings=[each for each in findings if each["severity"] != "info"],
-        # One that is paused is late because somebody wants it so.
+        # A paused queue is late on purpose.
         lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
-        rates=_rates(minute),
-        dead_today=sum(_outcomes(row).get("dead", 0) for row in day),
-        workers=_alive(stats["workers"], now(context)),
+        rates=_rates([row for row in recent if row[0] > context.now() - 60]),
+        # Samples of ten minutes, and those of ten seconds since.
+        dead_today=sum(
+            _outcomes(row).get("dead", 0) for row in [*day, *(row for row in recent if not day or row[0] > day[-1][0])]
+        ),
+        workers=_alive(stats["workers"], context.now()),
         ranges=RANGES,
-        now=now(context),
+        now=context.now(),
     )
 
 
@@ -64,15 +59,15 @@ async def queues(context: Context) -> Response:
     options = await context.database.shared("queues", 5.0, observe.queues)
     return context.page(
         "queues.html",
-        queues=sorted(stats["queues"], key=_trouble, reverse=True),
+        queues=_in_trouble_first(stats["queues"]),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
-        now=now(context),
+        now=context.now(),
     )
 
 
 async def queue(context: Context) -> Response:
-    """One queue: its numbers, its options, who serves it, its dead."""
+    """One queue: its numbers, its options, its workers, its dead jobs."""
     name = context.query("name")
     stats = await context.database.shared("stats", 1.0, observe.stats)
     options = await context.database.shared("queues", 5.0, observe.queues)
@@ -90,14 +85,15 @@ async def queue(context: Context) -> Response:
         workers=[each for each in stats["workers"] if each["queues"] is None or name in each["queues"]],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         ranges=RANGES,
-        now=now(context),
+        now=context.now(),
     )
 
 
 async def jobs(context: Context) -> Response:
     """Jobs that fit a filter, newest first."""
     line, before = context.query("q"), context.whole("before")
-    [found] = await context.database.read(observe.search(parse(line), before, PAGE))
+    wanted = context.filter(line)
+    [found] = await context.database.read(observe.search(wanted, before, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return context.page(
         "jobs.html",
@@ -105,11 +101,11 @@ async def jobs(context: Context) -> Response:
         jobs=rows,
         found=found,
         before=before,
-        about=await _about(context, parse(line)),
+        about=await _about(context, wanted),
         states=STATES,
         words=WORDS,
-        actions=actions_for(parse(line).get("states")),
-        now=now(context),
+        actions=actions_for(wanted.get("states")),
+        now=context.now(),
     )
 
 
@@ -134,20 +130,21 @@ async def job(context: Context) -> Response:
         timeline=_timeline(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
-        command=_command(columns, found.texts["args"]) if context.may("args") else "",
+        command=commands.copy(columns, found.texts["args"], context.settings.redact, context.may("args")),
+        relatives=await workflows.relatives(context, columns),
         actions=actions_for([columns["state"]]),
-        now=now(context),
+        now=context.now(),
     )
 
 
 async def tasks(context: Context) -> Response:
-    """Tasks: what the code declares, what an operator set, how they do."""
+    """Tasks: their declared and set options, and how they perform."""
     found = await context.database.shared("tasks", 5.0, observe.tasks)
     ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
     times = render.by_task(ended)
     for name in sorted(times.keys() - {each["name"] for each in found}):
         found = [*found, {"name": name, "effective": {}}]
-    return context.page("tasks.html", tasks=found, times=times, now=now(context))
+    return context.page("tasks.html", tasks=found, times=times, now=context.now())
 
 
 async def task(context: Context) -> Response:
@@ -164,14 +161,14 @@ async def task(context: Context) -> Response:
         if key != "name"
     ]
     return context.page(
-        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=now(context)
+        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=context.now()
     )
 
 
 async def workers(context: Context) -> Response:
     """Workers, the silent ones first."""
     found = await context.database.shared("workers", 2.0, observe.workers)
-    return context.page("workers.html", workers=found, now=now(context))
+    return context.page("workers.html", workers=found, now=context.now())
 
 
 async def worker(context: Context) -> Response:
@@ -181,36 +178,36 @@ async def worker(context: Context) -> Response:
     known = next((each for each in found if each["worker"] == name), None)
     if known is None:
         raise HTTPException(404, f"there is no worker {render.short(name)}")
-    return context.page("worker.html", worker=known, running=running, now=now(context))
+    return context.page("worker.html", worker=known, running=running, now=context.now())
 
 
 async def schedules(context: Context) -> Response:
     """Schedules, the next one due first."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
-    return context.page("schedules.html", schedules=found, now=now(context))
+    return context.page("schedules.html", schedules=found, now=context.now())
 
 
 async def limits(context: Context) -> Response:
-    """Limits, with what they count and what waits for them."""
+    """Limits, with the jobs that they count and that wait for them."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
-    return context.page("limits.html", limits=stats["limits"], now=now(context))
+    return context.page("limits.html", limits=stats["limits"], now=context.now())
 
 
 async def dead(context: Context) -> Response:
-    """The dead, by what they died of."""
+    """The dead jobs, by their last error."""
     name = context.query("queue") or None
     groups = await context.database.shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
-    return context.page("dead.html", groups=groups, queue=name, now=now(context))
+    return context.page("dead.html", groups=groups, queue=name, now=context.now())
 
 
 async def audit(context: Context) -> Response:
-    """What operators did, newest first."""
+    """The actions of operators, newest first."""
     [rows] = await context.database.read(observe.audit(context.whole("before")))
-    return context.page("audit.html", rows=rows, now=now(context))
+    return context.page("audit.html", rows=rows, now=context.now())
 
 
 async def health(context: Context) -> Response:
-    """What doctor() finds, versions and settings."""
+    """The findings of doctor(), versions and settings."""
     findings = await context.database.shared("doctor", 5.0, observe.doctor)
     stats = await context.database.shared("stats", 1.0, observe.stats)
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
@@ -221,8 +218,8 @@ async def health(context: Context) -> Response:
         installed=installed,
         settings_of_queue=settings,
         known=(__version__, bundled.revisions()[-1]),
-        skew=now(context) - time.time(),
-        now=now(context),
+        skew=context.now() - time.time(),
+        now=context.now(),
     )
 
 
@@ -235,12 +232,14 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def series(context: Context) -> Response:
-    """The points of a plot: times, and per second what succeeded, failed, died; or due jobs and lag."""
+    """The points of a plot: times, and per second the jobs that succeeded, failed or are dead; or due jobs and lag."""
     name, span = context.query("queue"), RANGES.get(context.query("range"), 900)
     rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
     outcomes = [_outcomes(row) for row in rows]
     return JSONResponse(
         {
+            "from": round(context.now()) - span,
+            "to": round(context.now()),
             "t": [row[0] for row in rows],
             "succeeded": [
                 round(found.get("succeeded", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)
@@ -264,6 +263,11 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
         ("delete", "Delete", {"waiting", "failed", "blocked", "succeeded", "dead", "cancelled"}),
     ]
     return [(name, label) for name, label, able in every if states is None or able & set(states)]
+
+
+def _in_trouble_first(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    # Groups stand in a queue of their own, which is served by no worker, and have a page.
+    return sorted((each for each in queues if not each["queue"].startswith("@")), key=_trouble, reverse=True)
 
 
 def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
@@ -293,7 +297,7 @@ def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
 
 
 async def _about(context: Context, found: Filter) -> int | None:
-    """Say how many fit, from samples, where they know: filters by queue and live state alone."""
+    """Return how many fit, if samples have the number: for filters by queue and live state only."""
     if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
         return None
     states = set(found.get("states", ()))
@@ -309,7 +313,7 @@ async def _about(context: Context, found: Filter) -> int | None:
 def _id_of(context: Context) -> int:
     text = str(context.request.path_params["id"])
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise HTTPException(404, "this is no id of a job")
+        raise HTTPException(404, "this is not the id of a job")
     return int(text)
 
 
@@ -358,12 +362,3 @@ def _trace(context: Context, found: Any) -> str:
     ):
         return ""
     return template.replace("{trace_id}", parts[1])
-
-
-def _command(job: dict[str, Any], args: str) -> str:
-    options = [f"--queue {shlex.quote(job['queue'])}"]
-    if job["key"] is not None:
-        options.append(f"--key {shlex.quote(job['key'])}")
-    if len(args) > 2000:
-        return ""
-    return render.printable(f"pgqueue enqueue {shlex.quote(job['task'])} {shlex.quote(args)} {' '.join(options)}")

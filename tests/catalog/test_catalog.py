@@ -11,11 +11,12 @@ from pgqueue.schema import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_channel", "_clock", "_due_lanes", "_exchange_row", "_first_ready", "_fits", "_has_notes", "_head",
-    "_is_declared", "_is_marked", "_is_plain", "_key_head", "_live_by_id", "_live_by_number", "_live_executing",
-    "_live_held", "_live_limited", "_live_of_group", "_live_of_key", "_live_ready", "_lock_class", "_lock_limit",
-    "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_next_reservation", "_old_snapshot",
-    "_ready_at_unchecked", "_retention_of", "_schedule_rule", "_state_again", "_steps", "_utc_offset", "_verdict",
+    "_channel", "_clock", "_due_lanes", "_exchange_row", "_first_line", "_first_ready", "_fits", "_has_notes",
+    "_head", "_is_declared", "_is_marked", "_is_plain", "_key_head", "_live_by_id", "_live_by_number",
+    "_live_executing", "_live_held", "_live_limited", "_live_of_group", "_live_of_key", "_live_ready", "_lock_class",
+    "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_next_reservation",
+    "_old_snapshot", "_ready_at_unchecked", "_retention_of", "_schedule_rule", "_state_again", "_steps",
+    "_utc_offset", "_verdict",
 }  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_private_functions_are_marked_as_such_and_public_ones_are_not(conn: psyc
     )
 
 
-def test_every_table_view_and_type_says_what_it_is(conn: psycopg.Connection) -> None:
+def test_every_table_view_and_type_has_a_comment(conn: psycopg.Connection) -> None:
     assert (
         names(
             conn,

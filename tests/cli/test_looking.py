@@ -216,6 +216,42 @@ def test_a_part_of_a_limit_is_dropped(run: Run, conn: psycopg.Connection) -> Non
     assert run("limits", "drop", "task", "t", "--part", "colour").code == 2
 
 
+def test_jobs_are_found_by_the_filter_of_the_pages(run: Run, jobs: dict[str, int]) -> None:
+    assert ids(run, "--where", "state:dead") == [jobs["dead"]]
+    assert ids(run, "--where", 'task:re* class:ValueError error:"such address"') == [jobs["failed"], jobs["dead"]]
+    assert ids(run, "--where", "key:k", "--limit", 1) == [jobs["mail"]]
+    assert ids(run, "--where", "key:nothing") == []
+    for options, said in (
+        (["--where", "colour:red"], "queue:"),
+        (["--where", "state:dead", "--queue", "mail"], "--where stands alone"),
+    ):
+        refused = run("jobs", "list", *options)
+        assert (refused.code, said in refused.err) == (2, True), refused.err
+
+
+def test_a_bulk_command_takes_the_filter_of_the_pages(
+    run: Run, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue_many(conn, 7, "send", queue="mail", tags=["vip"])
+    enqueue_many(conn, 3, "send", queue="mail")
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    asked = run("jobs", "cancel", "--where", "queue:mail tag:vip")
+    assert asked.err.startswith("Cancel 7 jobs by: queue:mail tag:vip? [y/N]:")
+    assert value(conn, "select count(*) from pgqueue.jobs") == 10
+    done = run("jobs", "cancel", "--where", "queue:mail tag:vip", "--yes", "--chunk", 3)
+    assert (done.code, done.out) == (0, "7 jobs cancelled or asked to stop\n")
+    assert value(conn, "select count(*) from pgqueue.jobs") == 3
+    assert run("jobs", "retry", "--where", "tag:vip state:cancelled", "--yes").out == "7 jobs retried\n"
+    for options, said in (
+        (["--where", " "], "every job"),
+        (["17", "--where", "tag:vip"], "--where stands alone"),
+        (["--where", "tag:vip", "--everything"], "--where stands alone"),
+    ):
+        refused = run("jobs", "delete", *options)
+        assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert run("jobs", "kill", "--where", "queue:nowhere", "--yes").out == "0 jobs dead\n"
+
+
 @pytest.mark.parametrize(
     ("action", "options", "question"),
     [

@@ -169,6 +169,38 @@ def test_a_filter_of_a_wrong_kind_is_refused(conn: psycopg.Connection, wrong: An
         table(conn, "search", Jsonb(wrong))
 
 
+def test_members_of_a_group_are_found_live_and_ended_page_by_page(conn: psycopg.Connection) -> None:
+    group = call(conn, "open_group", "import")
+    members = enqueue_many(conn, 30, "load", group_id=group)
+    enqueue_many(conn, 30, "load")
+    finish(conn, "dead", 4, {"class": "KeyError", "message": "x"})
+    finish(conn, "succeeded", 3)
+    finish(conn, "failed", 2)
+    reserve(conn, 2)
+    pages, before = [], None
+    while True:
+        row = found(conn, before, 4, groups=[group])
+        pages += row.job_ids
+        before = row.next_before
+        if before is None:
+            break
+    assert pages == sorted(members, reverse=True)
+    assert search(conn, groups=[group], states=["dead"]) == sorted(members[:4], reverse=True)
+    assert search(conn, groups=[group], states=["executing"]) == sorted(members[9:11], reverse=True)
+    assert search(conn, groups=[group], classes=["KeyError"]) == sorted(members[:4], reverse=True)
+    assert search(conn, groups=[group], ids=members[:2]) == [members[1], members[0]]
+    assert search(conn, groups=[group + 10**6]) == []
+    assert search(conn, groups=[]) == []
+
+
+def test_members_are_read_by_the_index_of_groups(conn: psycopg.Connection) -> None:
+    group = call(conn, "open_group", "import")
+    enqueue_many(conn, 20, "load", group_id=group)
+    enqueue_many(conn, 20_000, "other")
+    conn.execute("analyze pgqueue.jobs")
+    assert blocks(conn, f"""pgqueue.search('{{"groups": [{group}]}}')""") < 200
+
+
 def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection) -> None:
     search = """pgqueue.search('{"queues": ["small"], "states": ["waiting"]}')"""
     enqueue_many(conn, 3, "rare", queue="small")

@@ -43,6 +43,10 @@ def filled(conn: psycopg.Connection) -> psycopg.Connection:
     call(conn, "set_limit", "queue", "mail", max_executing=50)
     call(conn, "schedule", "nightly", "0 3 * * *", "report")
     call(conn, "beat", "w1", Jsonb({"jobs": [{"queue": "mail", "task": "send_email", "succeeded": 5, "dead": 9}]}))
+    group = call(conn, "open_group", "import")
+    members = enqueue_many(conn, 3, "load", queue="imports", group_id=group, delay="1 h")
+    enqueue(conn, "report", queue="imports", group_id=group, depends_on=members[:2])
+    enqueue(conn, "tell", queue="imports", depends_on=[group], run_if="finished")
     maintain(conn)
     return conn
 

@@ -13,6 +13,7 @@ PAGES = {
     "overview": "/",
     "queues": "/queues",
     "jobs": "/jobs?q=state:failed,dead,executing",
+    "groups": "/groups",
     "dead": "/dead",
     "tasks": "/tasks",
     "workers": "/workers",
@@ -35,6 +36,9 @@ def take(address: str, directory: Path) -> None:
                 pages = dict(PAGES)
                 if "/jobs/" in first:
                     pages["job"] = "/jobs/" + first.split("/jobs/", 1)[1].split('"', 1)[0]
+                groups = page.request.get(f"{address}/groups").text()
+                if "/group?id=" in groups:
+                    pages["group"] = "/group?id=" + groups.split("/group?id=", 1)[1].split('"', 1)[0]
                 for name, path in pages.items():
                     page.goto(address + path)
                     page.wait_for_timeout(400)

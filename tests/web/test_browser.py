@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 PAGES = ["/", "/queues", "/queue?name=mail", "/jobs", "/dead", "/tasks", "/task?name=send_email", "/workers"]
-PAGES += ["/worker?name=w1", "/schedules", "/limits", "/audit", "/health"]
+PAGES += ["/groups", "/worker?name=w1", "/schedules", "/limits", "/audit", "/health"]
 
 AXE = "axe-core@4.14.1"
 
@@ -77,10 +77,17 @@ def job_of(conn: psycopg.Connection, state: str) -> int:
     return found
 
 
+def pages_of(conn: psycopg.Connection) -> list[str]:
+    """Every page, also those of one job in each state and of a group."""
+    group = value(conn, "select id from pgqueue.groups()")
+    jobs = [job_of(conn, state) for state in ("dead", "executing", "blocked", "waiting", "succeeded")]
+    return [*PAGES, f"/group?id={group}", f"/jobs/{group}", *(f"/jobs/{job}" for job in jobs)]
+
+
 def test_every_page_loads_without_a_word_on_the_console(
     filled: psycopg.Connection, page: Page, said: list[str]
 ) -> None:
-    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}", f"/jobs/{job_of(filled, 'executing')}"]:
+    for path in pages_of(filled):
         answer = page.goto(path)
         assert answer is not None
         assert answer.status == 200, path
@@ -232,7 +239,7 @@ def test_the_pages_work_without_javascript(filled: psycopg.Connection, browser: 
 @pytest.mark.parametrize("width", [390, 768])
 def test_no_page_is_wider_than_a_narrow_screen(filled: psycopg.Connection, page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}"]:
+    for path in pages_of(filled):
         page.goto(path)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
@@ -242,7 +249,7 @@ def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
     filled: psycopg.Connection, page: Page, axe: str, scheme: str
 ) -> None:
     page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    for path in [*PAGES, f"/jobs/{job_of(filled, 'dead')}", "/jobs?q=state:dead"]:
+    for path in [*pages_of(filled), "/jobs?q=state:dead"]:
         page.goto(path)
         found = page.evaluate(f"(async () => {{ {axe}; return (await axe.run()).violations; }})()")
         serious = [

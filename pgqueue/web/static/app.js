@@ -38,13 +38,14 @@
   // Plots: one canvas each, drawn from /series.
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const plots = new Map();
+  const span = new Map();
   const options = (element, lines) => {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 } };
     return {
       width: element.clientWidth, height: 180, cursor: { y: false }, legend: { show: true, live: true },
       tzDate: (at) => store("zone") === "local" ? new Date(at * 1000) : uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       axes: [axis, { ...axis, size: 56 }],
-      scales: { y: { range: (plot, low, high) => [0, Math.max(high, 1) * 1.05] } },
+      scales: { x: { range: () => span.get(element) }, y: { range: (plot, low, high) => [0, Math.max(high, 1) * 1.05] } },
       series: [{}, ...lines.map(([name, colour]) => ({ label: name, stroke: css(colour), width: 1.5, points: { show: false }, spanGaps: true }))],
     };
   };
@@ -59,6 +60,8 @@
       if (!answer.ok) return;
       found = await answer.json();
     } catch { return; }
+    // All of the time that was asked for, also where few samples are.
+    span.set(element, [found.from, found.to]);
     const data = [found.t, ...lines.map(([name]) => found[name])];
     const known = plots.get(element);
     if (known) { known.setData(data); return; }

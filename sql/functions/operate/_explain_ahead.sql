@@ -1,4 +1,4 @@
--- explain() of a job that waits for others: members of its group, jobs that it depends on, jobs of its key or of its lane.
+-- explain() of a job that waits: for members of its group, jobs that it depends on, events, jobs of its key or of its lane.
 
 -- Null: it waits for no member.
 create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
@@ -70,6 +70,24 @@ $$;
 
 comment on function pgqueue._explain_parents(pgqueue.jobs) is
     'Private: which of the jobs that a job depends on have not ended, in words.';
+
+-- Null: it waits for no event.
+create or replace function pgqueue._explain_events(p_id bigint, out detail text, out until timestamptz)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+as $$
+    select
+        'waits for ' || string_agg(
+            format('event %s (step %s), %s', e.name, e.step, coalesce('until ' || e.until::text, 'without a timeout')), '; ' order by e.name, e.step
+        ),
+        min(e.until)
+    from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_id order by w.name, w.step limit 5) e
+$$;
+
+comment on function pgqueue._explain_events(bigint) is 'Private: which events a job waits for, the first five.';
 
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint

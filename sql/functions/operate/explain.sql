@@ -74,6 +74,11 @@ begin
 
     if v_job.state <> 'blocked' then
         if v_job.ready_at > v_now then
+            select e.detail, e.until into detail, until from pgqueue._explain_events(v_job.id) e;
+            if detail is not null then
+                reason := 'event';
+                return;
+            end if;
             reason := 'not_due';
             until := v_job.ready_at;
             detail := format(
@@ -124,7 +129,7 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
 create or replace function pgqueue._explain_ended(

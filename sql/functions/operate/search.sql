@@ -2,7 +2,8 @@
 --
 -- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
 -- `before` down, and returns where it stopped. Jobs of one queue are read by its index while they are few, executing
--- ones by their leases, the dead and cancelled by the index of queue and state; all others by id. Reads only.
+-- ones by their leases, the dead and cancelled by the index of queue and state, members of a group by its index; all
+-- others by id. Reads only.
 
 create or replace function pgqueue.search(
     filter jsonb default '{}',
@@ -41,15 +42,22 @@ begin
             'Give both within their ranges, and call again with before => next_before.'
         );
     end if;
+    if cardinality(v_filter.groups) > 20 then
+        perform pgqueue._refuse(
+            'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
+        );
+    end if;
     if v_filter.id_to is not null then
         v_before := least(v_before, v_filter.id_to + 1);
     end if;
     job_ids := '{}';
     is_cut := false;
     for v_part in
-        select p.* from pgqueue._search_live(v_filter, v_before, search.max_jobs, search.max_rows) p
+        select p.* from pgqueue._search_live(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is null
         union all
-        select p.* from pgqueue._search_ended(v_filter, v_before, search.max_jobs, search.max_rows) p
+        select p.* from pgqueue._search_ended(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is null
+        union all
+        select p.* from pgqueue._search_group(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is not null
     loop
         job_ids := job_ids || v_part.ids;
         -- A part has not read below the id at which it stopped: ids below that are not returned yet.
@@ -69,7 +77,7 @@ $$;
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
     'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself; '
-    'states; ids; id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
+    'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
 
@@ -207,12 +215,12 @@ comment on function pgqueue._fits(
     timestamptz, jsonb
 ) is 'Private: whether a job fits the filter of search(), leaving out its id.';
 
+-- Inlined: search() and dead_groups() call it for each row.
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text
 language sql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
     select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
 $$;

@@ -1,0 +1,3 @@
+-- search() finds the members of groups.
+
+alter type pgqueue.job_filter add attribute groups bigint[];

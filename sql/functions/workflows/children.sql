@@ -1,0 +1,41 @@
+-- children: the jobs that wait for a job, or did not run because of how it ended. Reads only, along one index.
+--
+-- A child that started since is not among them: what it waited for is over, and parents() of it still names this job.
+
+create or replace function pgqueue.children(job_id bigint, max integer default 100)
+returns table (id bigint, task text, state text, run_if text, parent_ended text)
+language plpgsql
+stable
+parallel safe
+security definer
+rows 10
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if children.max is null or children.max not between 1 and 10000 then
+        perform pgqueue._refuse(
+            'max must be between 1 and 10000', format('It is %s.', coalesce(children.max::text, 'null')), 'Give max within this range.'
+        );
+    end if;
+    return query
+    select d.child, c.task, c.state::text, c.run_if, d.ended
+    from (
+        select x.child, x.ended from pgqueue.dependencies x where x.parent = children.job_id order by x.child limit children.max
+    ) d
+    cross join lateral (
+        (select j.task, j.state, j.run_if from pgqueue.jobs j where j.id = d.child limit 1)
+        union all
+        (select h.task, h.state, h.run_if from pgqueue.history h where h.id = d.child limit 1)
+        limit 1
+    ) c
+    order by d.child;
+end
+$$;
+
+comment on function pgqueue.children(bigint, integer) is
+    'The jobs that wait for a job, and those that did not run because of how it ended, by id. run_if: what they wait for; null: that it succeeds. '
+    'parent_ended: how it ended; null: it has not. At most max. select * from pgqueue.children(17);';

@@ -1,0 +1,204 @@
+-- groups: groups of jobs, the newest first, for lists. Reads only.
+--
+-- Its cost does not depend on how many members a group has: each state is counted up to count_to, along an index, and a
+-- group that has ended says itself what became of its members. Groups are found by their members, one probe for each
+-- group, and those that have not ended by the index of blocked jobs.
+
+create or replace function pgqueue.groups(
+    group_id bigint default null, before bigint default null, max integer default 20, count_to integer default 1000
+)
+returns table (
+    id bigint, name text, state text, is_open boolean, created_at timestamptz, finished_at timestamptz, total bigint,
+    waiting bigint, failed bigint, blocked bigint, executing bigint, succeeded bigint, dead bigint, cancelled bigint,
+    counted_to integer
+)
+language plpgsql
+stable
+parallel safe
+security definer
+rows 20
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if groups.max is null or groups.max not between 1 and 1000 or groups.count_to is null or groups.count_to not between 1 and 1000000 then
+        perform pgqueue._refuse(
+            'max must be between 1 and 1000, and count_to between 1 and 1000000',
+            format('They are %s and %s.', coalesce(groups.max::text, 'null'), coalesce(groups.count_to::text, 'null')),
+            'Give both within their ranges, and call again with before => the last id.'
+        );
+    end if;
+    return query
+    select
+        i.id, g.name, coalesce(g.state, 'forgotten'), coalesce(g.is_open, false), g.created_at, g.finished_at,
+        n.waiting + n.failed + n.blocked + n.executing + n.succeeded + n.dead + n.cancelled,
+        n.waiting, n.failed, n.blocked, n.executing, n.succeeded, n.dead, n.cancelled,
+        case when n.is_cut then groups.count_to end
+    from (
+        select groups.group_id as id where groups.group_id is not null
+        union all
+        select f.id
+        from pgqueue._group_ids(coalesce(groups.before, 9223372036854775807), groups.max) f (id)
+        where groups.group_id is null
+    ) i
+    left join lateral (
+        select
+            j.args ->> 'name' as name, j.state::text as state, j.blocked_on = '@open' as is_open, j.created_at,
+            null::timestamptz as finished_at, null::jsonb as result
+        from pgqueue.jobs j
+        where j.id = i.id and j.task = '@group'
+        union all
+        select h.args ->> 'name', h.state::text, false, h.created_at, h.finished_at, h.result
+        from pgqueue.history h
+        where h.id = i.id and h.task = '@group'
+        limit 1
+    ) g on true
+    cross join lateral pgqueue._group_numbers(i.id, g.result, groups.count_to) n
+    where groups.group_id is null or g.state is not null
+    order by i.id desc;
+end
+$$;
+
+comment on function pgqueue.groups(bigint, bigint, integer, integer) is
+    'Groups, the newest first, with how many members each has in each state, of those that live or that history keeps; one that has ended says what became of all. '
+    'group_id: only this one. Call again with before => the last id. counted_to: where counting stopped; a number as high means at least that many; null: they are exact. '
+    'select id, name, state, total, dead from pgqueue.groups();';
+
+-- One probe for each group in each index; a group without members is found while it has not ended.
+create or replace function pgqueue._group_ids(p_before bigint, p_most integer)
+returns setof bigint
+language sql
+stable
+parallel safe
+rows 20
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+    with recursive live (id) as (
+        (
+            select j.group_id
+            from pgqueue.jobs j
+            where j.group_id is not null and j.group_id < p_before
+            order by j.group_id desc
+            limit 1
+        )
+        union all
+        select (
+            select j.group_id
+            from pgqueue.jobs j
+            where j.group_id is not null and j.group_id < l.id
+            order by j.group_id desc
+            limit 1
+        )
+        from live l
+        where l.id is not null
+    ),
+    ended (id) as (
+        (
+            select h.group_id
+            from pgqueue.history h
+            where h.group_id is not null and h.group_id < p_before
+            order by h.group_id desc
+            limit 1
+        )
+        union all
+        select (
+            select h.group_id
+            from pgqueue.history h
+            where h.group_id is not null and h.group_id < e.id
+            order by h.group_id desc
+            limit 1
+        )
+        from ended e
+        where e.id is not null
+    )
+    select f.id
+    from (
+        (select l.id from live l where l.id is not null limit p_most)
+        union
+        (select e.id from ended e where e.id is not null limit p_most)
+        union
+        (
+            select j.id
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on in ('@open', '@group') and j.id < p_before
+            limit 10000
+        )
+    ) f
+    order by f.id desc
+    limit p_most
+$$;
+
+comment on function pgqueue._group_ids(bigint, integer) is 'Private: the newest groups below an id, up to p_most.';
+
+create or replace function pgqueue._group_numbers(
+    p_id bigint, p_result jsonb, p_most integer,
+    out waiting bigint, out failed bigint, out blocked bigint, out executing bigint, out succeeded bigint, out dead bigint,
+    out cancelled bigint, out is_cut boolean
+)
+returns record
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+as $$
+declare
+    v_ended bigint;
+begin
+    waiting := pgqueue._live_members(p_id, 'waiting', p_most);
+    failed := pgqueue._live_members(p_id, 'failed', p_most);
+    blocked := pgqueue._live_members(p_id, 'blocked', p_most);
+    executing := pgqueue._live_members(p_id, 'executing', p_most);
+    is_cut := greatest(waiting, failed, blocked, executing) >= p_most;
+    if p_result ?& '{succeeded,dead,cancelled}' and waiting + failed + blocked + executing = 0 then
+        succeeded := p_result ->> 'succeeded';
+        dead := p_result ->> 'dead';
+        cancelled := p_result ->> 'cancelled';
+        return;
+    end if;
+    select
+        count(*), count(*) filter (where h.state = 'succeeded'), count(*) filter (where h.state = 'dead'),
+        count(*) filter (where h.state = 'cancelled')
+    into v_ended, succeeded, dead, cancelled
+    from (
+        select x.state from pgqueue.history x where x.group_id is not null and x.group_id = p_id limit p_most
+    ) h;
+    is_cut := is_cut or v_ended >= p_most;
+end
+$$;
+
+comment on function pgqueue._group_numbers(bigint, jsonb, integer) is
+    'Private: how many members a group has in each state, each live state and all of history counted up to p_most.';
+
+create or replace function pgqueue._live_members(p_id bigint, p_state pgqueue.job_state, p_most integer)
+returns bigint
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $$
+    select count(*)
+    from (
+        select
+        from pgqueue.jobs j
+        where j.group_id is not null and j.group_id = p_id and j.state = p_state
+        limit p_most
+    ) m
+$$;
+
+comment on function pgqueue._live_members(bigint, pgqueue.job_state, integer) is
+    'Private: how many live members a group has in a state, up to p_most.';
