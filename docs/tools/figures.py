@@ -1,7 +1,7 @@
 """Draws the figures of docs/ from text: `make figures`. No dependency; the same text gives the same bytes.
 
-A figure is a list of boxes on a grid and of arrows between them. It is drawn in black on nothing; the style sheet of
-the pages inverts it for a dark theme.
+A figure is a list of boxes on a grid and of arrows between them. It is drawn for a light theme; the style
+sheet of the pages turns its colours for a dark one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The chart: linted and rendered by Helm itself, if helm-python-sdk is installed, and read as Kubernetes reads it."""
+"""The chart: linted and rendered by Helm, where helm-python-sdk is installed, and read as Kubernetes reads it."""
 
 from __future__ import annotations
 
