@@ -78,7 +78,7 @@ def run(server: Server) -> Report:
         for way, measure in ways.items():
             with server.database("enqueue") as dsn:
                 rates[way].append(measure(dsn))
-    # Of the rounds, not of the medians: a baseline and what is measured against it ran within seconds of each other.
+    # Of the rounds, not of the medians: a baseline and the figure measured against it ran within seconds of each other.
     shares = {
         way: median([own / base for own, base in zip(rates[way], rates[baseline], strict=True)])
         for way, (baseline, _) in _AGAINST.items()
