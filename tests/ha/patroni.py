@@ -49,15 +49,18 @@ class CutCluster(Cluster):
             node.seen_at, node.etcd = _port(inward), _port(outward)
 
     def cut(self, node: Node) -> None:
-        """Nothing passes between the node and others any more, and no side is told."""
-        for way in self._ways[node.name]:
-            way.freeze()
+        """Nothing passes between the node and others any more: etcd is silent to it, clients are refused."""
+        inward, outward = self._ways[node.name]
+        outward.freeze()
+        inward.refuse()
+        inward.drop()
 
     def join(self, node: Node) -> None:
         """Its network is back."""
-        for way in self._ways[node.name]:
-            way.drop()
-            way.thaw()
+        inward, outward = self._ways[node.name]
+        inward.accept()
+        outward.drop()
+        outward.thaw()
 
     def stop(self) -> None:
         for ways in self._ways.values():
@@ -106,7 +109,7 @@ class Producer(threading.Thread):
 
     def stop(self) -> None:
         self._stopped.set()
-        self.join()
+        self.join(30)
 
 
 def runs(directory: Path) -> list[tuple[int, int, float]]:
