@@ -1,4 +1,4 @@
-"""What do samples and reports cost a worker that is at work? CPU of server and worker for each job, with and without them.
+"""What do samples and reports cost at work? CPU of server and worker for each job, with and without them.
 
 Pairs of drains of no-ops, one after the other, the order changing from pair to pair. Without: `maintain` takes no
 samples, and the worker counts and reports nothing. CPU, from the times of the processes, is what does not depend on
