@@ -51,6 +51,9 @@ vendor: $(installed) ## fetch what the pages carry of others anew from npm, and 
 reference: $(installed) ## write the pages of docs/reference/ anew from what they describe
 	PGQUEUE_WRITE_DOCS=1 $(bin)/pytest -q -n 0 tests/docs/test_reference.py
 
+figures: $(installed) ## draw the figures of docs/ anew from their text
+	$(bin)/python -m docs.tools.figures
+
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
 	@if $(bin)/python -c 'import socket; socket.create_connection(("www.postgresql.org", 443), 3)' 2>/dev/null; then \

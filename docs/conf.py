@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pygments.lexers.sql import PostgresLexer
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
@@ -98,3 +100,4 @@ def _read_source(app: Any, docname: str, content: list[str]) -> None:
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _process_docstring)
     app.connect("source-read", _read_source)
+    app.add_lexer("sql", PostgresLexer)

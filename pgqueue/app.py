@@ -19,7 +19,7 @@ AnyTask = TypeVar("AnyTask", bound="Task[..., Any]")
 
 
 class Declare(Protocol):
-    """What `@app.task(...)` with options returns: a decorator."""
+    """The decorator that `@app.task(...)` with options returns."""
 
     @overload
     def __call__(self, function: Callable[Concatenate[Job, P], R], /) -> JobTask[P, R]: ...
@@ -40,7 +40,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class App(Hooks):
-    """The tasks of an application, their schedules, and what stands around them. A worker is started with one.
+    """The tasks of an application, their schedules, middleware and hooks. A worker is started with one.
 
     app = App()
 
@@ -121,7 +121,7 @@ class App(Hooks):
         """Have a task enqueued by the clock, under `name` or the task's own: by a cron expression, or `every=`.
 
         The options are those of the SQL function `schedule`: every, timezone, catch_up, overlap, jitter, queue,
-        priority, ... `args` are the task's keyword arguments. Several may stand on one task, under different names.
+        priority, ... `args` are the task's keyword arguments. One task may have several, under different names.
         Raises DuplicateTask when the name is taken, ConfigError for neither or both of expression and every,
         InvalidArgument when the arguments do not fit, TypeError for an unknown option, ConfigError for a wrong
         expression.
@@ -158,10 +158,10 @@ class App(Hooks):
         return Group(connection, name, options)
 
     def include(self, other: App) -> None:
-        """Take in the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.
+        """Include the tasks and schedules of another App. Raises DuplicateTask when both have one of the same name.
 
-        What it declared around execution, and its hooks, come with it, inside of our own. Its codec and what it put
-        around enqueue stay with its own tasks.
+        Its execution middleware and hooks are included, inside our own. Its codec and enqueue middleware apply to its
+        own tasks only.
         """
         self.include_hooks(other)
         for schedule in other.schedules.values():

@@ -1,4 +1,4 @@
-"""Where the settings come from: which database, and how a worker is to behave."""
+"""The settings: which database, and the options of a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue.errors import ConfigError
 
-# libpq gives up on a peer that went away without a word only after hours; a worker must know within a lease.
+# libpq gives up on a silently lost peer only after hours; a worker must know within a lease.
 _TCP_DEFAULTS = {
     "keepalives": "1",
     "keepalives_idle": "10",
@@ -51,7 +51,7 @@ def check_dsn(source: str, dsn: str) -> str:
     try:
         parts = conninfo_to_dict(dsn)
     except (psycopg.Error, UnicodeEncodeError) as error:
-        # libpq quotes what it cannot read, with the password in it.
+        # libpq quotes the text that it cannot read, with the password in it.
         reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
         if isinstance(error, UnicodeEncodeError):
             reason = "it is no text in UTF-8"
@@ -62,7 +62,7 @@ def check_dsn(source: str, dsn: str) -> str:
             hint="give it as postgresql://user@host/database or as host=... dbname=...",
         ) from error
     if not re.fullmatch(r"[\d,]*", str(parts.get("port") or "")) or "@" in str(parts.get("dbname") or ""):
-        # As a password with a slash in it makes them; shown, they would show it.
+        # A password with a slash makes such parts; printed, they would reveal it.
         raise ConfigError(
             f"{source} has no port or database that could be one",
             hint="write / as %2F, @ as %40, : as %3A in a user's name or password",
@@ -82,11 +82,11 @@ def own_dsn(dsn: str, application_name: str = "pgqueue", environ: Mapping[str, s
 
 
 def worker_dsn(dsn: str, application_name: str, lease: float = 30.0, environ: Mapping[str, str] = os.environ) -> str:
-    """Add what a long-lived connection needs and neither the DSN nor the environment says.
+    """Add the parameters of a long-lived connection that neither the DSN nor the environment sets.
 
-    That is UTF-8, a name, keepalives, a connect_timeout of a sixth of the lease (2 to 10 s, for each host of a list),
-    and target_session_attrs=read-write, by which it goes past a standby, or a primary that was demoted, to the server
-    that can be written to.
+    These are UTF-8, a name, keepalives, a connect_timeout of a sixth of the lease (2 to 10 s, for each host of a list),
+    and target_session_attrs=read-write, so that it skips standbys and demoted primaries and connects to the server that
+    takes writes.
     """
     given = conninfo_to_dict(dsn)
     extra = {name: value for name, value in _TCP_DEFAULTS.items() if name not in given}
@@ -117,12 +117,12 @@ class WorkerConfig:
     """How a worker behaves. Durations are in seconds.
 
     queues            the queues to serve; None: all of them
-    weights           one for each queue; None: those in pgqueue.queues, 1 where none is said
+    weights           one for each queue; None: those in pgqueue.queues, 1 where none is set
     strategy          how `reserve` chooses among queues: weighted, strict, lag or round_robin
     concurrency       handlers that run at the same time
     min_concurrency   with it, that number moves between this and `concurrency` with the work; None: it is fixed
     lease             how long a reservation holds; extended at a third of it
-    poll_interval     how long an idle worker sleeps when nobody wakes it
+    poll_interval     how long an idle worker sleeps without a notification
     shutdown_timeout  how long running jobs may go on after a first TERM or INT; a task may have a shorter one
     listen            False: poll only
     listen_dsn        where to listen, when `dsn` leads to a pooler in transaction mode: the same database, directly

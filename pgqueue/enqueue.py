@@ -19,27 +19,27 @@ from pgqueue.options import JobOptions
 
 
 class Named(Protocol):
-    """Whatever carries a task's name: a `Task`, for one."""
+    """An object with the name of a task, such as a `Task`."""
 
     @property
     def name(self) -> str: ...
 
 
 class Target:
-    """A task as producers see it, with what its App has put around enqueue. Base of `Task`."""
+    """A task as producers see it, with its App's enqueue middleware. Base of `Task`."""
 
     name: str
 
     def middleware(self) -> Sequence[EnqueueMiddleware]:
-        """Return what stands around its enqueue, outermost first."""
+        """Return the middleware around its enqueue, outermost first."""
         return ()
 
     def codec(self) -> Codec | None:
-        """Return what writes its arguments, or None."""
+        """Return the codec that writes its arguments, or None."""
         return None
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check arguments and write them as JSON has them."""
+        """Check arguments and convert them to JSON."""
         return dict(args)
 
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
@@ -47,7 +47,7 @@ class Target:
         return drivers.run(connection, call)
 
     def declared(self) -> Mapping[str, object]:
-        """Return what the code declares for it and the database needs at once, as the option `declared`, or nothing."""
+        """Return the declared options that the database needs at enqueue, as the option `declared`, or nothing."""
         return {}
 
 
@@ -125,12 +125,12 @@ def enqueue_outcome(
     args: Mapping[str, Any] | None = None,
     **options: Unpack[JobOptions],
 ) -> Enqueued | Awaitable[Enqueued]:
-    """Enqueue one job as `enqueue` does, and say what became of it.
+    """Enqueue one job as `enqueue` does, and return the outcome.
 
-    Of one task and `dedupe` there is one job while it lives, or, with `dedupe_for`, for so long from its enqueue on.
-    `on_conflict` says what becomes of that one, if it waits and was never reserved: "skip" (nothing; the default),
-    "replace" (its args, headers, run_at and priority), "merge" (these args into its own), "debounce" (its run_at moves
-    out to this one's, at most `debounce_max` after its enqueue; by default ten times the delay), "raise" (DuplicateJob,
+    There is only one job of a task and `dedupe` key until it ends, or, with `dedupe_for`, for that time after its
+    enqueue. `on_conflict`: what to do with that job if it waits and was never reserved: "skip" (nothing; the default),
+    "replace" (its args, headers, run_at and priority), "merge" (these args into its own), "debounce" (defer it to this
+    run_at, but at most `debounce_max` after its enqueue; by default ten times the delay), "raise" (DuplicateJob,
     whatever its state).
 
         done = enqueue_outcome(connection, "report", {"month": 11}, dedupe="report:11", on_conflict="replace")
@@ -146,11 +146,11 @@ def enqueue_batch(connection: AsyncConnection, jobs: Iterable[Mapping[str, Any]]
 def enqueue_batch(
     connection: SyncConnection | AsyncConnection, jobs: Iterable[Mapping[str, Any]]
 ) -> list[BatchResult] | Awaitable[list[BatchResult]]:
-    """Enqueue jobs that each have options of their own, in one statement, and say of each what became of it.
+    """Enqueue jobs that each have options of their own, in one statement, and return the outcome of each.
 
-    A job is a mapping with "task" (a name or a task), "args", and the options of `enqueue`. One that the queue refuses
-    has the outcome "error" and spoils none of the others; what cannot be written as JSON raises InvalidArgument, and
-    nothing is enqueued.
+    A job is a mapping with "task" (a name or a task), "args", and the options of `enqueue`. A job that
+    the queue refuses has the outcome "error" and does not affect the others; a value that cannot be written as JSON
+    raises InvalidArgument, and nothing is enqueued.
 
         results = enqueue_batch(connection, [{"task": "a", "delay": "1 h"}, {"task": "b", "args": {"x": 1}}])
         failed = [result.error for result in results if result.error]
@@ -178,7 +178,7 @@ def enqueue_copy(
 def enqueue_copy(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | object, jobs: Iterable[Mapping[str, Any]]
 ) -> dict[str, int] | Awaitable[dict[str, int]]:
-    """Enqueue very many jobs, each with options of its own, by COPY, and return how many came to which outcome.
+    """Enqueue very many jobs, each with options of its own, by COPY, and return how many had which outcome.
 
     Jobs are as in `enqueue_batch`, and are read from `jobs` as they are sent: a generator of a million needs no memory.
     All or none, in the connection's current transaction; on an autocommit connection, in one of its own. The error of
@@ -223,7 +223,7 @@ def send(
         for each in middleware:
             if is_async(each):
                 raise ConfigError(
-                    f"{each!r} is async, and stands around an enqueue on a connection that is not",
+                    f"{each!r} is async middleware around an enqueue on a connection that is not async",
                     hint="write it as a plain function that returns call_next(jobs): it serves both",
                 )
     jobs = Enqueuing(task.name, [dict(each) for each in args], dict(options))
@@ -245,7 +245,7 @@ def one(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, obje
 
 
 def one_outcome(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[Enqueued]:
-    """The statement for a single job that says what became of it, for `send`."""
+    """The statement for a single job that reads its outcome, for `send`."""
     [single] = args
     return produce.enqueue_outcome(task, single, options)
 

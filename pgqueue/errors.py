@@ -12,7 +12,7 @@ PgQueueError
 ├── UnsupportedOption   SQLSTATE 0A000: an option that is not supported yet
 ├── WrongIsolation      SQLSTATE 25001: reserve or maintain outside READ COMMITTED
 ├── LockTimeout         SQLSTATE 55P03: another transaction holds the job or dedupe key; nothing was changed
-├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job stands for the dedupe key
+├── DuplicateJob        SQLSTATE 23505: on_conflict="raise", and a job has the dedupe key
 ├── LeaseLost           the lease was lost before job.transaction() could complete the job; it was rolled back
 ├── DuplicateStep       two steps of one attempt have the same name
 ├── EventTimeout        job.wait_event: the event did not come in time
@@ -26,7 +26,7 @@ from __future__ import annotations
 class PgQueueError(Exception):
     """Base of every error of this package.
 
-    `message` says what is wrong; `hint` says what to do next, or is None. `str()` gives both.
+    `message` is the problem; `hint` is the next step, or None. `str()` gives both.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
@@ -84,7 +84,7 @@ class LockTimeout(PgQueueError):
 
 
 class DuplicateJob(PgQueueError):
-    """A job stands for this dedupe key, and `on_conflict` is "raise" (SQLSTATE 23505). Nothing was enqueued."""
+    """A job has this dedupe key, and `on_conflict` is "raise" (SQLSTATE 23505). Nothing was enqueued."""
 
 
 class LeaseLost(PgQueueError):
@@ -92,7 +92,7 @@ class LeaseLost(PgQueueError):
 
 
 class DuplicateStep(PgQueueError):
-    """Two steps of one attempt have the same name: which of them a stored result belongs to would be a guess."""
+    """Two steps of one attempt have the same name, so a stored result would be ambiguous."""
 
 
 class EventTimeout(PgQueueError):

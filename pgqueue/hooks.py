@@ -63,16 +63,16 @@ class Dead:
 
 @dataclass(slots=True, kw_only=True)
 class Hooks:
-    """What an App declares besides tasks: middleware, hooks, a codec, an error formatter.
+    """The declarations of an App besides tasks: middleware, hooks, a codec, an error formatter.
 
     codec              writes and reads the arguments of this App's tasks in another form; see `pgqueue.Codec`
-    error_formatter    converts a handler's exception to what is stored: a mapping with class, message and, optionally,
-                       traceback, all texts; if it raises, the error is stored as by default
+    error_formatter    converts a handler's exception to the stored error: a mapping with class, message and,
+                       optionally, traceback, all texts; if it raises, the error is stored as by default
     """
 
     codec: Codec | None = None
     error_formatter: ErrorFormatter | None = None
-    # What runs the statements that enqueue this App's tasks, instead of the database: see pgqueue.testing.inline.
+    # Runs the statements that enqueue this App's tasks, instead of the database: see pgqueue.testing.inline.
     deliver: Callable[[Any, Call[Any]], Any] | None = field(default=None, repr=False)
     _middleware: list[Middleware] = field(default_factory=list, repr=False)
     _enqueue_middleware: list[EnqueueMiddleware] = field(default_factory=list, repr=False)

@@ -27,9 +27,9 @@ _log = logging.getLogger("pgqueue.job")
 
 
 class Flag:
-    """Raised once, from any thread, with a reason. Ask it, or wait for it, in a thread or on the event loop.
+    """Raised once, from any thread, with a reason. Test it, or wait for it, in a thread or on the event loop.
 
-    if job.stopping: ...                    # ask
+    if job.stopping: ...                    # test
     if job.cancelled.wait(5): ...           # in a thread: sleep for at most 5 s
     await asyncio.wait_for(job.stopping, 5) # on the loop
     """
@@ -103,7 +103,7 @@ class _Waking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surroundings:
-    """What a worker provides to the jobs that it runs.
+    """The services of a worker for the jobs that it runs.
 
     `doors`: how `job.transaction()` gets to the database, where a test runs the job in a transaction of its own.
     """
@@ -124,7 +124,7 @@ _NOWHERE = Surroundings()
 
 @dataclass(slots=True, eq=False)
 class State:
-    """The changing part of a job while its handler runs, and what its worker provides. For the worker.
+    """The changing part of a job while its handler runs, and its worker's services. For the worker.
 
     `ends_at` is the monotonic time at which its timeout ends.
     """
@@ -253,11 +253,11 @@ class Job:
         return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at, around.doors)
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function once in the life of the job, whatever becomes of this attempt, and return its result.
+        """Call a function once in the life of the job, even over several attempts, and return its result.
 
         The result is stored before this returns; the next attempt gets it without a call. It must be JSON, and is
-        returned as JSON has it. A function that raises fails the job, and is called again by the next attempt. Names
-        tell the steps of a job apart: put the id of an item into the name of its step. On the loop, await it; the
+        returned as read from JSON. A function that raises fails the job, and is called again by the next attempt. Names
+        distinguish the steps of a job: put the id of an item into the name of its step. On the loop, await it; the
         function may then be async.
 
             payment = job.step("charge", api.charge, order, idempotency_key=f"{job.id}:charge")
@@ -332,7 +332,7 @@ def current_job() -> Job:
     """Return the job whose handler calls this, directly or not. Raises RuntimeError outside of a handler."""
     find = _current.get()
     if find is None:
-        raise RuntimeError("no job runs here: current_job() is for what a worker's handler calls")
+        raise RuntimeError("no job runs here: current_job() is for code that a worker's handler calls")
     return find()
 
 

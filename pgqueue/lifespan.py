@@ -17,7 +17,7 @@ from pgqueue.worker import Worker
 
 log = logging.getLogger("pgqueue.worker")
 
-# A worker that crashes is started again so often within so many seconds; after that the host gets its error.
+# A crashed worker is started again this many times within this many seconds; after that the host gets its error.
 _RESTARTS = 3
 _WITHIN = 60.0
 
@@ -41,9 +41,9 @@ def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
 
     It handles no signals, sets up no logging and ends no process. At the end of the block it reserves no more, lets
     running jobs end for `shutdown_timeout`, and releases the rest. A worker that cannot start raises here; one that
-    crashes is started again three times a minute at most, and then its error comes out of the block. Trouble with the
-    database is no crash: one that cannot be reached is waited for, and the block begins after 5 s
-    without it. `settings` are those of `WorkerConfig`, such as concurrency=10.
+    crashes is started again three times a minute at most, and then its error comes out of the block. An unavailable
+    database is no crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those of
+    `WorkerConfig`, such as concurrency=10.
 
     Each process of the web server has a worker of its own: four processes with concurrency=10 run forty jobs. For
     production, a process for itself is better: `pgqueue worker`.
@@ -72,7 +72,7 @@ class WorkerLifespan:
         return self._lifespan()
 
     async def __aenter__(self) -> WorkerLifespan:
-        """Start the worker. Raises what keeps it from starting."""
+        """Start the worker. Raises the error that prevents the start."""
         self._stops = False
         self._worker = self._make()
         host = asyncio.current_task()
@@ -107,7 +107,7 @@ class WorkerLifespan:
         await self._serving
 
     def health(self) -> Health:
-        """Return how the worker is, for a route of the host's own."""
+        """Return the state of the worker, for a route of the host's own."""
         status = self._worker.status()
         live = self._serving is not None and not self._serving.done()
         reason = str(status["reason"]) if live else "the worker has ended"

@@ -1,6 +1,6 @@
 """Log lines: for people on a console, or one JSON object each.
 
-Both name the job that a line is about, wherever it is logged: from what the line was given (`extra`, or an argument
+Both name the job that a line is about, wherever it is logged: from the line itself (`extra`, or an argument
 with `log_fields`), else from the handler in which it was logged.
 """
 
@@ -23,15 +23,15 @@ FORMATS = ("console", "json")
 
 _FIELDS = ("job_id", "queue", "task", "attempt")
 
-# What every record has; the rest came by `extra`.
+# The attributes of every record; others came by `extra`.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
-# All but tab and newline. A terminal obeys them.
+# Control characters, save tab and newline.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class HasFields(Protocol):
-    """What names the job of a line."""
+    """The fields that name the job of a line."""
 
     def log_fields(self) -> dict[str, object]: ...
 
@@ -116,7 +116,7 @@ class _Coloured(_Plain):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return a record's message as text that any terminal and any file can take, whatever was logged."""
+    """Return a record's message as text that any terminal and any file can take."""
     try:
         message = record.getMessage()
     except Exception as error:
@@ -126,7 +126,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with what a terminal would obey, and what no file can take, written as escapes."""
+    """Return text with control characters, and characters that no file can take, written as escapes."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 

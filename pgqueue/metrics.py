@@ -1,6 +1,6 @@
-"""Metrics in the text format of Prometheus: of workers, as they count, and of a database, as `pgqueue.metrics()` says.
+"""Metrics in the text format of Prometheus: of workers, as they count, and of a database, by `pgqueue.metrics()`.
 
-Needs prometheus-client (the extra `metrics`); `is_available` tells.
+Needs prometheus-client (the extra `metrics`); see `is_available`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OF_DATABASE = {
 
 
 def is_available() -> bool:
-    """Tell whether prometheus-client is installed."""
+    """Return whether prometheus-client is installed."""
     return find_spec("prometheus_client") is not None
 
 
@@ -70,7 +70,7 @@ def as_text(families: Iterable[Any]) -> bytes:
 
 
 def of_database(rows: Rows) -> Iterator[Any]:
-    """Return the families of what `pgqueue.metrics()` returned."""
+    """Return the families of the rows of `pgqueue.metrics()`."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
     by_name: dict[str, list[tuple[Mapping[str, str], float]]] = {}
@@ -86,7 +86,7 @@ def of_database(rows: Rows) -> Iterator[Any]:
 
 
 def of_workers(status: Mapping[str, Any], ended: Sequence[Entry]) -> Iterator[Any]:
-    """Return the families of a worker's status, or of a supervisor's with all of its workers, and of what ended."""
+    """Return the families of a worker's status, or of a supervisor's with all of its workers, and of ended jobs."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
     workers = status.get("workers", [status])

@@ -1,4 +1,4 @@
-"""What stands around enqueue and around execution: middleware, outermost first, and the payload codec.
+"""Middleware around enqueue and around execution, outermost first, and the payload codec.
 
 Around execution there are async functions and plain ones, `m(job, call_next)`. Async ones run on the event loop. Plain
 ones run inside of them, in the handler's own thread, where a thread's database connections are; around an async
@@ -30,8 +30,8 @@ class Enqueuing:
     """Jobs of one task that are about to be enqueued, as a middleware around enqueue gets them.
 
     task      name of the task
-    args      the arguments of each job, as JSON will have them; they may be changed
-    options   those of `pgqueue.enqueue`, which all of them share; they may be changed
+    args      the arguments of each job, as they will be written as JSON; they may be changed
+    options   options of `pgqueue.enqueue`, shared by all jobs; they may be changed
     """
 
     task: str
@@ -51,8 +51,8 @@ EnqueueMiddleware: TypeAlias = Callable[[Enqueuing, Callable[[Enqueuing], Any]],
 class Codec(Protocol):
     """Writes the arguments of jobs in another form, and reads them again: encrypted, compressed, kept elsewhere.
 
-    `encode` is called last before a job is enqueued through its task, `decode` first when it runs. `decode` gets as
-    well what was enqueued without the codec, in SQL or by a schedule; what it raises fails the job.
+    `encode` is called last before a job is enqueued through its task, `decode` first when it runs. `decode` also
+    gets arguments that were enqueued without the codec, in SQL or by a schedule; an exception in it fails the job.
     """
 
     def encode(self, args: dict[str, Any], /) -> dict[str, Any]: ...
@@ -61,7 +61,7 @@ class Codec(Protocol):
 
 
 def is_async(function: Any) -> bool:
-    """Tell whether a function is async, also behind partials and in an object's __call__."""
+    """Return whether a function is async, also behind partials and in an object's __call__."""
     return inspect.iscoroutinefunction(definition(function))
 
 
@@ -105,7 +105,7 @@ class Around:
         in_thread: Callable[[Callable[[], object]], Awaitable[object]],
         running: Callable[[asyncio.Task[Any] | None], None],
     ) -> object:
-        """Run a handler inside of everything, in a context of its own: what it sets there, the next job does not see.
+        """Run a handler inside all middleware, in a context of its own, which the next job does not see.
 
         `running` receives the asyncio task to cancel when the job is cancelled; None while a thread runs.
         """
@@ -136,7 +136,7 @@ class Around:
 
 
 async def _contained(call: Callable[[], Awaitable[object]]) -> tuple[object, BaseException | None]:
-    # Out of a task of its own SystemExit would end the event loop.
+    # In a task of its own, SystemExit would end the event loop.
     try:
         return await call(), None
     except BaseException as error:

@@ -109,7 +109,7 @@ _IN_PYTHON = ("retry", "discard_on", "shutdown_timeout", "on_shutdown", "validat
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options that the code declares for a task. None: the queue decides, then the default.
+    """The options that code declares for a task. None: the queue decides, then the default.
 
     An operator's columns in `pgqueue.tasks` override these; a job's own options override both.
 
@@ -222,7 +222,7 @@ class TaskOptions:
         return {name: value for name, value in values if value is not None}
 
     def at_enqueue(self) -> dict[str, object]:
-        """Return the options that are set and that an enqueue applies, as JSON has them.
+        """Return the options that are set and that an enqueue applies, in JSON form.
 
         The others are applied by a worker, which has declared the task by then.
         """
@@ -259,7 +259,7 @@ _UNITS = re.compile(
 
 
 def check_interval(name: str, value: object, longest: timedelta = timedelta.max) -> None:
-    """Raise ConfigError for what PostgreSQL would not read as an interval, or for a timedelta out of bounds.
+    """Raise ConfigError for a text that PostgreSQL does not read as an interval, or for a timedelta out of bounds.
 
     A text is checked for its form and its units; its length is PostgreSQL's to check.
     """

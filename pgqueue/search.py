@@ -49,7 +49,7 @@ Filter = dict[str, Any]
 
 
 def parse(text: str) -> Filter:
-    """Return the filter that a line of text is. Raises InvalidArgument, with the words that there are."""
+    """Parse a line of text as a filter. Raises InvalidArgument, with the list of words."""
     found: Filter = {}
     for word in _words(text):
         name, colon, value = word.partition(":")
@@ -62,12 +62,12 @@ def parse(text: str) -> Filter:
 
 
 def exactly(name: str) -> str:
-    """Return a name as a filter that stands for no other: * at its end would be any end."""
+    """Return a name as a filter that matches only this name: a * at its end would match any end."""
     return f"{name[:-1]}\\*" if name.endswith("*") else name
 
 
 def quoted(value: str) -> str:
-    """Return a value as a filter says it exactly."""
+    """Return a value quoted so that the filter matches it exactly."""
     return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
 
 

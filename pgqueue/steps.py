@@ -1,6 +1,6 @@
-"""What a handler has done already: the steps of a job, and waits that hold no worker.
+"""The completed steps of a job, and waits that hold no worker.
 
-One generator says what a step asks of the database, and when it calls the step's function. `perform` runs it in a
+One generator yields the statements of a step, and the calls of its function. `perform` runs it in a
 thread, `perform_async` on the event loop.
 """
 
@@ -18,7 +18,7 @@ from pgqueue.db.json import from_json, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
 from pgqueue.signals import Suspended
 
-# What a step asks for: a statement, or a call of the step's function.
+# A step yields statements and calls of its function.
 Wanted: TypeAlias = "Call[Any] | Callable[[], Any]"
 Plan: TypeAlias = Generator[Wanted, Any, Any]
 
@@ -59,7 +59,7 @@ class Steps:
         result = to_result(None if value is None else self._encode({"result": value})["result"])
         if not (yield db.complete_step(*self._pair, name, result)):
             raise self._lost()
-        # As the next attempt will read it.
+        # Converted as the next attempt will read it.
         stored = from_json(result)
         self._known[name] = stored
         return None if stored is None else self._decode({"result": stored})["result"]
@@ -100,7 +100,7 @@ class Steps:
         return payload
 
     def _give_back(self, call: Call[Any]) -> Plan:
-        # From here on another worker may have the job, and that is no loss.
+        # From here on another worker may have the job, which is no loss.
         self._leaving(True)
         return (yield call)
 

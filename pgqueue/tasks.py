@@ -27,11 +27,11 @@ R = TypeVar("R")
 class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
 
-    `P` are the parameters that a producer gives, `R` is what the function returns.
+    `P` are the parameters that a producer gives, `R` is the type of the result.
 
-    `name` is what the database knows; renaming or moving the function changes nothing as long as the name stays. The
-    function may be a method of an object that carries what it needs (a database, an API client), or such an object
-    with a `__call__`.
+    The database knows the task by `name`; renaming or moving the function changes nothing as long as the name stays.
+    The function may be a method of an object with its services (a database, an API client), or such an object with a
+    `__call__`.
     """
 
     def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
@@ -44,7 +44,7 @@ class Task(Target, Generic[P, R]):
         written = definition(function)
         if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
             raise ConfigError(
-                f"task {name} is a generator: calling it runs nothing of it",
+                f"task {name} is a generator: calling it runs none of its code",
                 hint="let it return instead of yield",
             )
         self.is_async = inspect.iscoroutinefunction(written)
@@ -106,7 +106,7 @@ class Task(Target, Generic[P, R]):
         return TaskCall(self, options)
 
     def middleware(self) -> Sequence[EnqueueMiddleware]:
-        """Return what its App has put around enqueue."""
+        """Return its App's middleware around enqueue."""
         return self.hooks.around_enqueue()
 
     def codec(self) -> Codec | None:
@@ -114,25 +114,25 @@ class Task(Target, Generic[P, R]):
         return self.hooks.codec
 
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
-        """Run a statement that enqueues jobs of this task; in a test that says so, the jobs themselves."""
+        """Run a statement that enqueues jobs of this task; under `pgqueue.testing.inline`, the jobs themselves."""
         if self.hooks.deliver is None:
             return super().deliver(connection, call)
         delivered: T | Awaitable[T] = self.hooks.deliver(connection, call)
         return delivered
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check arguments by the annotations and write them as JSON has them, if the task asks for it."""
+        """Check arguments by the annotations and convert them to JSON, if the task has validate=True."""
         return dict(args) if self.typed is None else self.typed.dump(args)
 
     def declared(self) -> Mapping[str, object]:
-        """Return what its code declares and enqueue needs, as the option `declared`.
+        """Return the declared options that an enqueue needs, as the option `declared`.
 
-        Before the first worker has written that to the database, nothing else could say into which queue its jobs go.
+        Until the first worker has written them to the database, only they determine the queue of its jobs.
         """
         return self._declared
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Read what a job holds with the App's codec. Raises InvalidPayload."""
+        """Decode the arguments of a job with the App's codec. Raises InvalidPayload."""
         codec = self.hooks.codec
         if codec is None:
             return args
@@ -147,7 +147,7 @@ class Task(Target, Generic[P, R]):
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
 
-        Those of a task with validate=True are returned as JSON has them.
+        Those of a task with validate=True are returned in JSON form.
         """
         if self.payloads_parameter is not None and self.typed is not None and len(args) == 1 and not kwargs:
             return self.typed.dump(args[0])
@@ -214,7 +214,7 @@ class TaskCall(Generic[P]):
     def enqueue_outcome(
         self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
-        """Enqueue a call with these arguments and say what became of it; see `pgqueue.enqueue_outcome`."""
+        """Enqueue a call with these arguments and return the outcome; see `pgqueue.enqueue_outcome`."""
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _job_parameter(function: Callable[..., Any]) -> str | None:
     try:
         hints = typing.get_type_hints(written)
     except Exception:
-        # Annotations that name what cannot be imported here: compare them as they are written.
+        # Annotations with names that cannot be resolved here: compare their text.
         hints = getattr(written, "__annotations__", {})
     for name, hint in hints.items():
         if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def is_on() -> bool:
-    """Tell whether a tracer provider is set in this process."""
+    """Return whether a tracer provider is set in this process."""
     api = sys.modules.get("opentelemetry.trace")
     if api is None:
         return False
@@ -78,7 +78,7 @@ async def around_execution(job: Job, call_next: Callable[[], Any]) -> Any:
         try:
             return await call_next()
         except Signal as signal:
-            # The handler decided on its job: no error of the span's.
+            # The handler decided on its job, which is no error of the span.
             span.set_attribute("pgqueue.job.signal", type(signal).__name__)
             raise
         except BaseException as error:
@@ -115,7 +115,7 @@ def _extract(headers: Any) -> Any:
     from opentelemetry.context import Context  # noqa: PLC0415
     from opentelemetry.propagate import extract  # noqa: PLC0415
 
-    # Not inside of what this worker may have open itself.
+    # Not a child of a span that this worker may have open itself.
     carrier = {name: value for name, value in headers.items() if isinstance(value, str)} if headers else {}
     return extract(carrier, context=Context())
 

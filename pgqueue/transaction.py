@@ -21,18 +21,18 @@ from pgqueue.errors import InvalidArgument, LeaseLost
 
 
 class Stage(Enum):
-    """How far a job's own transaction has come."""
+    """The stage of a job's own transaction."""
 
     OPEN = "open"
-    # From here on its row may be gone, and that is no loss.
+    # From here on its row may have gone, which is no loss.
     COMPLETING = "completing"
     COMPLETED = "completed"
 
 
 class JobTransaction:
-    """Made by `Job.transaction()`: a context manager and an async one; what it yields is the connection.
+    """Made by `Job.transaction()`: a context manager and an async one; it yields the connection.
 
-    result    what to store as the job's result; set it inside the block
+    result    the job's result; set it inside the block
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class JobTransaction:
 
 
 class _Door(Protocol):
-    """A way to a synchronous connection. `end` commits, or rolls back where there is an error."""
+    """Access to a synchronous connection. `end` commits, or rolls back where there is an error."""
 
     connection: Any
 
@@ -297,7 +297,7 @@ def _unusable(given: object, how: str, expected: str) -> TypeError:
 
 
 def _is_sqlalchemy(given: object, *names: str) -> bool:
-    # An application that has such an object has imported it; no other pays for the import.
+    # An application that has such an object has imported its package; others do not pay for the import.
     classes = []
     for module in ("sqlalchemy.engine", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"):
         if module in sys.modules:

@@ -52,7 +52,7 @@ class TypedArguments:
             ) from error
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of what a job holds: of its arguments, or of one payload."""
+        """Return the JSON schema of a job's arguments, or of one payload."""
         schema: dict[str, Any] = self._adapter.json_schema(by_alias=False, mode="validation")
         return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -27,7 +27,7 @@ _LONGEST_PAUSE = 1.0
 class Outcome:
     """How a job ended: `state` is succeeded, dead or cancelled, `errors` the last ten, oldest first.
 
-    `result` is what the handler returned, where its task says store_result; None otherwise.
+    `result` is the return value of the handler if its task has store_result; else None.
     """
 
     job_id: int
@@ -39,7 +39,7 @@ class Outcome:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended well."""
+        """Whether the job succeeded."""
         return self.state == "succeeded"
 
 
@@ -146,5 +146,5 @@ def _outcome(job_id: int, found: Row) -> Outcome:
 def _too_long(job_id: int, timeout: float | None, state: str | None) -> WaitTimeout:
     return WaitTimeout(
         f"job {job_id} has not ended within {timeout:g} s; it is {state}",
-        hint="wait longer, and see that a worker serves its queue",
+        hint="wait longer, and check that a worker serves its queue",
     )

@@ -1,7 +1,7 @@
 """A database for each test: a clone of a template in which the migrations have run, or one that was made clean.
 
-A migrated database has 78 partitions of history, and its maintenance makes others when a test moves the clock. Each is
-five files, so that cloning takes 0.24 s of a core. Most tests do not care: theirs have one partition for all days and
+A migrated database has 42 partitions of history, and its maintenance makes others when a test moves the clock. Each is
+five files, so that cloning takes much longer. Most tests do not care: theirs have one partition for all days and
 one for all months, which any clock finds in place, and are cloned in 0.02 s. Those marked `partitions` get what the
 migrations made.
 Cleaning takes 10 ms. So a database whose test left the schema as it found it is emptied and handed out again; one in

@@ -32,7 +32,7 @@ _ENVIRONMENT = {
     "PGQUEUE_WEB_PASSWORD": "The password for logging in to the pages of `pgqueue web`.",
 }
 # Set and read by pgqueue's own processes, or read by no part of the package.
-_INTERNAL = {"PGQUEUE_CONTROL_PIPE", "PGQUEUE_WORKER_LISTEN_DSN", "PGQUEUE_VERSION"}
+_INTERNAL = {"PGQUEUE_CONTROL_PIPE", "PGQUEUE_WORKER", "PGQUEUE_WORKER_LISTEN_DSN", "PGQUEUE_VERSION"}
 _OTHERS = {
     "DATABASE_URL": "The database, when `PGQUEUE_DSN` is not set.",
     "PGHOST": "libpq's variables (`PGDATABASE`, `PGPORT`, `PGUSER`, `PGSERVICE`, ...): when neither of the two is set.",

@@ -25,7 +25,7 @@ def bench(
         float | None, typer.Option(help="Times as many jobs, or as long.", min=0.001, show_default="1")
     ] = None,
     small: Annotated[
-        bool, typer.Option("--small", help="A minute or two in all; fails only where a ratio is far out of its bound.")
+        bool, typer.Option("--small", help="Takes a minute or two; fails only if a ratio is far out of its bound.")
     ] = False,
     as_json: AsJson = False,
     dsn: Annotated[

@@ -84,7 +84,7 @@ def run(
 
 
 def _ask(connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str) -> None:
-    """Say how many jobs match, and ask."""
+    """Print how many jobs match, and ask."""
     with connection.transaction(force_rollback=True):
         found = perform(connection, operate.count(action, given))
     number = found.changed + found.passed_over + found.left_over
@@ -154,7 +154,7 @@ def _run_chunks(
             changed += done.changed
             skipped += done.passed_over
             after = done.next_after
-            # A count that is not exact tells only that there is more.
+            # A count that is not exact means only that there is more.
             line.show(changed, changed + done.left_over if done.is_exact else None)
             if after is None:
                 return changed, skipped

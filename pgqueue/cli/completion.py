@@ -46,11 +46,11 @@ def functions(incomplete: str) -> list[str]:
 
 
 def _names(query: str, incomplete: str) -> list[str]:
-    """Ask the configured database, and say nothing of what goes wrong: it is a key that was pressed."""
+    """Ask the configured database; on any error, return nothing: a completion must print no error."""
     try:
         dsn = find_dsn()
         if dsn is None:
-            # Not to start a server for it.
+            # A completion must not start a server.
             dsn, is_running = embedded.dsn_of() if embedded.available() else ("", False)
             if not is_running:
                 return []

@@ -39,7 +39,7 @@ def database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
 
 @contextmanager
 def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str]:
-    """Yield the DSN of the embedded server of a directory, which runs meanwhile, with its schema up to date."""
+    """Start the embedded server of a directory for the block, with its schema up to date; yields its DSN."""
     with embedded.running(directory) as dsn:
         if migrated and not status(dsn).current:
             _migrate(dsn)
@@ -57,7 +57,7 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
 
 
 def _program() -> str:
-    # The audit shows it: who is behind the role.
+    # Shown in the audit: the person behind the role.
     try:
         return f"pgqueue cli ({getpass.getuser()}@{socket.gethostname()})"[:63]
     except (OSError, KeyError):
@@ -71,7 +71,7 @@ def ask(explicit: str | None, call: Call[Any]) -> Any:
 
 
 def _migrate(dsn: str) -> None:
-    # The embedded server belongs to this directory alone, so nobody needs to ask. Imported here, because alembic and
+    # The embedded server belongs to this directory alone, so it is migrated unasked. Imported here, because alembic and
     # SQLAlchemy take longer to import than everything else together, and a schema is rarely out of date.
     from pgqueue.schema.migrate import migrate  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`pgqueue demo`: run examples/shop for real, watch it, and check what came out of it."""
+"""`pgqueue demo`: run examples/shop for real, watch it, and check the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROLLED_BACK = 5
 
 _WORKERS = 2
 
-# Seconds. Short, so that the job of the killed worker comes back while one watches.
+# Seconds. Short, so that the job of the killed worker comes back during the demo.
 _LEASE = 3
 
 # Seconds after which the demo gives up waiting.
@@ -70,8 +70,8 @@ def demo(
 def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: str = "") -> bool:
     """Run the shop on the database at `dsn`. True when every order got exactly one receipt, and nothing else did.
 
-    Expects the schema of the queue to be there. Makes the schema pgqueue_demo anew, writes receipts into
-    `directory`, and leaves both for a look.
+    Expects the schema of the queue to be there. Creates the schema pgqueue_demo again, writes receipts into
+    `directory`, and leaves both for inspection.
     """
     say: Callable[[str], None] = output.message if as_json else output.line
     examples = bundled.directory("examples")
@@ -88,9 +88,9 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
 
     with psycopg.connect(own_dsn(dsn, "pgqueue demo"), autocommit=True, row_factory=tuple_row) as connection:
         first_id = _prepare(connection, examples)
-        say(f"Two workers, queues critical and default; {orders} orders, every fifth changes its mind.")
+        say(f"Two workers, queues critical and default; {orders} orders, every fifth is rolled back.")
         with _workers(dsn, examples, directory) as workers:
-            # Else the first figures would be of the start of two Pythons.
+            # Else the first figures would include the start of two Pythons.
             _await_workers(connection, workers)
             packing, killed = _kill_a_worker(connection, workers)
             say(f"{killed} was killed while it ran job {packing}; its lease of {_LEASE} s has to lapse.")
@@ -111,7 +111,7 @@ def _prepare(connection: psycopg.Connection[Any], examples: Path) -> int:
     connection.execute((examples / "shop" / "schema.sql").read_bytes())
     for job in perform(connection, operate.list_jobs({}, 1000)):
         if job["task"].startswith("shop."):
-            # Of an earlier demo; what is left of it belongs to orders that are gone.
+            # Jobs of an earlier demo belong to orders that no longer exist.
             perform(connection, operate.delete(job["id"]))
     marker = perform(connection, produce.enqueue("shop.marker", {}, {"delay": "1 day"}))
     perform(connection, operate.delete(marker))
@@ -149,7 +149,7 @@ def _workers(dsn: str, examples: Path, directory: Path) -> Iterator[dict[str, su
 
 
 def _await_workers(connection: psycopg.Connection[Any], workers: dict[str, subprocess.Popen[bytes]]) -> None:
-    """Wait until both workers are idle: registered, and asleep."""
+    """Wait until both workers are idle."""
     _await(
         connection,
         "select count(distinct i.worker) >= %s from pgqueue.idle_workers i where i.worker = any (%s)"
@@ -170,7 +170,7 @@ def _kill_a_worker(connection: psycopg.Connection[Any], workers: dict[str, subpr
 
 
 def _came_back(connection: psycopg.Connection[Any], job_id: int, killed: str) -> dict[str, Any]:
-    """Say what became of the job of the killed worker."""
+    """Return the state of the job of the killed worker."""
     row = connection.execute(
         "select state::text, reserved_by, round(extract(epoch from reserved_at - run_at)::numeric, 1)::float8"
         " from pgqueue.all_jobs where id = %s",
@@ -280,7 +280,7 @@ def _report(verdict: dict[str, Any], option: str) -> None:
         + ("every order has exactly one." if verdict["ok"] else "they do not match!"),
         "green" if verdict["ok"] else "red",
     )
-    output.line("Look at it:")
+    output.line("Inspect it:")
     for command in ("jobs list --state dead", f"jobs show {killed['job_id']}", "status"):
         output.line(f"  {_program()} {command}{option}")
     if not verdict["ok"]:
@@ -288,7 +288,7 @@ def _report(verdict: dict[str, Any], option: str) -> None:
 
 
 def _program() -> str:
-    """Write how this program is called, such that it works as typed: a virtual environment need not be active."""
+    """Return the command line of this program so that it works as typed, without an active virtual environment."""
     if shutil.which("pgqueue") is not None:
         return "pgqueue"
     beside = Path(sys.executable).with_name("pgqueue")

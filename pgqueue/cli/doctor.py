@@ -28,7 +28,7 @@ def doctor(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Say what is wrong, and the command that mends it.
+    """List problems, each with the command that solves it.
 
     Exits with 1 when it finds something of the severity --fail-on or worse.
     """
@@ -45,7 +45,7 @@ def doctor(
 
 
 def schema(installed: tuple[str, str, str] | None) -> list[dict[str, str]]:
-    """Return what is wrong with the schema, by what this package knows of it."""
+    """Return the problems of the schema that this package can detect itself."""
     revision, digest = bundled.revisions()[-1], bundled.sql_digest()
     if installed is not None and (installed[1] > revision or (installed[1] == revision and installed[2] == digest)):
         return []
@@ -66,7 +66,7 @@ def _is_as_bad(severity: str, least: str) -> bool:
 
 def _show(findings: list[dict[str, str]]) -> None:
     if not findings:
-        output.line("Nothing is wrong.")
+        output.line("No problem was found.")
     for each in findings:
         output.line(f"{each['severity']}: {each['topic']}: {each['subject']}", _COLOURS[each["severity"]])
         output.line(f"    {each['evidence']}")

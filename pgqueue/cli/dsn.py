@@ -33,7 +33,7 @@ def dsn(as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 
 def _by_variables() -> str:
-    """Write what the libpq variables say as a DSN."""
+    """Return the libpq variables as a DSN."""
     known = psycopg.pq.Conninfo.get_defaults()
     given = {
         each.keyword.decode(): each.val.decode() for each in known if each.val is not None and _is_named(each.keyword)

@@ -32,7 +32,7 @@ Headers = Annotated[str | None, typer.Option(help="Headers, a JSON object.")]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps it: '30 days'; '0': no row.")]
 Key = Annotated[str | None, typer.Option(help="Jobs of one queue and key run one at a time, in order.")]
 Score = Annotated[str | None, typer.Option(help="Its position among the payloads of an accumulating task.")]
-LimitKey = Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by.")]
+LimitKey = Annotated[str | None, typer.Option(help="The value that limits of the kind limit_key count.")]
 Dedupe = Annotated[str | None, typer.Option(help="One job at a time has this task and dedupe key.")]
 DedupeFor = Annotated[
     str | None, typer.Option(help="How long from now the dedupe key holds; default: while the job lives.")

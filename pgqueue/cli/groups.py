@@ -1,4 +1,4 @@
-"""`pgqueue groups`: look at groups of jobs, and act on their members."""
+"""`pgqueue groups`: list groups of jobs, show one, and act on their members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import groups, operate
 
-app = commands("Look at groups of jobs, and act on their members.")
+app = commands("List groups of jobs, show one, and act on their members.")
 
 GroupId = Annotated[int, typer.Argument(metavar="GROUP", help="The group's id.", show_envvar=False)]
 
@@ -50,7 +50,7 @@ def show_group(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show how far a group is, what it waits for, and its members."""
+    """Show the progress of a group, what it waits for, and its members."""
     found = ask(dsn, groups.find_group(group_id, 1_000_000))
     if found is None:
         output.not_found(f"There is no group {group_id}")

@@ -34,7 +34,7 @@ Leave = Annotated[bool, typer.Option("--leave-refused", help="Leave jobs that ar
 def _import() -> None:
     """Move the waiting jobs of another queue in the same database here, in one transaction.
 
-    Stop its producers and workers first. Jobs that run there stay, and so do finished ones. What could not be enqueued
+    Stop its producers and workers first. Jobs that run there stay, and so do finished ones. A job that is refused
     here undoes everything, unless --leave-refused.
     """
 
@@ -88,7 +88,7 @@ def pgmq(
     leave_refused: Leave = False,
     dsn: Dsn = None,
 ) -> None:
-    """Messages of pgmq's queues that nobody has read. The name of the queue becomes the task."""
+    """Unread messages of pgmq's queues. The name of the queue becomes the task."""
     _move(PGMQ, queues, task, queue, schema, dry_run, leave_refused, dsn)
 
 

@@ -10,7 +10,7 @@ from pgqueue.cli.output import ago
 from pgqueue.cli.tables import Table
 from pgqueue.db.json import Document
 
-# What each column shows; those that stand empty for all jobs are left out.
+# The value of each column; a column that is empty for all jobs is left out.
 _COLUMNS = ("id", "task", "queue", "state", "tries", "when", "worker", "progress", "error")
 _ALWAYS = ("id", "task", "queue", "state", "tries", "when")
 
@@ -43,7 +43,7 @@ def _cells(job: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _when(job: Mapping[str, Any]) -> str:
-    """Say since when it is what it is: ended, executing, blocked since its enqueue; or when it is due."""
+    """Return since when it has its state: ended, executing, blocked since its enqueue; or when it is due."""
     if job["state"] == "executing":
         return f"for {ago(job['reserved_at']).removesuffix(' ago')}"
     return ago(job["finished_at"] or job["due_at"] or job["created_at"])
@@ -76,7 +76,7 @@ def show_page(job: Document) -> None:
         _show_error(error)
 
 
-# First what a reader asks first.
+# The most wanted fields first.
 _FIRST = ("id", "task", "state", "queue", "key", "args", "attempts", "max_attempts", "priority", "enqueued_by")
 
 
@@ -99,7 +99,7 @@ def _show_error(error: object) -> None:
     output.line(f"Error{''.join(f', {part}' for part in about if part)}", "bold")
     traceback = str(error.get("traceback") or "")
     output.lines(traceback)
-    # The last line of a traceback says it again, but not that of every language.
+    # The last line of a traceback repeats it, but not in every language.
     if str(error.get("message", "")) not in traceback or not traceback:
         output.line(summary(error))
     for name in error:

@@ -1,4 +1,4 @@
-"""`pgqueue jobs`: look at jobs, and act on one or on many."""
+"""`pgqueue jobs`: list jobs, show one, and act on one or on many."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.search import parse
 
-app = commands("Look at jobs, and act on one or on many.")
+app = commands("List jobs, show one, and act on one or on many.")
 
 
 @app.command(name="list")
@@ -46,7 +46,7 @@ def list_jobs(
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only of this key.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag.")] = None,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this job. Repeatable.")] = None,
-    worker: Annotated[str | None, typer.Option(help="Only what this worker holds, or held last.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only jobs that this worker holds, or held last.")] = None,
     error: Annotated[str | None, typer.Option(help="Only with this in an error: 'Timeout'.")] = None,
     since: Annotated[str | None, typer.Option(help="Only enqueued since: '2 hours', '2026-12-24 18:00'.")] = None,
     until: Annotated[str | None, typer.Option(help="Only enqueued before: '10 min', '2026-12-25'.")] = None,
@@ -98,7 +98,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 @app.command(name="explain")
 def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Say why a job is not running."""
+    """Explain why a job is not running."""
     found = ask(dsn, operate.explain(job_id))
     if found["state"] == "unknown":
         output.no_job(job_id)

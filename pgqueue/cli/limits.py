@@ -1,4 +1,4 @@
-"""`pgqueue limits`: limit what executes or starts at a time."""
+"""`pgqueue limits`: limit how many jobs execute or start at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
 
-app = commands("Limit what executes or starts at a time.")
+app = commands("Limit how many jobs execute or start at a time.")
 
 LimitKind = Annotated[
     str,
@@ -33,7 +33,7 @@ LimitTarget = Annotated[
 
 @app.command(name="list")
 def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """List limits, with what executes and waits under each now."""
+    """List limits, with the jobs that execute and wait under each."""
     found = ask(dsn, operate.stats())["limits"]
     if as_json:
         output.print_json(found)
@@ -56,7 +56,7 @@ def set_limit(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Set a limit, or change it; it holds at once, over the whole fleet."""
+    """Set a limit, or change it; it takes effect at once, over the whole fleet."""
     changed = ask(dsn, operate.set_limit(kind, target, max_executing, rate, per))
     if as_json:
         output.print_json({"kind": kind, "target": target, "changed": changed})
@@ -72,7 +72,7 @@ def drop_limit(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Take a limit away, or a part of it; jobs blocked by it are due again."""
+    """Remove a limit, or a part of it; the jobs that it blocks are due again."""
     if not ask(dsn, operate.drop_limit(kind, target, part)):
         output.not_found(f"There is no limit {kind} {target}{f' with the part {part}' if part else ''}")
     if as_json:

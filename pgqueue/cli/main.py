@@ -32,16 +32,16 @@ COMMANDS = {
     "enqueue": ("enqueue", "Enqueue one job and print its id."),
     "web": ("web", "Serve the operator's pages until Ctrl-C."),
     "top": ("top", "Watch queues, jobs, workers, schedules and limits, and act on them."),
-    "doctor": ("doctor", "Say what is wrong, and the command that mends it."),
+    "doctor": ("doctor", "List problems, each with the command that solves it."),
     "metrics": ("metrics", "Print the metrics of the database in the format of Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
-    "jobs": ("jobs", "Look at jobs, and act on one or on many."),
-    "groups": ("groups", "Look at groups of jobs, and act on their members."),
-    "queues": ("queues", "Look at queues, and act on one."),
-    "tasks": ("tasks", "Look at tasks, and override what their code declares."),
-    "workers": ("workers", "Look at workers."),
-    "limits": ("limits", "Limit what executes or starts at a time."),
-    "schedules": ("schedules", "Look at schedules, and act on one."),
+    "jobs": ("jobs", "List jobs, show one, and act on one or on many."),
+    "groups": ("groups", "List groups of jobs, show one, and act on their members."),
+    "queues": ("queues", "List queues, and act on one."),
+    "tasks": ("tasks", "List tasks, and override the options that their code declares."),
+    "workers": ("workers", "List workers."),
+    "limits": ("limits", "Limit how many jobs execute or start at a time."),
+    "schedules": ("schedules", "List schedules, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),
     "help": ("help", "Explain an SQL function of the queue."),
@@ -90,7 +90,7 @@ def _explain(command: Any, path: str) -> None:
     if path in EXAMPLES:
         prefix = f"PGQUEUE_{path}".upper().replace(" ", "_").replace("-", "_")
         options = [each for each in command.params if each.param_type_name == "option" and each.name != "dsn"]
-        # \b: click is to wrap none of it.
+        # \b keeps click from wrapping it.
         command.epilog = f"\b\nExample: {EXAMPLES[path]}"
         if options:
             named = f"{prefix}_{options[0].name}".upper()
@@ -145,7 +145,7 @@ def root(
 def main() -> NoReturn:
     """Run the command line and exit. Reports an error in one line."""
     if sys.stdout is None:
-        # It was closed: no socket must get its number.
+        # stdin, stdout or stderr was closed: no socket must get its number.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         code = cli(standalone_mode=False) or 0
@@ -174,5 +174,5 @@ def _leave_nothing_to_write() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # The disk is full, and the message said so. The interpreter would try once more, and complain.
+        # The disk is full, and that was reported. The interpreter would try once more, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

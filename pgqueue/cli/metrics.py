@@ -37,5 +37,5 @@ def metrics(
         raise ConfigError(
             "prometheus-client is not installed", hint="pip install 'pgqueue-sql[metrics]', or give --json"
         )
-    # A name of a queue may hold what a terminal would obey.
+    # The name of a queue may hold control characters.
     sys.stdout.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", families.as_text(families.of_database(rows)).decode()))

@@ -65,10 +65,10 @@ def migrate(
 
 
 def _confirm(dsn: str, to: str) -> None:
-    """Say what stops working below head, and ask."""
+    """Print what stops working below head, and ask."""
     at = migrations.status(dsn).revision
     if at is None or to not in (*bundled.revisions(), "base") or to == bundled.revisions()[-1]:
-        # Nothing to lose, or nothing that will happen.
+        # There is nothing to lose, or nothing to do.
         return
     output.message(f"{describe_dsn(dsn)} is at revision {at}.")
     if to == "base":

@@ -61,7 +61,7 @@ def _imported(name: str) -> ModuleType:
 def _refusal(what: str, error: Exception) -> ConfigError:
     shown, place = _described(error)
     refusal = ConfigError(f"{what}: {place}{type(error).__name__}: {one_line(error)}")
-    # Below the line that says what is wrong.
+    # Printed below the line with the error.
     refusal.add_note(shown)
     return refusal
 
@@ -73,7 +73,7 @@ def _described(error: Exception) -> tuple[str, str]:
     while frames and _is_ours(frames[0]):
         del frames[0]
     if isinstance(error, PgQueueError):
-        # A refused declaration: what is wrong stands in the user's line, not in the code that refuses it.
+        # A refused declaration: the mistake is in the user's line, not in the code that refuses it.
         while frames and _is_ours(frames[-1]):
             del frames[-1]
     found.stack = traceback.StackSummary.from_list(frames)

@@ -1,4 +1,4 @@
-"""What the modules of commands share: how each makes its Typer, and the arguments and options of several."""
+"""What the modules of commands share: how each creates its Typer, and common arguments and options."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ByState = Annotated[
     ),
 ]
 Reset = Annotated[
-    list[str] | None, typer.Option(help="Take this option back: the declared one, or the default, holds. Repeatable.")
+    list[str] | None, typer.Option(help="Reset this option: the declared value, or the default, applies. Repeatable.")
 ]
 CreatedAfter = Annotated[str | None, typer.Option(help="Only jobs enqueued since: '2 hours', '2026-12-24 18:00'.")]
 CreatedBefore = Annotated[str | None, typer.Option(help="Only jobs enqueued before.")]

@@ -95,7 +95,7 @@ def _read(instant: str | None) -> datetime | None:
 
 
 def _write(stream: TextIO, text: object, style: str | None) -> None:
-    # Names and messages come from users: what a terminal would obey is written as an escape.
+    # Names and messages come from users: control characters are written as escapes.
     shown = printable(str(text))
     if style is not None and stream.isatty():
         shown = typer.style(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Progress:
-    """The line. `show` writes it anew."""
+    """The line. `show` rewrites it."""
 
     def __init__(self, action: str) -> None:
         self._action = action

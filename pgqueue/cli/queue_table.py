@@ -20,7 +20,7 @@ def show(stats: Mapping[str, Any]) -> None:
         table.add(name, *numbers(each))
     table.show()
     output.line("live = ready + later + blocked + executing. failed: those of ready and later", "dim")
-    output.line("that are to be tried again. dead: in history. lag: of the oldest ready job.", "dim")
+    output.line("that will be retried. dead: in history. lag: of the oldest ready job.", "dim")
 
 
 def numbers(queue: Mapping[str, Any]) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""`pgqueue queues`: look at queues, and act on one."""
+"""`pgqueue queues`: list queues, and act on one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.cli.tables import Table
 from pgqueue.db import operate
 from pgqueue.db.call import perform
 
-app = commands("Look at queues, and act on one.")
+app = commands("List queues, and act on one.")
 
 QueueName = Annotated[str, typer.Argument(metavar="NAME", help="The queue.", show_envvar=False, autocompletion=queues)]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]
@@ -43,13 +43,13 @@ def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 @app.command(name="pause")
 def pause_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Hand out no more jobs of a queue; what executes goes on, and enqueues are taken."""
+    """Start no more jobs of a queue; executing jobs go on, and producers can enqueue."""
     _answer(queue, ask(dsn, operate.pause_queue(queue)), "paused", as_json)
 
 
 @app.command(name="resume")
 def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Hand out jobs of a paused queue again."""
+    """Start jobs of a paused queue again."""
     _answer(queue, ask(dsn, operate.resume_queue(queue)), "resumed", as_json)
 
 
@@ -66,7 +66,7 @@ def set_queue(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Set options of a queue, from now on. What is left out stays."""
+    """Set options of a queue, from now on. An option that is left out keeps its value."""
     options: dict[str, object] = {
         "priority": priority,
         "weight": weight,
@@ -83,7 +83,7 @@ def set_queue(
 def purge_queue(
     queue: QueueName, chunk: ChunkSize = 1000, yes: Yes = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
-    """Delete all that waits in a queue; what executes goes on, history stays."""
+    """Delete the waiting jobs of a queue; executing ones go on, history stays."""
     bulk.run("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)
 
 

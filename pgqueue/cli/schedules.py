@@ -1,4 +1,4 @@
-"""`pgqueue schedules`: look at schedules, and act on one."""
+"""`pgqueue schedules`: list schedules, show one, and act on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
 
-app = commands("Look at schedules, and act on one.")
+app = commands("List schedules, show one, and act on one.")
 
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_envvar=False)]
 
@@ -41,7 +41,7 @@ def show_schedule(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show one schedule and what became of its last runs."""
+    """Show one schedule and the outcome of its last runs."""
     found = ask(dsn, operate.find_schedule(name, runs))
     if found is None:
         _not_found(name)
@@ -71,7 +71,7 @@ def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None
 
 @app.command(name="run")
 def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Enqueue one job of a schedule now, beside its times, and print its id."""
+    """Enqueue one job of a schedule now, in addition to its times, and print its id."""
     job_id = ask(dsn, operate.run_schedule_now(name))
     if job_id is None:
         _not_found(name)

@@ -34,7 +34,7 @@ class Table:
 
     def add(self, *cells: object) -> None:
         """Add a row; None is an empty cell."""
-        # On one line, and with nothing in it that a terminal would obey.
+        # On one line, without control characters.
         self.rows.append(["" if cell is None else printable(" ".join(str(cell).split())) for cell in cells])
 
     def show(self) -> None:

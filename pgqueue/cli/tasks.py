@@ -1,4 +1,4 @@
-"""`pgqueue tasks`: look at tasks, and override what their code declares."""
+"""`pgqueue tasks`: list tasks, and override the options that their code declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.cli.options import AsJson, Dsn, Reset, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
 
-app = commands("Look at tasks, and override what their code declares.")
+app = commands("List tasks, and override the options that their code declares.")
 tasks_schema.register(app)
 
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task.", show_envvar=False, autocompletion=tasks)]
@@ -55,7 +55,7 @@ def set_task(
     retry_queue: Annotated[str | None, typer.Option(help="Queue of a job that failed.")] = None,
     expires_in: Annotated[str | None, typer.Option(help="How long after its time a job may start: '1 day'.")] = None,
     timeout: Annotated[str | None, typer.Option(help="How long one attempt may take: '5 min'.")] = None,
-    max_crashes: Annotated[int | None, typer.Option(help="Workers that may die on it before it is dead.")] = None,
+    max_crashes: Annotated[int | None, typer.Option(help="Crashes of workers that run it before it is dead.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Keys in one call of an accumulating task.")] = None,
     store_result: Annotated[
         bool | None, typer.Option("--store-result/--no-store-result", help="Whether history keeps the result.")
@@ -67,7 +67,7 @@ def set_task(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Set options of a task, from now on and over what its code declares. What is left out stays."""
+    """Set options of a task, from now on; they override those in code. An option that is left out keeps its value."""
     options: dict[str, object] = {
         "queue": queue,
         "priority": priority,

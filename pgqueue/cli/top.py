@@ -24,7 +24,7 @@ _COLUMNS = ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")
 @app.command()
 def top(
     line: Annotated[str, typer.Option("--where", help="Filter of the jobs: 'queue:mail state:failed age:>1h'.")] = "",
-    seconds: Annotated[float, typer.Option("--every", help="Seconds between two looks.", min=0.2)] = 2.0,
+    seconds: Annotated[float, typer.Option("--every", help="Seconds between two readings.", min=0.2)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the numbers once, and end.")] = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
@@ -32,7 +32,7 @@ def top(
     """Watch queues, jobs, workers, schedules and limits, and act on them.
 
     Keys: / filter, e explain, r run now, t retry, c cancel, p pause or resume, K kill, D delete, q quit. It reads
-    samples: looking costs the same beside any backlog. With --once or --json it prints them, and the jobs of --where.
+    samples: the cost does not depend on the backlog. With --once or --json it prints them, and the jobs of --where.
     """
     wanted = parse(line)
     if once or as_json:
@@ -40,7 +40,7 @@ def top(
         return
     if find_spec("textual") is None:
         raise ConfigError("the screen needs the extra tui", hint="pip install 'pgqueue-sql[tui]', or give --once")
-    # Here: it takes as long to import as all other commands together.
+    # Imported here: it takes as long as all other commands together.
     from pgqueue.top.app import Top  # noqa: PLC0415
 
     with database(dsn) as found:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it anew every two seconds, until Ctrl-C.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh every two seconds, until Ctrl-C.")]
 
 _EVERY = 2.0
 

@@ -24,16 +24,16 @@ def web(
     user: Annotated[str | None, typer.Option(help="Name to log in with; with --password.")] = None,
     password: Annotated[str | None, typer.Option(help="Its password. Rather set PGQUEUE_WEB_PASSWORD.")] = None,
     trust_header: Annotated[
-        str | None, typer.Option(help="Header in which a proxy says who asks, such as X-Forwarded-User.")
+        str | None, typer.Option(help="Header in which a proxy names the user, such as X-Forwarded-User.")
     ] = None,
-    no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody in, on any address.")] = False,
+    no_auth: Annotated[bool, typer.Option("--no-auth", help="Admit every visitor, on any address.")] = False,
     read_only: Annotated[bool, typer.Option("--read-only", help="No actions.")] = False,
     hide_args: Annotated[bool, typer.Option("--hide-args", help="Show no args, headers and results.")] = False,
     redact: Annotated[
         list[str] | None, typer.Option(help="Pattern of a field whose value is hidden; again for more.")
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Name by which it may be asked; again for more; * for any.")
+        list[str] | None, typer.Option(help="Host name under which it may be reached; again for more; * for any.")
     ] = None,
     origin: Annotated[
         str | None, typer.Option(help="Where browsers see it, such as https://ops.example.com, behind a proxy.")
@@ -47,7 +47,7 @@ def web(
     """
     if any(find_spec(name) is None for name in ("starlette", "jinja2", "uvicorn", "psycopg_pool")):
         raise ConfigError("the pages need the extra web", hint="pip install 'pgqueue-sql[web]'")
-    # Here: who enqueues a job should not wait for these.
+    # Imported here: an enqueue should not wait for these.
     import uvicorn  # noqa: PLC0415
 
     from pgqueue.web import dashboard  # noqa: PLC0415
@@ -93,7 +93,7 @@ def _authorize(
         found = users.anyone
     else:
         raise ConfigError(
-            f"{host} can be reached from other machines, and nobody would have to log in",
+            f"{host} can be reached from other machines, and anyone could use it without a login",
             hint="give --user with PGQUEUE_WEB_PASSWORD, --trust-header behind a proxy, or --no-auth",
         )
     if not hide_args:

@@ -175,10 +175,10 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
         name, comma, weight = option.rpartition(",")
         if not comma:
             name, weight = option, "1"
-        # Not isdigit(): ² is a digit, and no number.
+        # Not isdigit(): it accepts ², which is no number.
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
         names.append(name)
         weights.append(int(weight))
-    # Without a weight here, pgqueue.queues has them.
+    # Without weights here, those of pgqueue.queues apply.
     return tuple(names), tuple(weights) if weighted else None

@@ -1,4 +1,4 @@
-"""Workers as a table, with what is wrong with one below it."""
+"""Workers as a table, with the dead ones explained below it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pgqueue.cli.tables import Table
 
 
 def show(workers: Sequence[dict[str, Any]]) -> None:
-    """Print workers, a line each; then those that died, and their leases."""
+    """Print workers, a line each; then the dead ones and their leases."""
     if not workers:
         output.line("No worker is registered.")
         return

@@ -1,4 +1,4 @@
-"""`pgqueue workers`: who works."""
+"""`pgqueue workers`: list workers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import operate
 from pgqueue.db.call import perform
 
-app = commands("Look at workers.")
+app = commands("List workers.")
 
 
 @app.callback()
 def _workers() -> None:
-    """Look at workers."""
+    """List workers."""
 
 
 @app.command(name="list")
 def list_workers(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """List workers with their jobs, also those that died and left some."""
+    """List workers with their jobs, also dead ones that still hold jobs."""
     with connected(dsn) as connection:
 
         def show() -> None:

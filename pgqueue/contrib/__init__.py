@@ -1,1 +1,1 @@
-"""What fits pgqueue to other frameworks. Nothing else of pgqueue imports a framework."""
+"""Adapters to other frameworks. No other part of pgqueue imports a framework."""

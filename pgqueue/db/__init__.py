@@ -1,1 +1,1 @@
-"""What the package asks of the database, over every driver that an application may use."""
+"""The statements of the package, over every driver that an application may use."""

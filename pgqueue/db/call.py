@@ -75,14 +75,14 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
 
 
 def _read_raw(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
-    # Both are compiled, where psycopg is.
+    # Both are compiled if psycopg is.
     cursor.adapters.register_loader("jsonb", ByteaBinaryLoader)
     cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the server reports with an error, whatever the driver."""
+    """The fields of a server's error, for any driver."""
 
     sqlstate: str | None
     message: str
@@ -92,7 +92,7 @@ class Diagnosis:
 
 
 def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
-    """Return the error of ours that a SQLSTATE stands for, or the error itself."""
+    """Return our error for a SQLSTATE, or the error itself."""
     diag = error.diag
     found = Diagnosis(
         error.sqlstate,
@@ -105,8 +105,8 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
     if ours is None and (
         isinstance(error, psycopg.DataError) or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
     ):
-        # What psycopg itself cannot send, such as a text with a NUL, or an object that it does not know. It never can:
-        # a worker that took it for trouble with its connection would try again for ever.
+        # A value that psycopg cannot send, such as a text with a NUL, or an object that it does not know. It never can:
+        # a worker that took it for a broken connection would retry for ever.
         return InvalidArgument(found.message)
     return ours or error
 
@@ -116,7 +116,7 @@ def _unwritable(error: UnicodeEncodeError) -> InvalidArgument:
 
 
 def meaning(found: Diagnosis) -> PgQueueError | None:
-    """Return the error of ours that a SQLSTATE stands for, or None."""
+    """Return our error for a SQLSTATE, or None."""
     message = f"{found.message}: {found.detail.rstrip('.')}" if found.detail else found.message
     hint = found.hint
     match found.sqlstate:

@@ -25,7 +25,7 @@ from pgqueue.db.json import error_text, interval_text, to_json, to_result
 class JobRow(NamedTuple):
     """One row of the reply of `exchange`, raw: jsonb as bytes, times in microseconds since 2000.
 
-    `outcome` says what the row is about. "reserved": a claimed job, with all columns; `leader` is the id of
+    `outcome`: "reserved": a claimed job, with all columns; `leader` is the id of
     the leader of its batch, None for a job that belongs to none. Any other: how a job that was reported ended, with its
     id, its reservation, and a `note`. "unclaimed": the claim failed, and the ends are stored.
     """
@@ -60,7 +60,7 @@ _job_row: Callable[[Row], JobRow] = partial(tuple.__new__, JobRow)
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a worker asks for: the arguments of `reserve`."""
+    """A claim: the arguments of `reserve`."""
 
     worker: str
     queues: Sequence[str] | None
@@ -160,7 +160,7 @@ class Extended(NamedTuple):
 
 
 def extend(held: Sequence[tuple[int, int]], lease: float, started: Sequence[bool]) -> Call[list[Extended]]:
-    """Extend leases, and report whose handlers run; reads those that are still held."""
+    """Extend leases, and report which handlers run; reads the ones still held."""
     ids, reservations = pairs(held)
     return Call(
         b"select job_id, lease_expires_at, cancel_requested"
@@ -217,14 +217,14 @@ def release(held: Sequence[tuple[int, int]], delay: float = 0.0) -> Call[list[in
 
 
 def held_by(worker: str) -> Call[list[tuple[int, int]]]:
-    """Read the (id, reservation) of every job that stands as executing under the worker's name."""
+    """Read the (id, reservation) of every job that executes under the worker's name."""
     return Call(b"select job_id, reservation from pgqueue.held_by(%s::text)", (worker,), _held)
 
 
 def claim_name(
     worker: str, info: Mapping[str, object], instead_of: str | None
 ) -> Call[tuple[dict[str, Any], timedelta] | None]:
-    """Take a name; reads who has it (its info, and for how long it has been silent), None if it is ours now."""
+    """Take a name; reads None, or the process that has it: its info, and for how long it has been silent."""
     return Call(
         b"select held_by, silent_for from pgqueue.claim_name(%s::text, %s::text::jsonb, %s::text)",
         (worker, to_json(info, "info"), instead_of),

@@ -19,13 +19,13 @@ from pgqueue.errors import InvalidArgument, PgQueueError
 
 
 def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str, object]]) -> dict[str, int]:
-    """Copy jobs into the queue in the connection's current transaction; read how many came to which outcome."""
+    """Copy jobs into the queue in the connection's current transaction; read how many had which outcome."""
     rows = _staged(jobs)
     first = next(rows, None)
     if first is None:
         return {}
     try:
-        # What is staged lives as long as its transaction.
+        # Staged rows live as long as their transaction.
         with (
             connection.transaction() if _is_alone(connection) else nullcontext(),
             connection.cursor(row_factory=tuple_row) as cursor,
@@ -43,7 +43,7 @@ def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str
 async def perform_copy_async(
     connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, object]]
 ) -> dict[str, int]:
-    """Copy jobs into the queue in the connection's current transaction; read how many came to which outcome."""
+    """Copy jobs into the queue in the connection's current transaction; read how many had which outcome."""
     rows = _staged(jobs)
     first = next(rows, None)
     if first is None:
@@ -77,7 +77,7 @@ def _is_alone(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 
 def _copy_error(error: psycopg.Error) -> PgQueueError | psycopg.Error:
-    # What COPY itself refuses: its context names the line, which is the row.
+    # Errors of COPY itself: their context names the line, which is the row.
     if isinstance(error, psycopg.DataError) and error.diag.context and not error.diag.message_hint:
         return InvalidArgument(
             f"{error.diag.message_primary}: {error.diag.context}",

@@ -14,7 +14,7 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
     """Write the options that the code declares for a task; reads whether anything changed."""
     delays = options.get("retry_delays")
     if isinstance(delays, Iterable) and not isinstance(delays, str):
-        # An array has elements of one type: texts, should there be one.
+        # An array has elements of one type: texts, if one of them is a text.
         options = {**options, "retry_delays": [interval_text(delay) for delay in delays]}
     return Call(
         b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"

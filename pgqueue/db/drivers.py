@@ -1,7 +1,7 @@
-"""The door from whatever connection a producer holds to the statements of `pgqueue.db`: psycopg, SQLAlchemy, asyncpg,
+"""Runs the statements of `pgqueue.db` on any connection that a producer has: psycopg, SQLAlchemy, asyncpg,
 Django, psycopg2.
 
-What an object is follows from the names in its type's MRO: no application pays for the import of a driver that it does
+The names in an object's MRO tell its kind: no application pays for the import of a driver that it does
 not use, and none is imported here. A statement runs in the caller's transaction, through the caller's own objects, so
 that SQLAlchemy and Django know that a transaction is open. It is written once, with psycopg's placeholders; asyncpg's
 are made of them.
@@ -55,7 +55,7 @@ class AsyncpgPool(Protocol):
     def get_max_size(self) -> int: ...
 
 
-# What a job is enqueued through at once, and what gives an awaitable.
+# Connections that enqueue a job at once, and ones that return an awaitable.
 # One string each: pyright does not read an alias made of several.
 SyncConnection: TypeAlias = """(
     psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]
@@ -97,7 +97,7 @@ def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
 
 
 def is_async(connection: Any) -> bool:
-    """Tell whether what is run on this connection is awaited."""
+    """Return whether statements on this connection are awaited."""
     return isinstance(connection, psycopg.AsyncConnection) or iscoroutinefunction(_door_of(type(connection)))
 
 
@@ -232,10 +232,10 @@ def _not_postgres(found: str) -> InvalidArgument:
 
 
 def _numbered(call: Call[Any]) -> str:
-    """Write `$n` for `%s`, each first cast to what its Python value is sent as.
+    """Write `$n` for `%s`, each first cast to the type as which its Python value is sent.
 
-    asyncpg asks the server for the type of each parameter and takes nothing else for it, or what a codec of the user's
-    makes of it: a text for an interval would be refused, one for jsonb be encoded again.
+    asyncpg asks the server for the type of each parameter and takes only that type, or applies the user's codec for it:
+    a text for an interval would be refused, a text for jsonb would be encoded again.
     """
     first, *rest = call.text.decode().split("%s")
     types = (_sent_as(value) for value in call.params)
@@ -250,7 +250,7 @@ def _sent_as(value: object) -> str:
         if isinstance(value, kind):
             return name
     raise InvalidArgument(
-        f"{type(value).__qualname__} is nothing that an option can be",
+        f"{type(value).__qualname__} cannot be the value of an option",
         hint="give text, a number, a time or an interval",
     )
 
@@ -271,7 +271,7 @@ _SENT_AS: Sequence[tuple[type, str]] = (
 
 
 def _translated(error: Exception) -> PgQueueError | None:
-    """Return the error of ours that a driver's error stands for, or None: it is the caller's."""
+    """Return our error for a driver's error, or None: it is the caller's."""
     for origin in _origins(error):
         found = _diagnosis(origin)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Statements about groups, and about what a job waits for."""
+"""Statements about groups, and about the jobs that a job waits for."""
 
 from __future__ import annotations
 

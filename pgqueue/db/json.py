@@ -49,7 +49,7 @@ def _decimal_as_text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for JSON that PostgreSQL can hold and this process cannot: a number beyond a float, nesting beyond 1000.
+    """Replaces JSON that PostgreSQL can hold and this process cannot: a number beyond a float, nesting beyond 1000.
 
     A value, and not an exception: one job's args must not make the whole reply of `reserve` unreadable, for then
     every worker would claim that job again and again, and lose all that it claimed with it.
@@ -67,10 +67,10 @@ def from_json(text: bytes | str) -> Any:
 
 
 class Document(Mapping[str, Any]):
-    """One row as JSON; each column is read when it is asked for, and what Python cannot read of it is its text.
+    """One row as JSON; each column is read when it is asked for; a value that Python cannot read is left as text.
 
-    PostgreSQL holds numbers of more digits and nests deeper than any parser here goes. What one client has enqueued so
-    must not keep the others' jobs from being shown.
+    PostgreSQL holds numbers of more digits and nests deeper than any parser here goes. Such a job
+    of one client must not keep other jobs from being shown.
     """
 
     def __init__(self, texts: Mapping[str, str]) -> None:
@@ -113,8 +113,8 @@ def error_text(error: Mapping[str, object]) -> str:
 
 
 def loaded(value: Any) -> Any:
-    """Return a jsonb value as read, whatever the driver made of it."""
-    # Some drivers, and Django, leave jsonb as it is written.
+    """Return a jsonb value as read, for any driver."""
+    # Some drivers, and Django, return jsonb as text.
     return from_json(value) if isinstance(value, str) else value
 
 

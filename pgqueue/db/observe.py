@@ -1,4 +1,4 @@
-"""Statements of a page, a terminal or a monitor that looks at the queue: all of them read, and none counts."""
+"""Statements of the web page, the terminal and monitors: all of them only read, and none counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pgqueue.db.json import Document, to_json
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found. `next_before` is where to go on, None at the end; `is_cut`: it stopped for its bound."""
+    """The result of a search. `next_before` is where to go on, None at the end; `is_cut`: it stopped at its bound."""
 
     ids: list[int]
     next_before: int | None
@@ -30,12 +30,12 @@ def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
 
 
 def doctor() -> Call[list[dict[str, str]]]:
-    """Read what is wrong, the worst first."""
+    """Read the problems, the worst first."""
     return Call(b"select to_jsonb(d) from pgqueue.doctor() d", (), read_column)
 
 
 def search(filter: Mapping[str, object], before: int | None, max_jobs: int, max_rows: int = 20_000) -> Call[Found]:
-    """Find jobs, newest first, among so many rows of live jobs and of history."""
+    """Find jobs, newest first, among at most `rows` rows of live jobs and of history."""
     return Call(
         b"select job_ids, next_before, is_cut"
         b" from pgqueue.search(%s::text::jsonb, %s::bigint, %s::integer, %s::integer)",
@@ -45,7 +45,7 @@ def search(filter: Mapping[str, object], before: int | None, max_jobs: int, max_
 
 
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
-    """Read the dead by what they died of, the latest first."""
+    """Read the dead jobs by their last error, the latest first."""
     return Call(b"select to_jsonb(d) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column)
 
 
@@ -89,7 +89,7 @@ def queues() -> Call[list[dict[str, Any]]]:
 
 
 def tasks() -> Call[list[dict[str, Any]]]:
-    """Read the options of tasks: what code declares, what an operator set, what holds."""
+    """Read the options of tasks: declared by code, set by an operator, and in effect."""
     return Call(
         b"select to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e)) from pgqueue.tasks t"
         b" join pgqueue.effective_tasks e on e.name = t.name order by t.name limit 500",
@@ -99,7 +99,7 @@ def tasks() -> Call[list[dict[str, Any]]]:
 
 
 def workers() -> Call[list[dict[str, Any]]]:
-    """Read the workers, those that are silent first."""
+    """Read the workers, silent ones first."""
     return Call(
         b"select to_jsonb(w) from pgqueue.worker_status w order by w.is_alive nulls first, w.worker limit 500",
         (),
@@ -120,7 +120,7 @@ def schedules() -> Call[list[dict[str, Any]]]:
 
 
 def audit(before: int | None) -> Call[list[dict[str, Any]]]:
-    """Read what operators did, newest first."""
+    """Read the actions of operators, newest first."""
     return Call(
         b"select to_jsonb(a) from pgqueue.audit a where a.n < coalesce(%s::bigint, 9223372036854775807)"
         b" order by a.n desc limit 100",
@@ -162,7 +162,7 @@ def ended_by_task(seconds: int) -> Call[list[Row]]:
 
 
 def rights() -> Call[dict[str, Any]]:
-    """Read what this role may do here, and whether the server takes writes."""
+    """Read the rights of this role, and whether the server takes writes."""
     return Call(
         b"select jsonb_build_object('role', current_user, 'database', current_database(),"
         b" 'read', has_function_privilege('pgqueue.stats(boolean)', 'execute'),"
@@ -175,7 +175,7 @@ def rights() -> Call[dict[str, Any]]:
 
 
 def as_actor(actor: str, via: str) -> Call[None]:
-    """Say who acts in this transaction, for the audit."""
+    """Set the actor of this transaction, for the audit."""
     return Call(
         b"select set_config('pgqueue.actor', %s::text, true), set_config('pgqueue.via', %s::text, true)",
         (actor, via),

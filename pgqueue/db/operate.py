@@ -1,4 +1,4 @@
-"""Statements of an operator: look at jobs, queues, limits and schedules, and change them."""
+"""Statements of an operator: read and change jobs, queues, limits and schedules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def delete(job_id: int) -> Call[bool]:
     return Call(b"select pgqueue.delete(%s::bigint)", (job_id,), read_first)
 
 
-# What may be done to many jobs, and by which filters.
+# The bulk actions, with their filters.
 _BULK = {
     "run": "run_now_many",
     "kill": "kill_many",
@@ -69,7 +69,7 @@ _FILTER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one bulk call did. `next_after` is where to go on; None: at the end."""
+    """The result of one bulk call. `next_after` is where to go on; None: at the end."""
 
     changed: int
     passed_over: int
@@ -95,7 +95,7 @@ def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: objec
 
 
 def count(action: str, filters: Mapping[str, object]) -> Call[Chunk]:
-    """See what `bulk` finds: for a transaction that is rolled back. One job is changed, the others are left over."""
+    """Count what `bulk` would find, in a transaction to roll back: one job is changed, the others are left over."""
     return bulk(action, filters, 1)
 
 
@@ -131,12 +131,12 @@ QUEUE_OPTIONS = {
 
 
 def configure_task(task: str, options: Mapping[str, object], reset: Sequence[str]) -> Call[bool]:
-    """Set an operator's options of a task, or take them back; reads whether that changed anything."""
+    """Set or reset an operator's options of a task; reads whether anything changed."""
     return _configure("configure_task", TASK_OPTIONS, task, options, reset)
 
 
 def configure_queue(queue: str, options: Mapping[str, object], reset: Sequence[str]) -> Call[bool]:
-    """Set options of a queue, or take them back; reads whether that changed anything."""
+    """Set or reset options of a queue; reads whether anything changed."""
     return _configure("configure_queue", QUEUE_OPTIONS, queue, options, reset)
 
 
@@ -169,7 +169,7 @@ def list_queues() -> Call[list[dict[str, Any]]]:
 
 
 def list_workers() -> Call[list[dict[str, Any]]]:
-    """Read all workers with their jobs, also those that are gone and left some."""
+    """Read all workers with their jobs, also dead ones that still hold jobs."""
     return Call(b"select to_jsonb(w) from pgqueue.worker_status w order by w.worker", (), read_column)
 
 
@@ -195,7 +195,7 @@ def explain(job_id: int) -> Call[dict[str, Any]]:
 def set_limit(
     kind: str, target: str, max_executing: int | None, rate: int | None, per: timedelta | str | None
 ) -> Call[bool]:
-    """Limit what executes, or starts; reads whether that changed anything."""
+    """Limit how many jobs execute or start; reads whether anything changed."""
     return Call(
         b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, %s::interval)",
         (kind, target, max_executing, rate, per),
@@ -204,22 +204,22 @@ def set_limit(
 
 
 def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:
-    """Take a limit away, or one `part` of it (max_executing or rate); reads whether there was one."""
+    """Remove a limit, or one `part` of it (max_executing or rate); reads whether there was one."""
     return Call(b"select pgqueue.drop_limit(%s::text, %s::text, %s::text)", (kind, target, part), read_first)
 
 
 def pause_queue(queue: str) -> Call[bool]:
-    """Hand out no more jobs of a queue; reads whether that changed anything."""
+    """Pause a queue; reads whether anything changed."""
     return Call(b"select pgqueue.pause_queue(%s::text)", (queue,), read_first)
 
 
 def resume_queue(queue: str) -> Call[bool]:
-    """Hand out jobs of a paused queue again; reads whether that changed anything."""
+    """Resume a paused queue; reads whether anything changed."""
     return Call(b"select pgqueue.resume_queue(%s::text)", (queue,), read_first)
 
 
 def reset_task(task: str, options: Sequence[str]) -> Call[bool]:
-    """Take back what an operator set for a task; reads whether that changed anything."""
+    """Reset all options that an operator set for a task; reads whether anything changed."""
     return Call(b"select pgqueue.configure_task(%s::text, reset => %s::text[])", (task, list(options)), read_first)
 
 
@@ -231,7 +231,7 @@ def list_schedules() -> Call[list[dict[str, Any]]]:
 
 
 def find_schedule(name: str, runs: int) -> Call[Document | None]:
-    """Read one schedule and what became of its last runs, newest first."""
+    """Read one schedule and the outcome of its last runs, newest first."""
     return Call(
         b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each("
         b"to_jsonb(s) || jsonb_build_object('args', d.args, 'runs', coalesce(("
@@ -245,12 +245,12 @@ def find_schedule(name: str, runs: int) -> Call[Document | None]:
 
 
 def pause_schedule(name: str) -> Call[bool]:
-    """Let a schedule enqueue nothing; reads whether that changed anything."""
+    """Pause a schedule; reads whether anything changed."""
     return Call(b"select pgqueue.pause_schedule(%s::text)", (name,), read_first)
 
 
 def resume_schedule(name: str) -> Call[bool]:
-    """Let a paused schedule go on from now; reads whether that changed anything."""
+    """Resume a paused schedule from now; reads whether anything changed."""
     return Call(b"select pgqueue.resume_schedule(%s::text)", (name,), read_first)
 
 

@@ -59,7 +59,7 @@ def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[
 def enqueue_outcome(
     task: str, args: Mapping[str, Any] | orjson.Fragment, options: Mapping[str, object]
 ) -> Call[Enqueued]:
-    """One job; reads its id and what became of it."""
+    """One job; reads its id and the outcome."""
     names, values = _options(options)
     return Call(
         _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
@@ -69,7 +69,7 @@ def enqueue_outcome(
 
 
 def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
-    """Jobs with options of their own; reads what became of each."""
+    """Jobs with options of their own; reads the outcome of each."""
     return Call(
         b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
         ([_batch_job(number, job) for number, job in enumerate(jobs)],),

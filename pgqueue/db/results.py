@@ -1,4 +1,4 @@
-"""What became of jobs to be enqueued."""
+"""Outcomes of enqueues."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """What became of a job to be enqueued.
+    """The outcome of an enqueue.
 
-    `outcome` is "inserted", or what was done with the job `job_id` that stands for its dedupe key: "skipped",
+    `outcome` is "inserted", or what was done with the job `job_id` that has its dedupe key: "skipped",
     "replaced", "merged" or "debounced".
     """
 
@@ -20,7 +20,7 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of one job of a batch: as `Enqueued`; or "error", with `error` and no `job_id`.
+    """The outcome of one job of a batch: as `Enqueued`; or "error", with `error` and no `job_id`.
 
     `error` has sqlstate, message, detail and hint.
     """

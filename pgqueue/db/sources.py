@@ -86,7 +86,7 @@ PGMQ = Source(
     "pgmq",
     "pgmq",
     "",
-    # One that was read is invisible because somebody works on it; one that never was, because it was sent with a delay.
+    # A read message is invisible while a consumer works on it; an unread one, because it was sent with a delay.
     """
     select j.msg_id as id, %(queue)s::text as task, j.message as payload, null::text as queue,
         null::integer as priority, case when j.vt > now() then j.vt end as run_at, null::text as key,
@@ -115,7 +115,7 @@ class Reader:
         self._after = 0
 
     def exists(self) -> bool:
-        """Tell whether the table is there."""
+        """Return whether the table exists."""
         row = self._connection.execute(
             "select to_regclass(format('%%I.%%I', %s::text, %s::text)) is not null", [self._schema, self.table]
         ).fetchone()

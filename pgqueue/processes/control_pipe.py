@@ -1,6 +1,6 @@
 """The link between a supervisor and a worker process: name, running-jobs table, commands and reports.
 
-When the supervisor dies, the process ends at once, also while a handler blocks the event loop: another process may
+When the supervisor has died, the process ends at once, also while a handler blocks the event loop: another process may
 get its name next.
 """
 
@@ -60,13 +60,13 @@ class ControlPipe:
             return None
         pipe = cls(**orjson.loads(text))
         for fd in (pipe.commands, pipe.reports, pipe.running_jobs):
-            # Not for what handlers start.
+            # Removed so that processes which handlers start do not inherit it.
             os.set_inheritable(fd, False)
         os.set_blocking(pipe.reports, False)
         return pipe
 
     def as_environment(self) -> dict[str, str]:
-        """Return what to add to the environment of the process at the other end."""
+        """Return the variables to add to the environment of the process at the other end."""
         return {VARIABLE: orjson.dumps(asdict(self)).decode()}
 
     def open_running_jobs(self) -> RunningJobs:
@@ -74,7 +74,7 @@ class ControlPipe:
         return RunningJobs(self.running_jobs)
 
     def carry_out(self, on_retire: Callable[[], object]) -> None:
-        """From now on, carry out commands, and die with the supervisor. Calls `on_retire` on the running loop."""
+        """From now on, execute commands, and end if the supervisor dies. Calls `on_retire` on the running loop."""
         loop = asyncio.get_running_loop()
         _die_with_parent()
 
@@ -89,7 +89,7 @@ class ControlPipe:
         threading.Thread(target=listen, name="pgqueue-control-pipe", daemon=True).start()
 
     async def report_forever(self, status: Callable[[], Mapping[str, Any]], counts: Counts) -> None:
-        """Report the status of this process every half second, and what has ended meanwhile."""
+        """Report the status of this process every half second, and the jobs that have ended."""
         counts.follow(_READER)
         while True:
             self.report(status())
@@ -108,7 +108,7 @@ class ControlPipe:
         return True
 
     def report_ends(self, counts: Counts) -> None:
-        """Report what has ended since the last call, a few tasks a line; what cannot be sent goes with the next."""
+        """Report the jobs that ended since the last call, a few tasks a line; the rest goes with the next report."""
         ended = counts.take(_READER)
         while ended:
             some, ended = ended[:_PER_LINE], ended[_PER_LINE:]

@@ -1,4 +1,4 @@
-"""What a supervisor does when a worker process has crashed: give back its jobs, pause before the next one."""
+"""After a crash of a worker process: give back its jobs, pause before the next one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pgqueue.worker.outage import Outage
 
 log = logging.getLogger("pgqueue.supervisor")
 
-# A process that dies within this many seconds of its start may be in a crash loop. The first is replaced at once, the
+# A process that ends within this many seconds of its start may be in a crash loop. The first is replaced at once, the
 # next ones after pauses that double.
 SOON = 10.0
 FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class CrashLoop:
-    """Counts the processes of one slot that died soon after their start, one after the other."""
+    """Counts the processes of one slot that crashed soon after their start, one after the other."""
 
     def __init__(self) -> None:
         self._crashes = 0
@@ -44,7 +44,7 @@ class CrashLoop:
 
 
 async def give_back(dsn: str, worker: WorkerProcess, held: list[tuple[int, int]]) -> None:
-    """Have the database give back, at once, the jobs of a process that died. `held` are the ones that it ran."""
+    """Have the database give back, at once, the jobs of a crashed process. `held` are the jobs that it ran."""
     dsn = worker_dsn(dsn, f"pgqueue {worker.name}")
     link = Link(dsn, Outage(dsn), prepare=False)
     try:

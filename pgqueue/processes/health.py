@@ -34,7 +34,7 @@ _NO_METRICS = b"prometheus-client is not installed: pip install 'pgqueue-sql[met
 
 
 class Health:
-    """Serves what `status` returns: a mapping with at least `ready` and `reason`; and what `ended` does, as metrics."""
+    """Serves the mapping that `status` returns, with `ready` and `reason`; and the counts of `ended`, as metrics."""
 
     def __init__(self, status: Callable[[], Status], ended: Callable[[], list[Entry]]) -> None:
         self._status = status
@@ -77,7 +77,7 @@ class Health:
                 )
                 await writer.drain()
         except TimeoutError:
-            # A silent client, or one that does not read its answer: what is not sent yet would be kept for ever.
+            # A silent client, or one that does not read its answer: the unsent part would be kept for ever.
             writer.transport.abort()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             # A client that left, or speaks no HTTP.

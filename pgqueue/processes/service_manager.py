@@ -1,8 +1,8 @@
-"""What systemd is told of a service with Type=notify: READY, RELOADING, STOPPING, STATUS, and its watchdog.
+"""Reports to systemd, for a service with Type=notify: READY, RELOADING, STOPPING, STATUS, and its watchdog.
 
-The protocol is a datagram of VARIABLE=value lines to the socket of NOTIFY_SOCKET, see sd_notify(3). Where the variable
-is not set, nothing is done. All is sent from the event loop that claims jobs (of a supervisor: that watches workers):
-a process whose loop is blocked for WatchdogSec is killed and started again.
+The protocol is a datagram of VARIABLE=value lines to the socket of NOTIFY_SOCKET, see sd_notify(3). If the variable is
+not set, nothing is sent. Everything is sent from the event loop that claims jobs (in a supervisor: that watches
+workers): a process whose loop is blocked for WatchdogSec is killed and started again.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PHASES = {"ready": ["READY=1"], "reloading": ["RELOADING=1"], "stopping": ["STO
 
 @dataclass(slots=True)
 class State:
-    """What a service manager wants to know: `phase` is starting, ready, reloading or stopping; `text` is for people."""
+    """The state for a service manager: `phase` is starting, ready, reloading or stopping; `text` is for people."""
 
     phase: str
     text: str
 
 
 class ServiceManager:
-    """The socket of the service manager. `watchdog` is the time in seconds within which it wants signs of life."""
+    """The socket of the service manager. `watchdog` is the time in seconds within which it expects signs of life."""
 
     def __init__(self, address: str, watchdog: float | None) -> None:
         self.watchdog = watchdog
@@ -46,7 +46,7 @@ class ServiceManager:
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str] = os.environ) -> ServiceManager | None:
-        """Return it where there is one, and take its variables out, so that no child process speaks for this one."""
+        """Return it if there is one, and remove its variables, so that no child process reports for this one."""
         address = environ.pop("NOTIFY_SOCKET", "")
         microseconds = environ.pop("WATCHDOG_USEC", "")
         pid = environ.pop("WATCHDOG_PID", "")
@@ -56,18 +56,18 @@ class ServiceManager:
         return cls(address, int(microseconds) / 1e6 if is_ours else None)
 
     async def notify_forever(self, status: Callable[[], dict[str, Any]]) -> None:
-        """Report what `status` of a worker or supervisor says, when it changes, and signs of life; until cancelled."""
+        """Report the `status` of a worker or supervisor when it changes, and signs of life; until cancelled."""
         tick = min(_TICK, self.watchdog / 4) if self.watchdog else _TICK
         try:
             while True:
                 self.report(status())
                 await asyncio.sleep(tick)
         finally:
-            # One that stopped within a tick says so all the same.
+            # Also reports a stop within one tick.
             self.report(status())
 
     def report(self, status: dict[str, Any]) -> None:
-        """Send what is new, and a sign of life when it is time for one."""
+        """Send changes, and a sign of life when it is time for one."""
         state, now = state_of(status), time.monotonic()
         lines = []
         has_turned = state.phase != self._phase and self._phase != "stopping"
@@ -88,7 +88,7 @@ class ServiceManager:
         self._alive_at = now if is_due else self._alive_at
 
     def _send(self, message: str) -> bool:
-        # A manager that restarts, or whose queue is full, hears it next time: that must stop no worker.
+        # A manager that restarts, or whose queue is full, gets it next time: that must not stop a worker.
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as found:
             found.setblocking(False)
             found.sendto(message.encode(), self._address)
@@ -99,7 +99,7 @@ class ServiceManager:
 def state_of(status: dict[str, Any]) -> State:
     """Return the state of a worker, or of a supervisor, by its status.
 
-    A worker is ready from its first claim on: one that has lost its database later says so in the text, and goes on.
+    A worker is ready from its first claim on. If it loses its database later, it reports that in the text, and goes on.
     """
     if status.get("stopping"):
         phase = "stopping"

@@ -2,11 +2,11 @@
 
 A worker process is the same command once more, at the other end of a control pipe: a fresh interpreter, so that it
 inherits no thread, no connection and no event loop. The supervisor runs none of the user's code, and uses the database
-only to give back the jobs of a process that died.
+only to give back the jobs of a crashed process.
 
-There are N slots, with one process each. A process has the name of the supervisor with a number: the smallest that no
-other process has. A replacement that starts while its predecessor still ends has another one. Two processes of one
-name would give back each other's jobs.
+There are N slots, with one process each. A process has the name of the supervisor with a number, the smallest free
+one. A replacement that starts before its predecessor has ended has another number: two processes of one name would
+give back each other's jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHECK = 0.5
 # Seconds beyond its shutdown timeout, after which a worker that is stopping is killed.
 _GRACE = 15.0
 
-# A check that comes this many seconds late shows that the supervisor itself was stopped, and nothing about the workers.
+# A check that comes this many seconds late shows that the supervisor itself was suspended, not its workers.
 _STALL = 5.0
 
 # Rows of a running-jobs table for each job that may run: batches of accumulating tasks have several.
@@ -100,7 +100,8 @@ class Supervisor:
     async def run(self, health: tuple[str, int] | None = None, manager: ServiceManager | None = None) -> int:
         """Work until stopped, or, with `until_empty`, until all workers have ended; returns the exit code.
 
-        `health` is where to serve it; `manager` is told when a worker is ready, of a rolling restart, and of the end.
+        `health` is where to serve it; `manager` gets a report when a worker is ready, at a rolling restart, and at the
+        end.
 
         0: all ended well. 1: jobs were cut off, or a worker had to be killed, or none could be started. 2: the first
         worker reported wrong settings. 128 + signal: ended at once, by a second signal.
@@ -136,7 +137,7 @@ class Supervisor:
         return code or (0 if self._all_well else 1)
 
     def status(self) -> dict[str, Any]:
-        """Return what an operator may want to know of all workers."""
+        """Return the status of all workers, for operators."""
         workers = [worker.as_status() for worker in self._workers.values()]
         ready = sum(bool(each["ready"]) for each in workers)
         summed = ("running", "free", "buffered", "succeeded", "failed", "memory")
@@ -192,7 +193,7 @@ class Supervisor:
         if number != signal.SIGTTIN:
             self._quiet = number == signal.SIGUSR1
         for worker in self._workers.values():
-            # One that is not ready has no handler yet, and would die of it.
+            # A process that is not ready has no signal handler yet, and would be killed by it.
             if worker.ready.is_set():
                 worker.send(number)
 
@@ -207,7 +208,7 @@ class Supervisor:
                     # A job may kill it before it reports that it is ready.
                     return None
                 if worker.code == 0:
-                    # Stopped, or out of jobs, before it could report that it was ready.
+                    # It was stopped, or out of jobs, before it could report that it was ready.
                     return None
                 if worker.code == CANNOT_START:
                     return CANNOT_START
@@ -245,7 +246,7 @@ class Supervisor:
         """Start a worker, in this slot; None when that was not possible."""
         taken = self._workers.keys() | self._starting
         number = next(n for n in range(1, len(taken) + 2) if n not in taken)
-        # At once: several may start at a time.
+        # Taken at once: several may start at a time.
         self._starting.add(number)
         name = f"{self._config.name}:{number}"
         most_jobs = _ROWS_A_JOB * self._config.concurrency
@@ -257,7 +258,7 @@ class Supervisor:
         finally:
             self._starting.discard(number)
         # Nothing is awaited in between: the number is never free.
-        # Of all processes together: what one that is gone has counted stays.
+        # For all processes together: the counts of ended ones are kept.
         worker.ended = self._ended
         self._workers[number] = worker
         if slot is not None:
@@ -295,7 +296,7 @@ class Supervisor:
     async def _watch(self, worker: WorkerProcess) -> None:
         """Wait for a worker's end, report it, and give back its jobs if it crashed."""
         code = await worker.process.wait()
-        # Its last words are in the pipe.
+        # Its last reports are in the pipe.
         self._hear(worker)
         asyncio.get_running_loop().remove_reader(worker.reports)
         planned = worker.is_planned_end(code, self._config.until_empty)
@@ -306,7 +307,7 @@ class Supervisor:
             self._all_well = False
             log.warning("%s %s", worker, worker.how_it_ended())
         elif code != CANNOT_START or any(each.ready.is_set() for each in self._workers.values()):
-            # Else it is the first, and has reported itself what is wrong.
+            # Else it is the first one, and has reported its error itself.
             log.error("%s %s", worker, worker.how_it_ended())
         try:
             held = worker.jobs()
@@ -332,7 +333,7 @@ class Supervisor:
             if self._at_once is not None:
                 deadline = min(deadline, now + 2.0)
             if not alive and now < deadline:
-                # Jobs of one that died before are being given back: a hanging database cannot hang this.
+                # Jobs of a crashed one may still be given back: a hanging database must not hang this.
                 deadline = min(deadline, now + 3.0)
             elif now >= deadline:
                 for worker in alive:
@@ -359,7 +360,7 @@ class Supervisor:
         """Kill workers that are silent, and end replaced ones that do not end.
 
         A silent one is stuck. After two lease lengths, or SILENT seconds if that is more, all its leases are lost, and
-        what blocks it must not keep its slot for ever.
+        it must not keep its slot for ever.
         """
         now = time.monotonic()
         longest = max(2 * self._config.lease, SILENT)
@@ -369,7 +370,7 @@ class Supervisor:
             silent = now - worker.heard_at
             if worker.heard_at and silent > longest and (worker.ready.is_set() or worker.jobs()):
                 log.error("%s has not reported for %.0f s and is killed", worker, silent)
-                # Not planned: what it ran is given back, and counts as crashed.
+                # Not planned: the jobs that it ran are given back, and count as crashed.
                 worker.asked_to_end = False
                 worker.heard_at = now
                 self._all_well = self._all_well and not self._stopping.is_set()
@@ -402,7 +403,7 @@ class Supervisor:
                     await self._pause(SOON)
                     return None
                 if slot.worker is not old:
-                    # It died meanwhile, and has been replaced.
+                    # It has crashed meanwhile, and been replaced.
                     old = new
                 else:
                     slot.worker = new

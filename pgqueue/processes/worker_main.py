@@ -34,18 +34,18 @@ def run_worker(
 ) -> int:
     """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port.
 
-    `manager` is told when the worker is ready and when it stops.
+    `manager` gets a report when the worker is ready and when it stops.
     """
     code = asyncio.run(_run(app, dsn, config, health, pipe, manager))
     _end_soon(code)
     if code:
-        # Threads that still run a handler would keep the process; their jobs have ended.
+        # Threads that still run a handler would keep the process from ending; their jobs have ended.
         end_now(code)
     return code
 
 
 def end_now(code: int) -> None:
-    """End this process, whatever still runs in it."""
+    """End this process, even if threads still run in it."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -107,7 +107,7 @@ async def _report(worker: Worker, pipe: ControlPipe) -> None:
 
 
 def _end_soon(code: int) -> None:
-    """End this process in some seconds, should a thread or a child process of a handler's keep it."""
+    """End this process in some seconds, even if a thread or a child process of a handler still runs."""
 
     def end() -> None:
         log.warning("a thread or a process that a handler has started keeps this process: ending without it")

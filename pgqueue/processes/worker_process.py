@@ -1,4 +1,4 @@
-"""One worker process as its supervisor sees it: started, listened to, and what it left behind when it ended."""
+"""One worker process as its supervisor sees it: its start, its reports, and the jobs that it left when it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pgqueue.worker.counts import Totals
 REPLACE_ME = 75
 CANNOT_START = 2
 
-# A worker that has not reported for this many seconds is silent: not ready, whatever its last report says.
+# A worker that has not reported for this many seconds is silent: not ready, whatever its last report.
 SILENT = 10.0
 
 
@@ -52,7 +52,7 @@ class WorkerProcess:
     kill_at: float = math.inf
     has_run: bool = False
     unread: bytes = b""
-    # What has ended, as its process counts it.
+    # The counts of ended jobs, from its process.
     ended: Totals = field(default_factory=Totals)
 
     @classmethod
@@ -74,7 +74,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**environment, **pipe.as_environment()},
                 pass_fds=(*inherited, ours[-1]),
-                # Out of the terminal's reach: a key pressed there sends its signal to the supervisor alone.
+                # In a session of its own: a key pressed in the terminal signals the supervisor alone.
                 process_group=0,
             )
         except OSError:
@@ -102,7 +102,7 @@ class WorkerProcess:
             os.write(self.commands, RETIRE)
 
     def read_reports(self) -> bool:
-        """Read what it has reported; False when its end of the pipe is closed."""
+        """Read its reports; False when its end of the pipe is closed."""
         try:
             data = os.read(self.reports, 65536)
         except BlockingIOError:
@@ -131,11 +131,11 @@ class WorkerProcess:
             os.close(fd)
 
     def is_planned_end(self, code: int, until_empty: bool) -> bool:
-        """Tell whether it was to end with this exit code."""
+        """Return whether it was to end with this exit code."""
         return self.asked_to_end or code == REPLACE_ME or (code == 0 and until_empty)
 
     def ended_well(self, code: int) -> bool:
-        """Tell whether a planned end left nothing undone."""
+        """Return whether a planned end left nothing undone."""
         # A process that was not ready has no handler for TERM yet, and nothing to lose.
         return code in (0, REPLACE_ME) or (code == -signal.SIGTERM and not self.ready.is_set())
 
@@ -149,7 +149,7 @@ class WorkerProcess:
         return f"ended with exit code {self.code}"
 
     def over_limit(self, max_memory: int | None, max_jobs: int | None) -> str:
-        """Return why it is to be replaced; empty while it is within its limits."""
+        """Return why it must be replaced; empty while it is within its limits."""
         if not self.ready.is_set() or self.gone.is_set():
             return ""
         if max_jobs is not None:
@@ -163,7 +163,7 @@ class WorkerProcess:
         return ""
 
     def as_status(self) -> dict[str, Any]:
-        """Return its last report, with whether it is ready by what the supervisor knows."""
+        """Return its last report, with `ready` as the supervisor knows it."""
         status = {"worker": self.name, "pid": self.process.pid, "ready": False, "reason": "", **self.status}
         if self.gone.is_set():
             return {**status, "ready": False, "reason": self.how_it_ended()}

@@ -1,6 +1,6 @@
 """The files that come with the package: SQL, migrations, the demo, the benchmarks.
 
-In a checkout they stand at the top of the repository, where they are read; in a wheel, inside the package.
+In a checkout they are at the top of the repository; in a wheel, inside the package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bring the database's schema to where this package needs it.
+"""Bring the database's schema to the revision that this package needs.
 
 Tables migrate by alembic revision; functions, views and grants are reloaded from sql/ at head. All of it happens in
 one transaction under one advisory lock, so a migration that fails leaves nothing behind, and any number of them may
@@ -28,7 +28,7 @@ from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status, read_status, status
 
-# What alembic says at level info is said better by the result.
+# The result tells more than alembic's messages at level info.
 logging.getLogger("alembic").setLevel(logging.WARNING)
 
 # First key of the queue's advisory locks, as pgqueue._lock_class() has it; the second key 3 is migrating.
@@ -40,7 +40,7 @@ _LOCK_TIMEOUT = "2s"
 
 
 def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
-    """Migrate the database at `dsn` to revision `to` and return where it stands then.
+    """Migrate the database at `dsn` to revision `to` and return its status.
 
     At head the functions of sql/ are loaded; below it they are dropped, so that nothing runs on tables it was not
     written for; "base" removes the queue and every job in it. Waits up to `patience` seconds for other migrations
@@ -82,7 +82,7 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
         if time.monotonic() > deadline:
             raise MigrationError(
                 "another transaction holds a table of the queue" if blocked else "another migration is under way",
-                hint="look for long transactions in pg_stat_activity, then run pgqueue migrate again",
+                hint="find long transactions in pg_stat_activity, then run pgqueue migrate again",
             )
         time.sleep(random.uniform(0.05, 0.5))
 
@@ -107,7 +107,7 @@ def script(*, start: str = "base") -> str:
         "    perform pg_sleep(0.2);\nend loop; end $$;",
         "create schema if not exists pgqueue;",
         *([] if start == "base" else [_DROP_ROUTINES]),
-        # psql would print what alembic asks back from its INSERT.
+        # psql would print the rows that alembic's INSERT returns.
         re.sub(r"\s+RETURNING [\w.]*version_num;", ";", tables.getvalue()),
         "set local check_function_bodies = off;",
         *(file.read_text() for file in bundled.sql_files()),
@@ -134,7 +134,7 @@ def run_sql(text: str) -> None:
     _driver(op.get_bind()).execute(text.encode())
 
 
-# Without looking at the database there is no telling which signatures stand: psql drops them all, never CASCADE.
+# Without a database it is unknown which signatures exist: psql drops them all, never with CASCADE.
 _DROP_ROUTINES = """
 do $$
 declare
@@ -192,8 +192,8 @@ def _config(connection: sqlalchemy.Connection | None, output: io.StringIO | None
 
 
 def _lock(connection: sqlalchemy.Connection) -> bool:
-    # Try and sleep: who waits in the server for a lock holds a snapshot, and a later migration that creates an
-    # index concurrently would wait for that snapshot while holding the lock.
+    # Try and sleep: a session that waits in the server for a lock holds a snapshot, and a later migration that creates
+    # an index concurrently would wait for that snapshot while holding the lock.
     driver = _driver(connection)
     driver.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
     row = driver.execute("select pg_try_advisory_xact_lock(%s, %s)", _LOCK).fetchone()
@@ -243,7 +243,7 @@ def _load(driver: psycopg.Connection[tuple[object, ...]], text: str) -> None:
         with driver.transaction():
             driver.execute(text.encode())
     except (psycopg.errors.InvalidFunctionDefinition, psycopg.errors.InvalidTableDefinition):
-        # The signature does not stand: names of parameters, a return type or the columns of a view changed.
+        # The signature changed: names of parameters, a return type or the columns of a view.
         for kind, name in re.findall(r"create or replace (function|view) pgqueue\.(\w+)", text):
             if kind == "view":
                 _drop(driver, "view", f"to_regclass('pgqueue.{name}')")
@@ -261,7 +261,7 @@ def _drop(driver: psycopg.Connection[tuple[object, ...]], kind: str, identity: s
     if row is None or row[0] is None:
         return
     try:
-        # Never CASCADE: what depends on it is somebody else's.
+        # Never CASCADE: objects that depend on it are the user's.
         driver.execute(f"drop {kind} {row[0]}".encode())
     except psycopg.errors.DependentObjectsStillExist as error:
         raise MigrationError(

@@ -1,4 +1,4 @@
-"""Where a database stands, asked without alembic: a worker's start cannot wait for that import."""
+"""The revision of a database, read without alembic: a worker's start cannot wait for that import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.schema import bundled
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a database stands. `revision` and `digest` are None where nothing is installed."""
+    """The revision of a database. `revision` and `digest` are None if nothing is installed."""
 
     revision: str | None
     digest: str | None
@@ -28,18 +28,18 @@ class Status:
 
 
 def status(dsn: str) -> Status:
-    """Read where the database at `dsn` stands, changing nothing."""
+    """Read the revision of the database at `dsn`, changing nothing."""
     with psycopg.connect(own_dsn(dsn), autocommit=True) as connection:
         return read_status(connection)
 
 
 def read_status(connection: psycopg.Connection[tuple[object, ...]]) -> Status:
-    """Read where the database of a connection stands, in its current transaction.
+    """Read the revision of the database of a connection, in its current transaction.
 
     Raises AccessDenied when the role may not know. Any role with a grant may, and the owner.
     """
     revision = digest = None
-    # The catalog answers everyone, also a role without any right on the schema.
+    # Every role may read the catalog, also one without any right on the schema.
     found = connection.execute(
         "select has_schema_privilege(n.oid, 'usage'), c.oid is not null and has_table_privilege(c.oid, 'select'), p.oid"
         " from pg_namespace n"
@@ -56,7 +56,7 @@ def read_status(connection: psycopg.Connection[tuple[object, ...]]) -> Status:
                 row = connection.execute("select revision, digest from pgqueue.version()").fetchone()
                 revision, digest = map(str, row) if row else (None, None)
             if may_read:
-                # Alembic's own, which only the owner reads, is what it goes by.
+                # Alembic's own table, which only the owner can read, decides.
                 row = connection.execute("select version_num from pgqueue.alembic_version").fetchone()
                 revision = str(row[0]) if row else None
         except psycopg.errors.InsufficientPrivilege as error:
@@ -65,7 +65,7 @@ def read_status(connection: psycopg.Connection[tuple[object, ...]]) -> Status:
 
 
 def _denied(connection: psycopg.Connection[tuple[object, ...]], what: str) -> AccessDenied:
-    # A failed statement would leave the transaction refusing this question.
+    # A failed statement would make the transaction refuse this query.
     role = (
         connection.info.user if connection.info.transaction_status is TransactionStatus.INERROR else _role(connection)
     )

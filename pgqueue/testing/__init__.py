@@ -1,4 +1,4 @@
-"""Help for testing what is built on the queue, on the real SQL.
+"""Helpers for tests of applications that use the queue, on the real SQL.
 
     from pgqueue.testing import assert_enqueued, drain
 

@@ -37,7 +37,7 @@ class Attempts(Handlers):
         self.error: BaseException | None = None
         self.value: object = None
         self._middleware = app.around_execution()
-        # Never None: then all handlers come to `_call`, which sees what they return.
+        # Never None: then all handlers go through `_call`, which gets their results.
         self.around = self._around = Around(self._middleware)
         self._on_loop_of_caller = on_loop
         self._uses_asgiref = uses_asgiref
@@ -96,7 +96,7 @@ class Attempts(Handlers):
                 hooks_log.exception("a hook for %s raised", kind)
 
     def describe(self, error: BaseException) -> dict[str, object]:
-        """Return what is stored of an error, and remember the error."""
+        """Return the stored form of an error, and remember the error."""
         self.error = error
         return super().describe(error)
 
@@ -186,7 +186,7 @@ def _chained(middleware: list[Middleware], job: Any, call: Callable[[], Any]) ->
 
 
 def loop_runs() -> bool:
-    """Tell whether an event loop runs in this thread."""
+    """Return whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -203,5 +203,5 @@ def _refuse_running_loop() -> None:
 
 
 def uses_asgiref(connection: object) -> bool:
-    """Tell whether async code on this connection goes through asgiref, as Django's does."""
+    """Return whether async code on this connection goes through asgiref, as Django's does."""
     return "asgiref" in sys.modules and any(kind.__module__.startswith("django.") for kind in type(connection).__mro__)

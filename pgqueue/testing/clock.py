@@ -20,8 +20,8 @@ from pgqueue.schema import bundled
 class Clock:
     """Moves the queue's clock in one database, for all its sessions at once.
 
-    Never in a database that works: leases, delays and schedules go by this clock. A session in the middle of a
-    transaction learns of a move with its next lock on a table that it had not locked yet. `connection` needs the
+    Never in a production database: leases, delays and schedules depend on this clock. A session in a transaction
+    sees a move with its next lock on a table that it had not locked yet. `connection` needs the
     rights of the schema's owner.
 
     On a connection in a transaction the moves are part of it: they are undone when it is rolled back, and other
@@ -39,7 +39,7 @@ class Clock:
         connection.execute(clock_sql().encode())
 
     def now(self) -> datetime:
-        """Return what the queue takes for the time."""
+        """Return the time of the queue."""
         return self._ask("select pgqueue._clock()")
 
     def set(self, at: datetime | str) -> datetime:
@@ -51,7 +51,7 @@ class Clock:
         return self._ask("select pgqueue_testing.advance_clock(%s::interval)", by)
 
     def back_to_real(self) -> datetime:
-        """Give the queue the real time again."""
+        """Return the queue to the real time."""
         return self._ask("select pgqueue_testing.real_clock()")
 
     @contextmanager
@@ -84,7 +84,7 @@ class Clock:
         return standing_at, ahead
 
     def _restore(self, before: tuple[datetime | None, timedelta]) -> None:
-        # After an error in the block the transaction may be spoilt: its rollback restores the clock.
+        # After an error in the block the transaction may have failed: its rollback restores the clock.
         if self._connection.info.transaction_status == TransactionStatus.INERROR:
             return
         standing_at, ahead = before

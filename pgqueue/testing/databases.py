@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 
 class Database:
-    """One database, with all that is opened through it. `dsn` is a URI that every driver reads."""
+    """One database, with all connections that are opened through it. `dsn` is a URI that every driver reads."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -35,7 +35,7 @@ class Database:
         return conn
 
     def close(self) -> None:
-        """Close all that was opened."""
+        """Close all connections."""
         for conn in self._open:
             # Not close(): that of an async connection needs its event loop, which is gone by now.
             conn.pgconn.finish()
@@ -45,8 +45,8 @@ class Database:
 class Databases:
     """Makes databases on one server for one test run; `run_id` is the same in all processes of the run.
 
-    The first that asks makes the template: it migrates an empty database, and has `prepare` add to it, which is called
-    with its DSN and must leave nothing connected. Cloning it takes tenths of a second.
+    The first process creates the template: it migrates an empty database, and calls `prepare` with its DSN to add to
+    it, which must close its connections. Cloning it takes tenths of a second.
     """
 
     def __init__(self, server_dsn: str, run_id: str, prepare: Callable[[str], object] | None = None) -> None:
@@ -72,7 +72,7 @@ class Databases:
         return Database(uri(self.server_dsn, dbname=name))
 
     def drop(self, database: Database) -> None:
-        """Close what is open in a database, and drop it."""
+        """Close the connections to a database, and drop it."""
         database.close()
         self._drop(database.name)
 
@@ -115,7 +115,7 @@ class Databases:
         return self._template("migrated")
 
     def _make_templates(self) -> None:
-        # Here, so that the tests which need no schema run when this import fails.
+        # Imported here, so that tests without a schema run if this import fails.
         from pgqueue.schema.migrate import migrate  # noqa: PLC0415
 
         unfinished = self._template("unfinished")

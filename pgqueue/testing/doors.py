@@ -1,6 +1,6 @@
-"""The ways to a test's own connection: run a statement, run a script, open a savepoint.
+"""Access to a test's own connection: run a statement, run a script, open a savepoint.
 
-Whatever the connection, each way is a coroutine. On a connection that is not async it never suspends, so a caller
+For every connection each method is a coroutine. On a connection that is not async it never suspends, so a caller
 without an event loop can step through it: see `stepped`.
 """
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Door:
-    """A way to one connection. `connection` is what the caller gave."""
+    """Access to one connection. `connection` is the caller's object."""
 
     is_async = False
 
@@ -41,7 +41,7 @@ class Door:
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
-        """Keep what the block does, or undo all of it on an exception."""
+        """Keep the changes of the block, or undo all of them on an exception."""
         with self.block():
             yield
 
@@ -71,7 +71,7 @@ class _Django(Door):
             cursor.execute(text)
 
     def block(self) -> AbstractContextManager[Any]:
-        # At its one door: whoever has such a connection has Django.
+        # Imported here: a program with such a connection has Django.
         from django.db import transaction  # noqa: PLC0415
 
         return cast(AbstractContextManager[Any], transaction.atomic(using=self.connection.alias))
@@ -131,13 +131,13 @@ _KINDS: dict[tuple[str, str], Callable[[Any], Door]] = {
 
 
 def door_to(connection: Any) -> Door:
-    """Return the way to a connection. Raises TypeError for what is none, such as a pool."""
+    """Return the access to a connection. Raises TypeError for another object, such as a pool."""
     if isinstance(connection, psycopg.Connection):
         return _Psycopg(connection)
     if isinstance(connection, psycopg.AsyncConnection):
         return _AsyncDoor(connection)
     if type(connection).__name__ == "ConnectionProxy" and "django.db" in sys.modules:
-        # `django.db.connection` stands for that of the thread.
+        # `django.db.connection` is a proxy for that of the thread.
         connection = sys.modules["django.db"].connections[connection._alias]
     for kind in type(connection).__mro__:
         make = _KINDS.get((kind.__module__.partition(".")[0], kind.__name__))

@@ -54,13 +54,13 @@ _ANY_ID = 2**63 - 1
 
 @dataclass(slots=True)
 class Drained:
-    """What `drain` did.
+    """The result of `drain`.
 
     succeeded, snoozed, cancelled    how many attempts ended so
     failed    how many attempts failed and will be retried
     dead      how many jobs are dead
-    ids       the jobs that ran, in order; one that ran twice is there twice
-    errors    what handlers raised, in order
+    ids       the jobs that ran, in order; a job that ran twice appears twice
+    errors    the exceptions of handlers, in order
     unknown   tasks of due jobs that the App does not know: these were left as they were
     """
 
@@ -84,17 +84,17 @@ def drain(
     recursive: bool = True,
     raise_errors: bool = True,
 ) -> Drained:
-    """Run due jobs one after another, on this connection and in its open transaction, and return what they did.
+    """Run due jobs one after another, on this connection and in its open transaction, and return the results.
 
-    Handlers run in this thread, each in a savepoint, with everything that a worker puts around them: middleware, hooks,
-    validation, retry rules. `job.transaction()` yields this connection. The test rolls back, and nothing has happened.
-    On a connection that is not in a transaction each step is committed.
+    Handlers run in this thread, each in a savepoint, as in a worker: with middleware, hooks, validation and retry
+    rules. `job.transaction()` yields this connection. The test rolls back, and nothing has happened. On a connection
+    that is not in a transaction each step is committed.
 
     queue         only this queue, or these
     limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself for ever
     scheduled     when nothing is due, move the queue's clock to the next job's time and go on; see `Clock`
     recursive     run the jobs that handlers enqueue as well
-    raise_errors  raise what a handler raised, when its failure is stored; False: collect it in `errors`
+    raise_errors  raise the exception of a handler after its failure is stored; False: collect it in `errors`
 
     The connection is one of psycopg or psycopg2, a Connection or Session of SQLAlchemy, or Django's. For an async
     connection, and where an event loop runs, there is `drain_async`. The transaction must be READ COMMITTED.
@@ -130,16 +130,16 @@ async def drain_async(
 
 
 def declare(connection: Any, app: App) -> None:
-    """Write what the App declares for its tasks and schedules, as a worker's start does.
+    """Write the App's declared tasks and schedules, as a worker's start does.
 
-    `drain` begins with it. Call it before that where a test looks at what the database makes of an enqueue: the queue
-    that a task declares is the database's to know.
+    `drain` begins with it. Call it earlier if a test checks the queue or priority of an enqueued job: the database must
+    know the declared ones.
     """
     stepped(declarations.declare(app, door_to(connection).run))
 
 
 async def declare_async(connection: Any, app: App) -> None:
-    """Write what the App declares, on an async connection; see `declare`."""
+    """Write the App's declarations on an async connection; see `declare`."""
     await declarations.declare(app, door_to(connection).run)
 
 
@@ -230,7 +230,7 @@ class _Drain:
                 raise error
 
     async def _store(self, held: Held) -> None:
-        """Store how an attempt ended. What the database refuses is stored in a simpler way, as the worker does."""
+        """Store the end of an attempt. If the database refuses it, store a simpler form, as the worker does."""
         while True:
             try:
                 async with self._door.savepoint():
@@ -296,23 +296,23 @@ class _Drain:
 
 
 class _Undone(Exception):
-    """Raised to undo what a handler did that did not succeed."""
+    """Raised to undo the writes of a handler that did not succeed."""
 
 
 class Savepoints:
-    """Where `job.transaction()` goes in a test: to the test's connection, in a savepoint."""
+    """Directs `job.transaction()` in a test to the test's connection, in a savepoint."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
 
     def sync_door(self, given: Any) -> Any:
-        """Return the way for `with job.transaction()`."""
+        """Return the access for `with job.transaction()`."""
         if self._door.is_async:
             raise _wrong_way("with", "an async")
         return _SyncSavepoint(self._door, given)
 
     def async_door(self, given: Any) -> Any:
-        """Return the way for `async with job.transaction()`."""
+        """Return the access for `async with job.transaction()`."""
         if not self._door.is_async:
             raise _wrong_way("async with", "a sync")
         return _AsyncSavepoint(self._door, given)

@@ -1,4 +1,4 @@
-"""Ask what is enqueued, and fail a test with what is there instead."""
+"""Find enqueued jobs, and fail a test with a list of the existing ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ order by j.id
 class EnqueuedJob:
     """A job that waits: `state` is waiting, failed or blocked. `delay` is from its enqueue to its `run_at`.
 
-    `args` are those that its handler will get, decoded where the task has a codec and was given as a task.
+    `args` are the arguments for its handler, decoded if the task has a codec and was given as a task.
     """
 
     id: int
@@ -104,9 +104,9 @@ _UNITS = {
 def enqueued(connection: Any, task: str | Named | None = None, **wanted: Any) -> Any:
     """Return the jobs that wait and fit, oldest first, as a list of `EnqueuedJob`; async: an awaitable of it.
 
-    `task` is a name or a task. `args` and `headers` fit when they contain what is given, `tags` when they are among the
-    job's; every other field of `EnqueuedJob` when it is equal. `delay` and `timeout` take an interval, or `approx`. A
-    function is asked: `args=lambda args: args["total"] > 100`.
+    `task` is a name or a task. `args` and `headers` fit when they contain the given ones, `tags` when they are among
+    the job's; every other field of `EnqueuedJob` when it is equal. `delay` and `timeout` take an interval, or `approx`.
+    A function is asked: `args=lambda args: args["total"] > 100`.
 
         [job] = enqueued(connection, send_email, args={"to": "a@b.c"}, queue="mail")
     """
@@ -118,7 +118,7 @@ def assert_enqueued(
 ) -> Any:
     """Return the oldest job that waits and fits, as `enqueued` has it; async: an awaitable. AssertionError for none.
 
-    With `count` exactly so many must fit. The error lists what is there, and what keeps the nearest from fitting.
+    With `count`, exactly that many must fit. The error lists the existing jobs, and why the nearest does not fit.
 
         assert_enqueued(connection, send_email, args={"to": "a@b.c"}, delay=approx("1 h", "5 s"))
     """
@@ -171,7 +171,7 @@ def _job(row: Row, task: str | Named | None) -> EnqueuedJob:
 
 
 def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, Any]) -> list[str]:
-    """Name what keeps a job from fitting."""
+    """Return the reasons why a job does not fit."""
     found = []
     name = _name(task)
     if name is not None and job.task != name:

@@ -24,11 +24,11 @@ _ids = itertools.count(1)
 
 @contextmanager
 def inline(app: App) -> Iterator[list[Performed]]:
-    """Have tasks of this App run where they are enqueued, for the length of a `with` block; yields what ran.
+    """Run tasks of this App where they are enqueued, within a `with` block; yields the list of performed jobs.
 
     It holds for the methods of a task and for `pgqueue.enqueue`, `enqueue_many` and `enqueue_outcome` of a task, in all
-    threads; no connection is used, and None will do. Middleware, validation, codec and JSON are as ever; delays,
-    queues, keys and retries mean nothing. What a handler raises is raised by the enqueue. An async handler needs an
+    threads; no connection is used, and None will do. Middleware, validation, codec and JSON work as usual; delays,
+    queues, keys and retries have no effect. The enqueue raises the exception of the handler. An async handler needs an
     enqueue that is awaited, or a thread without an event loop. Not for enqueues by a task's name, by
     `enqueue_batch`, or in SQL.
 

@@ -29,8 +29,8 @@ class Performed:
     """How one attempt ended.
 
     state     "succeeded", "failed" (it would be retried), "dead" (it would not), "snoozed" or "cancelled"
-    result    what the handler returned
-    error     what it raised, with raise_errors=False
+    result    the return value of the handler
+    error     its exception, with raise_errors=False
     reason    the reason of its Retry, Discard or Cancel
     retry_in  when the handler, or the task's rule, decides: the delay until the retry
     delay     of its Snooze
@@ -63,9 +63,9 @@ def perform(
     """Run a task's handler once with these arguments, as a worker would, and return how that ended.
 
     The arguments go to JSON and back, through the task's validation and codec. The handler gets a real `Job` without a
-    row in the database; `job.transaction()` yields `connection`, in a savepoint. What the handler decides by Retry,
-    Snooze, Discard or Cancel is returned; what else it raises is raised here, unless raise_errors is False. `app` adds
-    its middleware. A handler's parameter of the same name as an option here is given by position.
+    row in the database; `job.transaction()` yields `connection`, in a savepoint. A decision of the handler by
+    Retry, Snooze, Discard or Cancel is returned; other exceptions are raised here, unless raise_errors is False. `app`
+    adds its middleware. A handler's parameter of the same name as an option here is given by position.
 
         assert perform(send_email, "a@b.c", attempt=3).state == "succeeded"
     """
@@ -97,7 +97,7 @@ async def perform_async(
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a job without a row is to have."""
+    """The fields of a job without a row."""
 
     attempt: int = 1
     max_attempts: int = 11
@@ -142,7 +142,7 @@ class Performance:
 
 
 class NoRow(Savepoints):
-    """Where `job.transaction()` of a job without a row goes: to the caller's connection, if there is one."""
+    """Directs `job.transaction()` of a job without a row to the caller's connection, if there is one."""
 
     def __init__(self, door: Door | None) -> None:
         super().__init__(_AlwaysHeld(door) if door is not None else _Nowhere(None))

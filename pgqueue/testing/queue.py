@@ -17,9 +17,9 @@ from pgqueue.testing.perform import Performed, perform
 
 
 class Queue:
-    """What the fixture `pgqueue_queue` gives: a connection in a transaction, an App, and helpers that know both.
+    """The value of the fixture `pgqueue_queue`: a connection in a transaction, an App, and helpers bound to both.
 
-    What the App declares is written when it is made, so that a task's queue and priority count from the first enqueue.
+    It writes the App's declarations first, so that a task's queue and priority apply from the first enqueue.
     """
 
     def __init__(self, connection: psycopg.Connection[Any], app: App) -> None:

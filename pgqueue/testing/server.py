@@ -43,7 +43,7 @@ _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes":
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """`description`: what it is and why; `stop` ends what we started, and nothing else."""
+    """`description`: its kind, and why it was chosen; `stop` ends only what we started."""
 
     dsn: str
     description: str
@@ -55,7 +55,7 @@ class Server:
 
 
 def start_server() -> Server:
-    """Find or start the server. Raises EmbeddedError, which names what to install, where there is none."""
+    """Find or start the server. Raises EmbeddedError, which names the packages to install, if there is none."""
     dsn = os.environ.get("PGQUEUE_TEST_DSN")
     if dsn:
         return Server(dsn, "PGQUEUE_TEST_DSN", _nothing)
@@ -64,7 +64,7 @@ def start_server() -> Server:
         try:
             return _container(os.environ.get("PGQUEUE_TEST_IMAGE", _DEFAULT_IMAGE))
         except Exception as error:
-            # Whatever it was (no registry to pull from, no disk), there is still a server to test on.
+            # For any error (no registry to pull from, no disk) there is still another server to test on.
             refusal = f"container failed: {type(error).__name__}"
     return _embedded(refusal)
 
@@ -72,7 +72,7 @@ def start_server() -> Server:
 def join_server(directory: Path) -> str:
     """Start the server of a test run, or join the one that another process of the run has started; returns its DSN.
 
-    `directory` is the same for all processes of the run. `leave_server` ends what was started.
+    `directory` is the same for all processes of the run. `leave_server` ends the started one.
     """
     directory.mkdir(parents=True, exist_ok=True)
     known = directory / "server.json"
@@ -130,7 +130,7 @@ def _docker_refuses() -> str | None:
     if find_spec("testcontainers") is None:
         return "testcontainers is not installed"
     with warnings.catch_warnings():
-        # The package forgets the socket that it could not connect; a run with -W error would stumble over it.
+        # The package forgets the socket that it could not connect; a run with -W error would fail.
         warnings.simplefilter("ignore", ResourceWarning)
         answers = _docker_answers()
         gc.collect()

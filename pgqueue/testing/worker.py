@@ -24,8 +24,8 @@ _FINAL = ("succeeded", "dead", "cancelled")
 class Worker:
     """A worker on the test's event loop, for the length of an `async with` block: the real one, without signals.
 
-    It polls every 10 ms, so nothing waits for a NOTIFY. `settings` are those of `WorkerConfig`. What handlers raise
-    comes out of `until`, or at the end of the block if no `until` waited for that job; `raise_errors=False` keeps it in
+    It polls every 10 ms, so nothing waits for a NOTIFY. `settings` are those of `WorkerConfig`. Exceptions of handlers
+    come out of `until`, or at the end of the block if no `until` waited for that job; `raise_errors=False` keeps it in
     `errors`, by job.
 
         async with Worker(app, dsn) as worker:
@@ -73,7 +73,7 @@ class Worker:
     async def until(self, job_id: int, state: str = "succeeded", timeout: float = 5) -> str:  # noqa: ASYNC109
         """Wait until a job is in a state, and return that.
 
-        When it ends in another one, or fails while it should not, raises what its handler raised, else AssertionError.
+        If it ends in another one, or fails unexpectedly, raises the exception of its handler, else AssertionError.
         After `timeout` seconds, TimeoutError.
         """
         self._seen.add(job_id)

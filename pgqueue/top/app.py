@@ -1,4 +1,4 @@
-"""The screen: tabs of tables that are read anew every two seconds, from samples and bounded searches."""
+"""The screen: tabs of tables that are read again every two seconds, from samples and bounded searches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COLUMNS = {
 
 
 class Ask(ModalScreen[bool]):
-    """Asks before what cannot be undone."""
+    """Asks before an action that cannot be undone."""
 
     BINDINGS: ClassVar[list[Any]] = [
         Binding("y", "dismiss(True)", "yes"),
@@ -54,7 +54,7 @@ class Ask(ModalScreen[bool]):
 
 
 class Top(App[None]):
-    """Connects once, reads every `seconds`, and does what the role may. `dsn`: a DSN."""
+    """Connects once, reads every `seconds`, and acts with the role's rights. `dsn`: a DSN."""
 
     TITLE = "pgqueue top"
     CSS = """
@@ -135,7 +135,7 @@ class Top(App[None]):
         found.focus()
 
     def action_explain(self) -> None:
-        """Say why the job under the cursor is not running."""
+        """Explain why the job under the cursor is not running."""
         if (job_id := self._job()) is not None:
             self._do(operate.explain(job_id), lambda found: f"job {job_id}: {found['reason']}; {found['detail']}")
 
@@ -150,7 +150,7 @@ class Top(App[None]):
             self._do(call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
 
     def action_act(self, action: str) -> None:
-        """Act on the job under the cursor; ask first where that cannot be undone."""
+        """Act on the job under the cursor; ask first if that cannot be undone."""
         job_id = self._job()
         if job_id is None:
             return

@@ -1,4 +1,4 @@
-"""What changes something: each checks its right, asks where it cannot be undone, and leaves a trace in the audit."""
+"""Actions: each checks the user's right, asks first if it cannot be undone, and is recorded in the audit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
 from pgqueue.web.context import Context
 
-# The right that each needs.
+# The right that each action needs.
 RIGHTS = {"run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
 LABELS = {"run": "Run now", "retry": "Retry", "cancel": "Cancel", "kill": "Send to the dead", "delete": "Delete"}
 
@@ -26,7 +26,7 @@ Form = dict[str, list[str]]
 
 
 async def act(context: Context) -> Response:
-    """Act on the jobs that were selected, or on all that match: first ask, then go on chunk by chunk."""
+    """Act on the jobs that were selected, or on all that match: ask first, then act chunk by chunk."""
     form = await context.form()
     action = _one(form, "action")
     if action not in RIGHTS:
@@ -53,7 +53,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
-            "there is no filter: this would be every job", hint="say at least queue:, task: or state:"
+            "there is no filter: this would be every job", hint="give at least queue:, task: or state:"
         )
     if "confirm" not in form:
         return await _ask_for_all(context, action, line)
@@ -166,16 +166,16 @@ async def limit(context: Context) -> Response:
         return context.go("limits", said="the limit is gone")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
     await _do(context, operate.set_limit(kind, target, most, rate, _one(form, "per") or None))
-    return context.go("limits", said="the limit holds from now on")
+    return context.go("limits", said="the limit applies from now on")
 
 
 async def task(context: Context) -> Response:
-    """Take back what an operator set for a task."""
+    """Reset the options that an operator set for a task."""
     form = await context.form()
     context.require("limits")
     name = _one(form, "name")
     await _do(context, operate.reset_task(name, form.get("option", [])))
-    return context.go("task", name=name, said="what the code declares holds again")
+    return context.go("task", name=name, said="the declared options apply again")
 
 
 Action = Callable[[Context], Awaitable[Response]]

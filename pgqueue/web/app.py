@@ -1,4 +1,4 @@
-"""The app: which address leads where."""
+"""The app: its routes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _ACTIONS: dict[str, _Handler] = {
 
 
 class _Static(StaticFiles):
-    """Files whose address holds the version: a browser need not ask for them again."""
+    """Files whose address contains the version: a browser can cache them for ever."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -82,11 +82,11 @@ def dashboard(
 ) -> Starlette:
     """Return the pages as an ASGI app.
 
-    database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role decides what can be done
-    authorize      takes the request and returns the User that asks, or None; may be async
+    database       a DSN, or a psycopg_pool.AsyncConnectionPool that is open; its role limits the actions
+    authorize      takes the request and returns its User, or None; may be async
     read_only      no actions, whatever the role may do
     redact         patterns of field names whose values are not shown, in args, headers and results at any depth
-    allowed_hosts  names that it may be asked by, beside those of loopback; "*": any
+    allowed_hosts  host names that it accepts, beside those of loopback; "*": any
     origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
     trace_url      address of a trace, with {trace_id}
     """

@@ -1,4 +1,4 @@
-"""What every page has in hand: the database, who asks, what they may do, and how to answer."""
+"""The context of every page: the database, the user and their rights, and how to answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the pages are set up."""
+    """The settings of the pages."""
 
     read_only: bool
     redact: tuple[str, ...]
@@ -51,24 +51,24 @@ class Context:
         self.rights: dict[str, Any] = {}
 
     async def find_rights(self) -> None:
-        """Ask what the role of the database may do."""
+        """Read the rights of the role of the database."""
         self.rights = await self.database.shared("rights", 5.0, observe.rights)
         self.rights.setdefault("asked", time.time())
 
     def may(self, what: str) -> bool:
-        """Tell whether this user, in this database, may do this."""
+        """Return whether this user, in this database, may do this."""
         if what in ("read", "args"):
             return what in self.user.can
         acts = self.rights.get("act") and not self.rights.get("standby") and not self.settings.read_only
         return bool(acts) and what in self.user.can
 
     def require(self, what: str) -> None:
-        """Refuse what this user may not do."""
+        """Raise if this user may not do this."""
         if not self.may(what):
             raise HTTPException(403, f"{self.user.name} may not do this here: {self.why_not(what)}")
 
     def why_not(self, what: str) -> str:
-        """Say why an action is not offered."""
+        """Return why an action is not offered."""
         if self.settings.read_only:
             return "the pages are read-only"
         if self.rights.get("standby"):
@@ -119,7 +119,7 @@ class Context:
         return link(self.prefix, page, **query)
 
     def go(self, page: str, **query: object) -> Response:
-        """Answer an action with a page to look at."""
+        """Answer an action with a redirect to a page."""
         return RedirectResponse(self.link(page, **query), 303)
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
@@ -142,7 +142,7 @@ class Context:
         return HTMLResponse(body, status, {"etag": tag, "cache-control": "no-cache, private"})
 
     def problem(self, error: Exception) -> Response:
-        """Answer with what went wrong, and what to do."""
+        """Answer with an error and the next step."""
         status, title, detail, hint = _problem(error)
         return self.page("problem.html", status, title=title, detail=detail, hint=hint)
 
@@ -157,7 +157,7 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
             504,
             "The database took too long",
             "The statement was ended after its time.",
-            "Ask for less, or look at Health.",
+            "Ask for less, or see Health.",
         )
     if isinstance(error, AccessDenied | psycopg.errors.InsufficientPrivilege):
         hint = "Grant it: pgqueue grant reader ROLE, or operator."
@@ -165,7 +165,7 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return 403, "The server takes no writes", one_line(error), "It is a standby, or read-only."
     if isinstance(error, psycopg.OperationalError | PoolTimeout):
-        return 503, "The database cannot be reached", one_line(error), "The page tries again by itself."
+        return 503, "The database cannot be reached", one_line(error), "The page retries by itself."
     if isinstance(error, PgQueueError | psycopg.Error):
         return 500, "The database refused this", one_line(error), getattr(error, "hint", None) or ""
     raise error

@@ -41,7 +41,7 @@ class Database:
         self._asking: dict[object, asyncio.Task[Any]] = {}
 
     async def close(self) -> None:
-        """Close what it has opened."""
+        """Close the pool that it opened."""
         if self._dsn and self._pool is not None:
             await self._pool.close()
             self._pool = None
@@ -58,7 +58,7 @@ class Database:
             return await perform_async(connection, call)
 
     async def shared(self, key: object, seconds: float, call: Callable[[], Call[T]]) -> T:
-        """Run a call, or return its answer where one is younger than `seconds`: one call for all who ask."""
+        """Run a call, or return an answer younger than `seconds`: one call serves all requests."""
         found = self._answers.get(key)
         if found is not None and time.monotonic() < found[0] + seconds:
             answer: T = found[1]
@@ -103,7 +103,7 @@ class Database:
                         timeout=TIMEOUT,
                         open=False,
                         check=AsyncConnectionPool.check_connection,
-                        # Nothing that a pooler in transaction mode would lose.
+                        # No settings that a pooler in transaction mode would lose.
                         kwargs={
                             "application_name": "pgqueue web",
                             "prepare_threshold": None,

@@ -1,7 +1,7 @@
-"""What stands before every page: whose host it is, who asks, whether another site sent them, and the headers.
+"""The checks before every page: the Host, the user, requests from other sites, and the headers.
 
 No cookies and no tokens. A request that changes something must come from this page itself, by Sec-Fetch-Site, or where
-a browser sends none, by Origin. The Host must be a known one, so that a name of somebody else's that leads to the
+a browser sends none, by Origin. The Host must be a known one, so that a foreign name that resolves to the
 loopback address is refused.
 """
 
@@ -37,7 +37,7 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9_.~-]+)+")
 
 
 class Guard:
-    """Wraps the app. `hosts`: names that it may be asked by, "*" for any; loopback and `origin` always are."""
+    """Wraps the app. `hosts`: accepted names, "*" for any; loopback and `origin` always are."""
 
     def __init__(self, app: ASGIApp, authorize: Authorize, hosts: Collection[str], origin: str | None) -> None:
         self._app = app

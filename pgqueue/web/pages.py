@@ -1,4 +1,4 @@
-"""The pages that look. Each reads samples, or a bounded number of rows."""
+"""The pages that only read. Each reads samples, or a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 
 async def overview(context: Context) -> Response:
-    """What an operator asks first: is it late, does it fail, who is gone."""
+    """The overview: is it late, does it fail, which workers are missing."""
     shared = context.database.shared
     stats = await shared("stats", 1.0, observe.stats)
     groups = await shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
@@ -40,7 +40,7 @@ async def overview(context: Context) -> Response:
         queues=_in_trouble_first(stats["queues"]),
         groups=groups[:8],
         findings=[each for each in findings if each["severity"] != "info"],
-        # One that is paused is late because somebody wants it so.
+        # A paused queue is late on purpose.
         lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
         rates=_rates([row for row in recent if row[0] > context.now() - 60]),
         # Samples of ten minutes, and those of ten seconds since.
@@ -67,7 +67,7 @@ async def queues(context: Context) -> Response:
 
 
 async def queue(context: Context) -> Response:
-    """One queue: its numbers, its options, who serves it, its dead."""
+    """One queue: its numbers, its options, its workers, its dead jobs."""
     name = context.query("name")
     stats = await context.database.shared("stats", 1.0, observe.stats)
     options = await context.database.shared("queues", 5.0, observe.queues)
@@ -138,7 +138,7 @@ async def job(context: Context) -> Response:
 
 
 async def tasks(context: Context) -> Response:
-    """Tasks: what the code declares, what an operator set, how they do."""
+    """Tasks: their declared and set options, and how they perform."""
     found = await context.database.shared("tasks", 5.0, observe.tasks)
     ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
     times = render.by_task(ended)
@@ -188,26 +188,26 @@ async def schedules(context: Context) -> Response:
 
 
 async def limits(context: Context) -> Response:
-    """Limits, with what they count and what waits for them."""
+    """Limits, with the jobs that they count and that wait for them."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
     return context.page("limits.html", limits=stats["limits"], now=context.now())
 
 
 async def dead(context: Context) -> Response:
-    """The dead, by what they died of."""
+    """The dead jobs, by their last error."""
     name = context.query("queue") or None
     groups = await context.database.shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
     return context.page("dead.html", groups=groups, queue=name, now=context.now())
 
 
 async def audit(context: Context) -> Response:
-    """What operators did, newest first."""
+    """The actions of operators, newest first."""
     [rows] = await context.database.read(observe.audit(context.whole("before")))
     return context.page("audit.html", rows=rows, now=context.now())
 
 
 async def health(context: Context) -> Response:
-    """What doctor() finds, versions and settings."""
+    """The findings of doctor(), versions and settings."""
     findings = await context.database.shared("doctor", 5.0, observe.doctor)
     stats = await context.database.shared("stats", 1.0, observe.stats)
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
@@ -232,7 +232,7 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def series(context: Context) -> Response:
-    """The points of a plot: times, and per second what succeeded, failed, died; or due jobs and lag."""
+    """The points of a plot: times, and per second the jobs that succeeded, failed or are dead; or due jobs and lag."""
     name, span = context.query("queue"), RANGES.get(context.query("range"), 900)
     rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
     outcomes = [_outcomes(row) for row in rows]
@@ -297,7 +297,7 @@ def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
 
 
 async def _about(context: Context, found: Filter) -> int | None:
-    """Say how many fit, from samples, where they know: filters by queue and live state alone."""
+    """Return how many fit, if samples have the number: for filters by queue and live state only."""
     if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
         return None
     states = set(found.get("states", ()))
@@ -313,7 +313,7 @@ async def _about(context: Context, found: Filter) -> int | None:
 def _id_of(context: Context) -> int:
     text = str(context.request.path_params["id"])
     if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise HTTPException(404, "this is no id of a job")
+        raise HTTPException(404, "this is not the id of a job")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""How values look on a page: times, numbers, JSON with hidden fields, buckets as percentiles."""
+"""The format of values on a page: times, numbers, JSON with hidden fields, buckets as percentiles."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def link(prefix: str, page: str, **query: object) -> str:
 
 
 def short(value: object, most: int = _SHOWN) -> str:
-    """Cut a text for a list, on one line, with what does not print escaped."""
+    """Shorten a text for a list, on one line, with unprintable characters escaped."""
     found = printable(" ".join(str("" if value is None else value).split()))
     return found if len(found) <= most else found[: most - 1] + "…"
 
 
 def text(value: object) -> str:
-    """Return a text whole, but for one that would fill a book."""
+    """Return a text, cut only if it is very long."""
     found = printable(str("" if value is None else value), keep="\n\t")
     return (
         found if len(found) <= _SHOWN_TEXT else f"{found[:_SHOWN_TEXT]}\n… {len(found) - _SHOWN_TEXT} characters more"
@@ -76,7 +76,7 @@ def text(value: object) -> str:
 
 
 def printable(value: str, keep: str = "") -> str:
-    """Write as escapes what would change how the rest is read: controls, and marks of direction."""
+    """Escape characters that change how the rest is displayed: controls, and marks of direction."""
     return re.sub(
         r"[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]",
         lambda match: match[0] if match[0] in keep else f"\\u{ord(match[0]):04x}",
@@ -109,7 +109,7 @@ def size(value: float | None) -> str:
 
 
 def at(value: str | None) -> Markup:
-    """Write an instant of the database's: the browser shows it in the reader's zone."""
+    """Write an instant; the browser shows it in the reader's zone."""
     if not value:
         return Markup("–")
     instant = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
@@ -211,7 +211,7 @@ def percentile(buckets: Sequence[float], part: float) -> float | None:
 
 
 def by_task(rows: Iterable[tuple[str, Entry]]) -> dict[str, dict[str, Any]]:
-    """Sum what ended by task: outcomes, and times with their percentiles."""
+    """Sum ended jobs by task: outcomes, and times with their percentiles."""
     found: dict[str, dict[str, Any]] = {}
     for task, ended in rows:
         entry = found.setdefault(task, {})

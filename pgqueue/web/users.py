@@ -1,4 +1,4 @@
-"""Who looks, and what that person may do."""
+"""The users of the pages, and their rights."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ EVERYTHING = frozenset({"read", "args", "act", "delete", "schedule", "limits"})
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A person: the name stands in the audit. What the database's role may not do, nobody may."""
+    """A user; the audit records the name. No user has more rights than the database's role."""
 
     name: str
     can: frozenset[str] | set[str] = field(default=EVERYTHING)
 
 
-# Returns who asks, or None: then the answer is 401.
+# Returns the user, or None: then the answer is 401.
 Authorize = Callable[[Request], User | Awaitable[User | None] | None]
 
 
 def by_password(name: str, password: str) -> Authorize:
-    """Let one user in, by HTTP's basic authentication."""
+    """Admit one user, by HTTP basic authentication."""
     expected = f"{name}:{password}".encode()
 
     def authorize(request: Request) -> User | None:
@@ -43,7 +43,7 @@ def by_password(name: str, password: str) -> Authorize:
 
 
 def by_header(header: str) -> Authorize:
-    """Believe a header that a proxy sets, and that nobody can set who comes past it."""
+    """Trust a header that a proxy sets; no request may reach the server past that proxy."""
 
     def authorize(request: Request) -> User | None:
         name = request.headers.get(header, "").strip()
@@ -53,5 +53,5 @@ def by_header(header: str) -> Authorize:
 
 
 def anyone(request: Request) -> User | None:
-    """Let everybody in, as one who has no name of their own."""
+    """Admit every visitor, as one anonymous user."""
     return User("web")

@@ -1,4 +1,4 @@
-"""Fetches what the pages carry of others from npm, by static/vendor/vendor.toml, and writes its sums: `make vendor`.
+"""Fetches third-party files of the pages from npm, by static/vendor/vendor.toml, and writes their sums: `make vendor`.
 
 To take another version, change it in vendor.toml, in the name of the file, in base.html and in NOTICE.
 """

@@ -1,7 +1,7 @@
-"""Notice that a handler blocks the event loop, and name it.
+"""Detect a handler that blocks the event loop, and name it.
 
-While it does, nothing else runs in the process: no lease is extended, no signal handled. So a thread looks at the
-loop's heartbeat, and warns when that is late.
+Meanwhile nothing else runs in the process: no lease is extended, no signal handled. So a thread checks the loop's
+heartbeat, and warns when that is late.
 """
 
 from __future__ import annotations

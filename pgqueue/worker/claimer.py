@@ -24,8 +24,8 @@ log = logging.getLogger("pgqueue.worker")
 class Claimer:
     """Claims on its own connection with `claim_forever`, and sizes the claims that go along with reported ends.
 
-    `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
-    tells whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
+    `report_and_claim` performs a claim, with the waiting ends, and calls `took` with the reply. `is_behind` returns
+    whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
     monotonic time of the last answer.
     """
 
@@ -61,7 +61,7 @@ class Claimer:
         while not self._state.stopping.is_set():
             await self._give_back_unknown()
             if self._state.quiet:
-                # It would not come when it is woken.
+                # A quiet worker would not claim when it is woken.
                 await self.sleeper.wake_up()
                 if self._state.retiring and not self._leases.held:
                     self._state.stop()
@@ -82,7 +82,7 @@ class Claimer:
             elif claimed == capacity or self._runner.is_busy:
                 await self.sleeper.wake_up()
             elif self.sleeper.is_registered:
-                # Nothing else was due, and producers announce what comes.
+                # No other job was due, and producers announce new ones.
                 await self.sleeper.sleep()
 
     async def claim(self, capacity: int, *, patient: bool = True) -> int:
@@ -98,12 +98,12 @@ class Claimer:
         return self._runner.capacity(self._exchange.coming)
 
     async def capacity_beside(self) -> int:
-        """Return how many jobs to claim along with what ended: some under load, while there is no end of jobs."""
+        """Return how many jobs to claim along with reported ends: some under load, while jobs keep coming."""
         capacity = self._capacity_beside()
         for _ in range(3):
             if capacity or not self.jobs_wait or not self._runner.unstarted:
                 break
-            # Under load handlers end soon: in a batch with what ends now, and a claim.
+            # Under load handlers end soon: they are reported in a batch, with a claim.
             await asyncio.sleep(0)
             capacity = self._capacity_beside()
         return capacity
@@ -127,7 +127,7 @@ class Claimer:
             log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
             self._events.reserved(len(rows))
         if self._state.quiet or self._state.stopping.is_set():
-            # It became so while the claim was under way.
+            # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
         return len(taken)
 

@@ -40,7 +40,7 @@ def parse(text: str) -> tuple[int | None, int]:
 
 @dataclass(slots=True)
 class Sample:
-    """What a worker measured of itself since the last sample.
+    """A worker's measurements of itself since the last sample.
 
     jobs_wait  the last reserve came back full
     in_use     the most handlers that ran at a time
@@ -55,7 +55,7 @@ class Sample:
 
     @property
     def starved(self) -> str:
-        """Why more handlers would do no good; "" when they would."""
+        """Why more handlers would not help; "" when they would."""
         if self.lag > _LATE:
             return f"the event loop runs {self.lag:.2f} s late"
         if self.cpu > _BUSY:
@@ -66,8 +66,8 @@ class Sample:
 class Concurrency:
     """A number between `low` and `high` that follows each `Sample`.
 
-    It grows by half while jobs wait, all slots are taken and the handlers have what they need. It shrinks by a
-    quarter when they starve, and towards what was in use when half of it was idle for some seconds.
+    It grows by half while jobs wait, all slots are taken and the handlers do not starve. It shrinks by a quarter
+    when they do, and towards the number in use when half of it was idle for some seconds.
     """
 
     def __init__(self, low: int, high: int, now: float | None = None) -> None:

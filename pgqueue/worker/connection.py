@@ -1,4 +1,4 @@
-"""A worker's connection that mends itself."""
+"""A worker's connection, which reconnects by itself."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger("pgqueue.worker")
 
 T = TypeVar("T")
 
-# No statement of a worker takes long; one that does hangs on a connection that is dead without saying so.
+# No statement of a worker takes long; one that does hangs on a silently dead connection.
 CALL_TIMEOUT = 30.0
 
-# The server is asked to cancel what takes too long, and may be as frozen as the call itself.
+# A request to the server to cancel a call that takes too long may hang like the call itself.
 _CANCEL_WITHIN = 0.5
 
-# How a session of a worker's own begins, whatever its role or database says: the server ends what its client gave up
-# long ago, a listener may be idle for ever, and `reserve` is refused above READ COMMITTED. What the DSN says
-# (options=-c statement_timeout=5s) comes after these and wins. Not SET later, for that would reach other clients
-# where a pooler stands between; as options it makes the pooler show itself, or is ignored.
+# The settings of a worker's own session, whatever its role or database sets: the server ends statements that their
+# client gave up long ago, a listener may be idle for ever, and `reserve` is refused above READ COMMITTED. Settings in
+# the DSN (options=-c statement_timeout=5s) come later and win. Not by SET, which would reach other clients of a pooler;
+# as options they make a pooler show itself, or are ignored.
 _OPTIONS = " ".join(
     (
         r"-c default_transaction_isolation=read\ committed",
@@ -48,12 +48,12 @@ _OPTIONS = " ".join(
 
 
 class Link:
-    """One connection, made when it is needed and made anew when it breaks.
+    """One connection, opened when it is needed and reopened when it breaks.
 
     `perform` returns a result or waits: an unreachable server, a killed backend, a failover to a read-only server,
-    a full disk, a schema under migration make it try again with growing pauses until it is cancelled. What can
-    never succeed by waiting (a refused value, a locked row) is raised. A call that is not answered within `within`
-    seconds counts as a broken connection: so a peer that vanished without a word is noticed, and left.
+    a full disk, a schema under migration make it retry with growing pauses until it is cancelled. Errors that waiting
+    cannot solve (a refused value, a locked row) are raised. A call that is not answered within `within` seconds counts
+    as a broken connection, so a silently lost peer is detected.
 
     Without `prepare` nothing is left in the session, neither prepared statements nor settings, for behind a pooler
     each transaction may run in another one.
@@ -88,8 +88,8 @@ class Link:
     async def perform(self, call: Call[T], *, patient: bool = True) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 
-        Not `patient`, it waits for the server only: what the server answers is raised (SchemaError, a psycopg.Error
-        with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
+        Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
+        psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
         """
         pause = FIRST_PAUSE
         with Trouble(self._outage) as trouble:
@@ -106,7 +106,7 @@ class Link:
                     except (InvalidArgument, LockTimeout):
                         raise
                     except UnsupportedOption:
-                        # It may be a plan of this session that a migration has outdated.
+                        # A migration may have outdated a plan of this session.
                         await self.close()
                         raise
                     except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
@@ -119,7 +119,7 @@ class Link:
                             raise_if_lasting(error)
                         trouble.met(error)
                     except BaseException:
-                        # Cancelled: the connection is in the middle of something unknown.
+                        # Cancelled: the state of the connection is unknown.
                         await self.close()
                         raise
                 await self._outage.pause(pause)
@@ -141,7 +141,7 @@ class Link:
     async def _connect(self) -> None:
         self._connected_at = time.monotonic()
         self._connection = await connect(self._dsn, prepare=self._prepare)
-        # Where that is not the session's default, each call begins a transaction of the right level.
+        # If that is not the session's default, each call begins a transaction of the right level.
         level = await answered(self._connection, _isolation(self._connection), self._within)
         self._begins = level != "read committed"
         await self._connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
@@ -170,13 +170,13 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
 
 
 async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine[Any, Any, T], within: float) -> T:
-    """Await a question to a connection. TimeoutError when it takes longer; then the connection is to be closed.
+    """Await a call on a connection. TimeoutError when it takes longer; then the connection is to be closed.
 
     psycopg, when it is cancelled, asks the server to cancel and waits for that up to 10 s, which is more than a
     lease or a shutdown can spare where the network hangs. Here it gets one second, and then its socket is shut.
     """
     asking = asyncio.create_task(question)
-    # Its outcome is not of interest any more once we have left, but asyncio would complain.
+    # Its outcome does not matter any more, but asyncio would complain.
     asking.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         await asyncio.wait({asking}, timeout=within)
@@ -208,7 +208,7 @@ async def _isolation(connection: psycopg.AsyncConnection[Any]) -> str:
 
 
 def raise_if_lasting(error: BaseException) -> None:
-    """Raise an error that waiting cannot mend: an answer of the server, or a database, role or password it refuses."""
+    """Raise an error that waiting cannot solve: an error from the server, or a refused database, role or password."""
     if isinstance(error, PgQueueError) or (isinstance(error, psycopg.Error) and error.sqlstate is not None):
         if _PASSING.match(getattr(error, "sqlstate", None) or ""):
             return
@@ -225,7 +225,7 @@ _PASSING = re.compile(r"08|53|40|57P0[1235]|57014|25P0[34]|25006")
 
 
 def shows_pooler(error: BaseException) -> bool:
-    """Tell whether an error is what a pooler in transaction mode makes of prepared statements, or of options."""
+    """Return whether an error comes from a pooler in transaction mode, by prepared statements or options."""
     if getattr(error, "sqlstate", None) in ("26000", "42P05"):
         return True
     # Refused while connecting, so again there is only the text; poolers do not translate theirs.

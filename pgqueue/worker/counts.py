@@ -1,4 +1,4 @@
-"""What has ended, counted by queue and task: for `beat`, which passes it on to pgqueue.samples, and for /metrics.
+"""Counts of ended jobs by queue and task: for `beat`, which passes them on to pgqueue.samples, and for /metrics.
 
 Counting costs little beside the end of a job: of a large batch the outcomes are counted exactly, and the times of some
 jobs stand for all.
@@ -14,18 +14,18 @@ from typing import Any
 
 from pgqueue.worker.held import Held
 
-# Upper bounds of the buckets of times, in seconds; the twelfth has none. As the comment on pgqueue.samples.ended says.
+# Upper bounds of the buckets of times, in seconds; the twelfth has none. See the comment on pgqueue.samples.ended.
 BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 60.0, 300.0, 3600.0)
 
 OUTCOMES = ("succeeded", "failed", "dead", "cancelled", "snoozed", "lost")
 
-# Pairs of queue and task that are told apart; the others count as the task "other".
+# Pairs of queue and task that are counted separately; the others count as the task "other".
 MOST = 500
 
-# Jobs of a batch whose times are looked at, at most.
+# Jobs of a batch whose times are counted, at most.
 _LOOKED_AT = 32
 
-# An entry of a report, as beat() takes it.
+# An entry of a report, in the form of beat().
 Entry = dict[str, Any]
 
 
@@ -38,20 +38,20 @@ class Times:
     buckets: list[int] = field(default_factory=lambda: [0] * 12)
 
     def add(self, seconds: float, weight: int = 1) -> None:
-        """Add a time that stands for `weight` of them."""
+        """Add a time that represents `weight` jobs."""
         self.buckets[bisect_left(BOUNDS, seconds)] += weight
         self.sum += seconds * weight
         if seconds > self.max:
             self.max = seconds
 
     def merge(self, other: Entry) -> None:
-        """Add what `as_dict` of another one returned."""
+        """Add another histogram, as `as_dict` returns it."""
         self.sum += other["sum"]
         self.max = max(self.max, other["max"])
         self.buckets = [one + more for one, more in zip(self.buckets, other["buckets"], strict=True)]
 
     def as_dict(self) -> Entry:
-        """Return it as beat() takes it."""
+        """Return it in the form of beat()."""
         return {"sum": round(self.sum, 6), "max": round(self.max, 6), "buckets": list(self.buckets)}
 
 
@@ -78,7 +78,7 @@ class Totals:
         return found
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Add entries, as `take` of others returned them."""
+        """Add entries, as `take` returns them."""
         for entry in entries:
             tally = self.tally(entry["queue"], entry["task"])
             tally.outcomes.update({name: entry[name] for name in OUTCOMES if name in entry})
@@ -98,7 +98,7 @@ class Totals:
         return found
 
     def take(self) -> list[Entry]:
-        """Return the entries, and start anew."""
+        """Return the entries, and start again from zero."""
         found = self.entries()
         self._tallies.clear()
         return found
@@ -107,7 +107,7 @@ class Totals:
 class Counts:
     """Counts the ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
 
-    `readers` take what was counted each for itself: "total" never forgets, the others are emptied by `take`.
+    Each of `readers` has counts of its own: "total" is never reset, the others are reset by `take`.
     """
 
     def __init__(self, lease: float) -> None:
@@ -138,17 +138,17 @@ class Counts:
         self._add_times(held, 1)
 
     def entries(self) -> list[Entry]:
-        """Return all that was counted since the start."""
+        """Return the counts since the start."""
         self._pass_on()
         return self._readers["total"].entries()
 
     def take(self, reader: str) -> list[Entry]:
-        """Return what was counted since the last call for this reader."""
+        """Return the counts since the last call for this reader."""
         self._pass_on()
         return self._readers[reader].take()
 
     def put_back(self, reader: str, entries: Iterable[Entry]) -> None:
-        """These could not be reported: they go along with the next ones."""
+        """Add counts that could not be reported to the next report."""
         self._readers[reader].add(entries)
 
     def _pass_on(self) -> None:

@@ -1,4 +1,4 @@
-"""What the code declares, written at a worker's start: tasks and schedules. A refusal names the one it is about."""
+"""Writes the declared tasks and schedules at a worker's start. A refusal names the declaration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def _perform(
 
 
 def _option_of(refusal: Exception, options: Mapping[str, object]) -> str | None:
-    """Find the option that a refusal is about: by the name of a constraint or of an argument, or by the value."""
+    """Find the refused option: by the name of a constraint or of an argument, or by the value."""
     text = str(refusal)
     given = {name: value for name, value in options.items() if value is not None}
     for name in sorted(given, key=len, reverse=True):

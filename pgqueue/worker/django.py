@@ -1,4 +1,4 @@
-"""What a worker does where its application uses Django: set it up, and close the connections that are lost or too old.
+"""Support for applications that use Django: set it up, and close connections that are lost or too old.
 
 Django does both around each request. Without the first no model can be imported; without the second a thread that has
 lost its connection fails every later job.
@@ -27,7 +27,7 @@ def set_up() -> bool:
 
 
 def is_on() -> bool:
-    """Tell whether Django is configured in this process."""
+    """Return whether Django is configured in this process."""
     conf = sys.modules.get("django.conf")
     return conf is not None and bool(conf.settings.configured)
 

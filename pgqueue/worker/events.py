@@ -1,4 +1,4 @@
-"""Report to the hooks of an App what happens in its worker."""
+"""Report the events of a worker to the hooks of its App."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Events:
         await self._app.call("error", error, where)
 
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
-        """Report what happened to a job."""
+        """Report an event of a job."""
         if kind == "lost":
             self._counts.ended(held, kind)
         if self.is_on:
@@ -77,10 +77,10 @@ class Events:
 
 
 def dead_of(job: Job, held: Held) -> Dead:
-    """Return what the hooks for dead jobs get."""
+    """Return the argument of the hooks for dead jobs."""
     payloads = [held.args]
     if held.payloads is not None or held.leader is not None:
-        # Of a batch the first payload of the key dies and the others go on; discarded, all of them die.
+        # Of a batch the first payload of the key is dead and the others go on; if discarded, all are dead.
         every = ((held.leader or held).payloads or {}).get(held.row.key or "", payloads)
         payloads = every[:1] if held.verdict.retry else list(every)
     return Dead(job, dict(held.error or {}), payloads)

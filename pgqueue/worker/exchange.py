@@ -16,15 +16,15 @@ from pgqueue.worker.held import End, Held
 log = logging.getLogger("pgqueue.worker")
 
 # After an error that may concern the claim as well as the ends that went with it, each goes alone for this time, in
-# seconds: what the server refuses of one part must not keep the other waiting.
+# seconds: an error of one must not keep the other waiting.
 _APART = 5.0
 
 
 @dataclass(slots=True)
 class Reply:
-    """What the server answered.
+    """The server's reply.
 
-    `outcomes` has a row for each failed job, and for each completed one that was not simply completed. `claimed` are
+    `outcomes` has a row for each failed job, and for each job whose completion was not stored. `claimed` are
     the claimed jobs, whose leases hold until the monotonic time `deadline`; None: there was no claim, or it failed.
     """
 
@@ -36,10 +36,10 @@ class Reply:
 
 
 class Exchange:
-    """Performs the statement on any connection, and knows which claims are under way.
+    """Performs the statement on any connection, and tracks the claims in flight.
 
     When the reply of a claim is lost, its jobs may be reserved for this worker without its knowledge. `reply_lost` is
-    then true until `give_back_unknown` has released them; `on_reply_lost` is called to have that done, and again
+    then true until `give_back_unknown` has released them; `on_reply_lost` is called to request that, and again
     whenever a claim ends meanwhile.
     """
 
@@ -62,9 +62,9 @@ class Exchange:
         return time.monotonic() < self._apart_until
 
     def go_apart(self, why: object) -> None:
-        """Have ends and claims go in statements of their own for some seconds."""
+        """Send ends and claims in separate statements for some seconds."""
         self._apart_until = time.monotonic() + _APART
-        log.warning("what ended and what is claimed go apart for %g s (%s)", _APART, why)
+        log.warning("ends and claims are sent separately for %g s (%s)", _APART, why)
 
     async def perform(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> Reply:
         """Report how the jobs of `batch` ended and claim up to `max_jobs`, in one statement and one commit.
@@ -97,7 +97,7 @@ class Exchange:
                 self._on_reply_lost()
         reply = Reply(completed, failed)
         if rows and rows[-1].outcome == "unclaimed":
-            # The ends are stored all the same. Alone, the claim raises what is wrong with it.
+            # The ends are stored all the same. The claim alone then raises its error.
             self.go_apart(rows.pop().note)
             max_jobs = 0
         if failed or (rows and rows[0].outcome != "reserved"):
@@ -116,15 +116,15 @@ class Exchange:
     async def give_back_unknown(self, link: Link, known: Container[tuple[int, int]]) -> None:
         """Release the jobs that are reserved for this worker and not `known`: the reply of their claim was lost.
 
-        No claim may be under way, and none may begin before this returns. So what the server lists and this worker
-        does not know is unknown for good, and not a claim whose reply is on its way. A release that the network
+        No claim may be under way, and none may begin before this returns. So a job that the server lists and this
+        worker does not know is really unknown, and not of a claim whose reply is on its way. A release that the network
         delivers late names old reservations, and so changes nothing.
         """
         assert not self.in_flight
         reserved = await link.perform(consume.held_by(self._claim.worker))
         unknown = [pair for pair in reserved if pair not in known]
         if unknown:
-            # What ended while the list was on its way is not executing any more.
+            # Jobs that ended while the list was on its way do not execute any more.
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
                 log.warning("gave back %d jobs whose reservation never arrived: %s", len(given_back), given_back[:20])

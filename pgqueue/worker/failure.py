@@ -1,4 +1,4 @@
-"""What is stored of a failed attempt, and what the code decides after it."""
+"""The stored error of a failed attempt, and the code's decision after it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clean(text: str) -> str:
 
 
 def verdict(answer: object) -> Verdict:
-    """Return what the answer of a task's retry rule means. Raises TypeError for an answer that means nothing."""
+    """Convert the return value of a task's retry rule. Raises TypeError for an invalid one."""
     match answer:
         case None | True:
             return Verdict()

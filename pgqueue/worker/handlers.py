@@ -1,4 +1,4 @@
-"""Call the functions of tasks, and find out how each attempt ended."""
+"""Call the functions of tasks, and determine how each attempt ended."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Handlers:
     def __init__(self, app: App, threads: int, surroundings: Surroundings, on_end: Callable[[Held, End], None]) -> None:
         self.in_tasks: dict[asyncio.Task[Any], Held] = {}
         self.in_threads: dict[int, Held] = {}
-        # Set by the worker: the table that outlives this process, the middleware, and who wants events.
+        # Set by the worker: the running-jobs table, the middleware, and the event hooks.
         self.running_jobs: RunningJobs | None = None
         self.around: Around | None = None
-        # What is called instead of a task's own function, by the task's name.
+        # Functions to call instead of a task's own, by the task's name.
         self.functions: dict[str, Callable[..., Any]] = {}
         self.on_event: Callable[[str, Held], None] | None = None
         self._app = app
@@ -67,7 +67,7 @@ class Handlers:
             self._threads.close()
 
     def is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
-        """Tell whether a sync handler needs nothing of the event loop until it ends."""
+        """Return whether a sync handler needs nothing of the event loop until it ends."""
         row = held.row
         return not (
             task.is_async
@@ -86,7 +86,7 @@ class Handlers:
     def run_plain(self, held: Held, task: Task[Any, Any], base: contextvars.Context) -> Outcome | None:
         """Run a plain handler in the calling thread. Returns None when it succeeded.
 
-        Otherwise returns what the handler returned or raised, for `run` on the event loop to find out how it ended.
+        Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
         """
         ident = threading.get_ident()
         self.in_threads[ident] = held
@@ -107,7 +107,7 @@ class Handlers:
         return None
 
     async def run(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None = None) -> None:
-        """Run a handler to its end, or with `ran` only find out how it ended."""
+        """Run a handler to its end, or with `ran` only determine how it ended."""
         self.in_tasks[me] = held
         # The subject stands until the next job, or until there is none.
         subject.set(held)
@@ -132,7 +132,7 @@ class Handlers:
         return held.job
 
     def describe(self, error: BaseException) -> dict[str, object]:
-        """Return what is stored of an error: what the App's formatter returns, or class, message and traceback."""
+        """Return the stored form of an error: by the App's formatter, or class, message and traceback."""
         formatter = self._app.error_formatter
         if formatter is None:
             return describe(error)
@@ -142,7 +142,7 @@ class Handlers:
                 name: clean(str(formatted[name])) for name in ("class", "message", "traceback") if name in formatted
             }
         except Exception:
-            log.exception("the error formatter failed; the error is kept as usual")
+            log.exception("the error formatter failed; the error is stored as by default")
             return describe(error)
 
     def _make_job(self, held: Held) -> Job:
@@ -263,7 +263,7 @@ class Handlers:
         self._on_end(held, End.FAILED)
 
     async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
-        """Ask the code what to do after this error."""
+        """Ask the task's rule what to do after this error."""
         rule = task.options.retry
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)

@@ -1,4 +1,4 @@
-"""A job in hand: reserved by this worker, and not yet finished."""
+"""A held job: reserved by this worker, and not yet finished."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the code decides after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
+    """The code's decision after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
 
     retry_in: timedelta | str | None = None
     retry: bool = True
@@ -47,13 +47,13 @@ class Held:
 
     `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
     extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `interrupt` is
-    the end that is asked of the handler; None while it may go on.
+    the end that the handler was asked for; None while it may go on.
 
     A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
     keys and runs the handler. The others are its `members` and share its end.
 
-    Most attributes are the same for most jobs, and stand in the class until they change: a job costs little to make.
-    So are `args` and `headers`, which are parsed when they are first read.
+    Most attributes are the same for most jobs, and are class attributes until they change: a job costs little to
+    create. So are `args` and `headers`, which are parsed when they are first read.
     """
 
     started: float | None = None
@@ -153,7 +153,7 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
 
 
 def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    """Return what the handler is called with, save for the job itself. Raises InvalidArgument.
+    """Return the arguments of the handler, save for the job itself. Raises InvalidArgument.
 
     With a codec or types, the args and payloads of `held` are decoded from here on.
     """

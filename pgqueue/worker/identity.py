@@ -1,8 +1,8 @@
-"""A worker's name and what it reports about itself. One process has a name at a time.
+"""A worker's name and the information that it registers. Only one process may have a name at a time.
 
 Two processes of one name would give back each other's jobs. So a worker takes its name before it reserves anything,
-and is refused while another process with that name is alive. A process that died without deregistering is found out
-at once on the same machine, else by its heartbeats, which stop.
+and is refused while another process with that name is alive. A process that ended without deregistering is detected
+at once on the same machine, else by its missing heartbeats.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger("pgqueue.worker")
 # A worker gives a sign of life at each heartbeat; while idle, every 9 to 10 s.
 _IDLE_HEARTBEAT = 10.0
 
-# What a sign of life may be late by, in seconds, before its worker counts as dead.
+# Tolerated delay of a sign of life, in seconds, before its worker counts as dead.
 _LATE = 5.0
 
 _POLL = 0.5
@@ -40,7 +40,7 @@ _alive: set[str] = set()
 
 
 class Identity:
-    """What a worker reports about itself. `instance` names this worker and no other, under whatever name."""
+    """The information that a worker registers. `instance` names this worker and no other, under whatever name."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -53,7 +53,7 @@ class Identity:
         return min(self._config.lease / 3, 60.0)
 
     def info(self) -> dict[str, object]:
-        """Return what `hello` is given."""
+        """Return the argument of `hello`."""
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -117,7 +117,7 @@ def _patience(info: Any) -> float:
 
 
 def _is_dead(info: Any) -> bool:
-    """Tell whether the worker with this info was one of this machine that is gone. False: that cannot be told here."""
+    """Return whether the worker with this info ran on this machine and has ended. False: unknown here."""
     if not isinstance(info, dict) or not _process_table() or info.get("processes_of") != _process_table():
         return False
     if info.get("pid") == os.getpid():
@@ -140,7 +140,7 @@ def _is_zombie(pid: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _process_table() -> str:
-    """Name the table of processes that this process sees: of this machine since its boot, or of a container."""
+    """Identify the process table that this process sees: of this machine since its boot, or of a container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,6 +1,6 @@
 """The log of a worker's jobs: a line when one ends, or a line a second for each task when many do.
 
-One job a line: `send_email[17] succeeded in 0.213 s`. Failures carry the traceback, and say when the job runs again.
+One job a line: `send_email[17] succeeded in 0.213 s`. Failures carry the traceback, and the time of the next attempt.
 Above MOST ends a second each task gets a summary a second instead, so that the log does not slow the worker down.
 """
 
@@ -88,7 +88,7 @@ class JobLog:
             _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
 
     async def close(self) -> None:
-        """Write what is not written yet."""
+        """Write the pending lines."""
         if self._asking is not None:
             with suppress(asyncio.CancelledError):
                 await self._asking

@@ -1,4 +1,4 @@
-"""Keep the leases of held jobs, and notice when one is lost."""
+"""Extend the leases of held jobs, and detect lost ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Leases:
     lost, because from then on another worker may hold the job.
 
     While every host of the DSN refuses connections no server can give a lease away. One that comes back after more
-    than 5 s grants a grace period of one lease to those that the outage left with less than half of their length. So a
+    than 5 s grants a grace period of one lease to leases that the outage left with less than half of their length. So a
     refusal in the last half of a lease is worth one more, once.
     """
 
@@ -87,13 +87,13 @@ class Leases:
         for held in list(self.held.values()):
             if (
                 held.interrupt is None
-                # Ended, it waits to be stored: there is nothing to stop, and the fence decides.
+                # It ended and waits to be stored: there is nothing to stop, and the fence decides.
                 and held.ended is None
                 and now > held.deadline
                 and now > self._frozen_until(held)
                 and not held.is_settling
             ):
-                # Not removed: a thread goes on, and should the lease turn out to hold, it is extended again.
+                # Not removed: a thread goes on, and if the lease turns out to hold, it is extended again.
                 self._on_lost(held, "its lease could not be extended in time")
 
     def _frozen_until(self, held: Held) -> float:

@@ -22,7 +22,7 @@ OnConnect = Callable[[Link], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The connections on which to claim, to report ends, and to keep leases and whatever else must not wait."""
+    """The connections for claims, for reports of ends, and for leases and other calls that must not wait."""
 
     claiming: Link
     finishing: Link

@@ -1,4 +1,4 @@
-"""Listen for NOTIFY on a connection of its own, which mends itself."""
+"""Listen for NOTIFY on a separate connection, which reconnects by itself."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Listener:
 
     `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle.
 
-    After each connect it has itself notified over the connection that the worker works on: what does not arrive
-    was sent in another database, on another server (a primary that is none any more), or behind a pooler that
-    gives the session of a LISTEN to another client. Such a connection is closed and made anew, as a broken one.
+    After each connect it sends itself a notification over the worker's main connection: if that does not arrive, the
+    connections lead to different databases, to another server (a former primary), or to a pooler that gives the
+    session of a LISTEN to another client. Such a connection is closed and reopened, like a broken one.
     Every `pulse` seconds it listens once more, which does nothing but show within that time that the server lives.
     """
 
@@ -68,7 +68,7 @@ class Listener:
             while True:
                 try:
                     async with self._listening(channel) as connection:
-                        # For what was announced while this worker did not listen.
+                        # Jobs may have been announced while this worker did not listen.
                         self._on_wake()
                         self._on_due()
                         await self._hear_echo(connection, channel)
@@ -112,7 +112,7 @@ class Listener:
 
     async def _hear_echo(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
         token = f"echo {secrets.token_hex(4)}"
-        # Beside the hearing, for the worker's own connection may have to wait for its server.
+        # Concurrently with listening, for the worker's own connection may have to wait for its server.
         announcing = asyncio.ensure_future(self._announce(channel, token))
         try:
             deadline = float("inf")
@@ -122,7 +122,7 @@ class Listener:
                     deadline = time.monotonic() + _ECHO_WITHIN
                 if time.monotonic() > deadline:
                     raise ConfigError(
-                        f"what is announced over the worker's connection does not arrive in {describe_dsn(self._dsn)}",
+                        f"notifications sent over the worker's connection do not arrive in {describe_dsn(self._dsn)}",
                         hint=_HINT,
                     )
         finally:
@@ -132,13 +132,13 @@ class Listener:
     async def _hear(self, connection: psycopg.AsyncConnection[Any], seconds: float, token: str | None = None) -> bool:
         """Act on the notifications of `seconds`; True when `token` was among them."""
         heard = False
-        # To the end, for what came together with the token would be lost with the generator.
+        # To the end: notifications that came with the token would be lost with the generator.
         async for each in connection.notifies(timeout=seconds):
             if each.payload == token:
                 heard = True
             elif each.channel == COMMON_CHANNEL:
                 if self._queues is None or each.payload in self._queues:
-                    # Ready, or soon: its producer cannot see who is idle until when.
+                    # Ready, or soon: its producer cannot see which workers are idle until when.
                     self._on_wake()
                     self._on_due()
             elif each.payload == "due":

@@ -1,4 +1,4 @@
-"""Obey the signals of an operator."""
+"""Handle the signals of an operator."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pgqueue.worker.handlers import Handlers
 log = logging.getLogger("pgqueue.worker")
 
 
-class Obeys(Protocol):
-    """What an operator can ask of a worker."""
+class Controls(Protocol):
+    """The requests of an operator to a worker."""
 
     def stop(self) -> None: ...
     def be_quiet(self) -> None: ...
     def resume(self) -> None: ...
 
 
-def obey(worker: Obeys, handlers: Handlers, is_stopping: Callable[[], bool]) -> None:
+def handle(worker: Controls, handlers: Handlers, is_stopping: Callable[[], bool]) -> None:
     """Handle signals on the running loop.
 
     TERM, INT and HUP: stop; a second TERM or INT: end at once, leaving what runs to its leases. USR1: be quiet; USR2:

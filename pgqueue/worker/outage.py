@@ -1,4 +1,4 @@
-"""What the connections of a worker know about the server being away."""
+"""The shared state of a worker's connections during an outage of the server."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _REMIND = 60.0
 
 
 class Outage:
-    """What all links of a worker know about the server being away, so that one line is logged and not four.
+    """The outage state that all links of a worker share, so that one line is logged and not four.
 
     `began_at` is the monotonic time at which the last outage began: connections made before that are not trusted any
-    more, for they may be dead without having noticed. `refused_at` is the time at which the server's own machine last
+    more, for they may be silently dead. `refused_at` is the time at which the server's own machine last
     refused a connection: proof that no server ran there, so no lease could be given away. A pooler's refusal proves
     nothing, so with `pooled` it stays None.
     """
@@ -129,12 +129,12 @@ class Trouble:
 
 
 async def refused(dsn: str) -> bool:
-    """Tell whether every host of the DSN refuses connections right now: then no server runs there."""
+    """Return whether every host of the DSN refuses connections now: then no server runs there."""
     given = conninfo_to_dict(dsn)
     if given.get("service"):
-        # Where that is, libpq does not tell.
+        # libpq does not report its address.
         return False
-    # What the DSN leaves open, libpq takes from PGHOST and PGPORT, and from what it was built with.
+    # Parts missing in the DSN come from PGHOST and PGPORT, and from libpq's defaults.
     parts = {
         option.keyword.decode(): option.val.decode()
         for option in psycopg.pq.Conninfo.get_defaults()
@@ -183,5 +183,5 @@ async def _refuses(opening: Coroutine[Any, Any, tuple[asyncio.StreamReader, asyn
 @lru_cache(maxsize=1)
 def _default_host() -> str:
     """The directory, compiled into libpq, of the socket that it uses where nothing names a host."""
-    # Connecting to a socket that is not there ends at once, and the connection then knows where it looked.
+    # Connecting to a socket that is not there ends at once, and the connection then knows the path that it tried.
     return psycopg.pq.PGconn.connect_start(b"host='' hostaddr='' port=1").host.decode()

@@ -1,4 +1,4 @@
-"""How many jobs a worker runs, to size its buffer by."""
+"""How many jobs a worker runs: determines the size of its buffer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pace:
         return 0 if self._mean > _SPAN else min(self.last(), _MOST)
 
     def is_busy(self) -> bool:
-        """Tell whether more than thirty jobs were run in the last 100 ms."""
+        """Return whether more than thirty jobs were run in the last 100 ms."""
         return self.last() > _BUSY
 
     def last(self) -> int:

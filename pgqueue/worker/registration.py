@@ -44,19 +44,19 @@ class Registration:
         self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:
-        """Send heartbeats, and what has ended with them; none while idle() serves as one and nothing has."""
+        """Send heartbeats with the counts of ended jobs; none while idle() serves as one and no job has ended."""
         while True:
-            # At least once a minute, however long the lease: a worker that is silent for five minutes is forgotten.
+            # At least once a minute, however long the lease: a worker that is silent for five minutes is deregistered.
             await asyncio.sleep(self._identity.heartbeat)
             await self.report()
 
     async def report_rest(self) -> None:
-        """Send what has ended since the last heartbeat, if anything has."""
+        """Send the counts since the last heartbeat, if any job has ended."""
         if ended := self._counts.take("beat"):
             await self._link.perform(consume.beat(self._config.name, ended))
 
     async def report(self) -> None:
-        """Send a heartbeat with what has ended since the last one."""
+        """Send a heartbeat with the counts since the last one."""
         ended = self._counts.take("beat")
         if self._is_idle() and not ended:
             return
@@ -66,7 +66,7 @@ class Registration:
             self._counts.put_back("beat", ended)
             raise
         if not is_registered:
-            # Forgotten after minutes of silence, on a laptop that was suspended.
+            # Deregistered after minutes of silence, on a laptop that was suspended.
             self._counts.put_back("beat", ended)
             await self._link.perform(self.hello())
 

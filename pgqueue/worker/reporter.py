@@ -1,4 +1,4 @@
-"""Own what ended: report it to the database, in batches, until it is stored."""
+"""Own the ends of jobs: report them to the database, in batches, until they are stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REMIND = 60.0
 class Reporter:
     """Takes the ends of jobs by `ended`, and reports them with `report_forever`, or along with a claim.
 
-    `capacity_beside` returns how many jobs to claim along with what ended; `on_claimed` takes the reply of a claim and
+    `capacity_beside` returns how many jobs to claim along with ends; `on_claimed` takes the reply of a claim and
     returns how many jobs came.
     """
 
@@ -78,7 +78,7 @@ class Reporter:
 
     @property
     def is_done(self) -> bool:
-        """Whether everything that ended is being reported or stored."""
+        """Whether every end is being reported or stored."""
         return not self._ends and not self._returns
 
     @property
@@ -104,7 +104,7 @@ class Reporter:
         self._state.freed.set()
 
     async def report_forever(self) -> None:
-        """Report what ends, and claim along with it while jobs wait."""
+        """Report ends, and claim along with them while jobs wait."""
         while True:
             await self._end_came.wait()
             self._end_came.clear()
@@ -117,12 +117,12 @@ class Reporter:
                 self._state.freed.set()
 
     async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
-        """Claim jobs, and report what ended along with it; returns how many single jobs or batches came."""
+        """Claim jobs, and report ends along with it; returns how many single jobs or batches came."""
         batch = [] if self._exchange.is_apart else self._take()
         return await self._report(link, max_jobs, batch, patient=patient)
 
     async def close(self) -> None:
-        """Write what the job log has not written yet."""
+        """Write the pending lines of the job log."""
         await self._job_log.close()
 
     def _take(self) -> list[Held]:
@@ -137,7 +137,7 @@ class Reporter:
             await self._report_apart(link, batch, refusal)
             return 0
         except BaseException as error:
-            # A job whose end were forgotten here would be extended for ever.
+            # A job whose end got lost here would be extended for ever.
             self._put_back(batch)
             if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
                 self._exchange.go_apart(one_line(error))
@@ -171,7 +171,7 @@ class Reporter:
         await self._report(link, 0, batch)
 
     def _settle(self, reply: Reply) -> None:
-        """Act on what the server answered about ended jobs."""
+        """Act on the server's reply about ended jobs."""
         if not reply.failed and not reply.outcomes and not self._events.is_on:
             for held in reply.completed:
                 self._leases.remove(held)
@@ -190,7 +190,7 @@ class Reporter:
                 self._report_later(held)
             else:
                 self._leases.remove(held)
-                log.info("%s: its reservation was over when its handler ended; nothing more was stored", held)
+                log.info("%s: its reservation was over when its handler ended; its end was not stored", held)
                 self._events.lost(held, "its reservation was over when its handler ended")
         self._job_log.succeeded(succeeded)
         for held in reply.failed:
@@ -215,7 +215,7 @@ class Reporter:
         self._job_log.failed(held, state)
 
     def _report_later(self, held: Held) -> None:
-        log.warning("%s is locked by another transaction; its end is stored when that is over", held)
+        log.warning("%s is locked by another transaction; its end is stored after that transaction", held)
         held.is_locked = True
         asyncio.get_running_loop().call_later(_LOCKED, self.ended, held)
 
@@ -227,7 +227,7 @@ class Reporter:
                 held.is_locked = False
             locked = [held for held in batch if held.ended in (End.SUCCEEDED, End.FAILED)]
             if locked:
-                # By themselves, for the others should not wait with them.
+                # Separately, so that the others do not wait with them.
                 await self._report(self._link, 0, locked)
             delays: dict[float, list[Held]] = {}
             for held in batch:
@@ -289,7 +289,7 @@ def _simplify(held: Held, refusal: PgQueueError) -> bool:
         held.error = {"class": "Result", "message": one_line(refusal)}
         return True
     if held.verdict.retry_in is not None or held.verdict.policy is not None:
-        # What the rule or the signal decided cannot be done: the retry policy decides.
+        # The decision of the rule or signal is not possible: the retry policy decides.
         held.verdict = Verdict()
         held.error = {**(held.error or {}), "policy_error": one_line(refusal)}
         log.error("%s: %s; its retry policy decides", held, one_line(refusal))

@@ -24,7 +24,7 @@ from pgqueue.worker.threads import Outcome
 log = logging.getLogger("pgqueue.worker")
 
 # A coroutine that runs quick handlers one after the other yields to the event loop after this time in seconds: to
-# report what ended, and to claim more.
+# report ends, and to claim more.
 _TURN = 0.004
 
 # A thread goes on with the next job by itself for this time in seconds.
@@ -45,8 +45,8 @@ class Runner:
     job costs no task of its own. `busy` are the jobs whose handlers run.
 
     A job that was lost, or whose worker crashed, is first reported with `on_start`, and runs if that returns True. A
-    job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
-    when it died, only the one that killed it can do so again and again.
+    job whose worker crashed is quarantined: only one such job runs at a time, so of the many jobs that a crashed
+    process held, only the one that crashed it can do so again.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Runner:
         buffer = self._pace.buffer()
         useful = self._concurrency + buffer
         capacity = useful - len(self.busy) - len(self._waiting) - coming
-        # In batches: as long as there is something to start, wait until half of all is free.
+        # In batches: while there are jobs to start, wait until half of all slots are free.
         if (coming or self._waiting) and capacity < useful / 2:
             return 0
         if buffer > self._concurrency:
@@ -136,7 +136,7 @@ class Runner:
         held.kind = kind
         held.reason = reason
         if held.leader is not None:
-            # The batch goes on for none of its keys: those that are still held are given back.
+            # The batch stops for all of its keys: the ones still held are given back.
             self.stop(held.leader, End.RELEASED, reason)
         if held.job is not None:
             held.job.cancelled.raise_it(reason)
@@ -181,7 +181,7 @@ class Runner:
         return given_back
 
     def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
-        """Name the task whose handler is this asyncio task; all async ones that run where it is none of ours."""
+        """Name the task whose handler is this asyncio task, or all running async ones if it is none of ours."""
         on_loop = [held for held in list(self.busy) if held.runner is not None]
         return list({f"task {held.row.task}" for held in on_loop if held.runner is current}) or list(
             {f"task {held.row.task}" for held in on_loop}
@@ -218,7 +218,7 @@ class Runner:
         turn_ends = time.monotonic() + _TURN
         while not self._closed:
             if len(self._coroutines) > self._concurrency:
-                # Here and not in the callback: of many that end at once, enough must stay.
+                # Here and not in the callback: if many end at once, enough must stay.
                 self._coroutines.discard(me)
                 return
             held = self._next()
@@ -284,7 +284,7 @@ class Runner:
         except Exception as error:
             if self._closed:
                 raise
-            # Around the handler and not in it. A job that did not end here would be held for ever.
+            # An error around the handler, not in it. A job that did not end here would be held for ever.
             log.exception("%s could not be run and is given back", held)
             held.error = self.handlers.describe(error)
             held.delay = 10.0
@@ -297,7 +297,7 @@ class Runner:
             self.busy.discard(held)
             now = time.monotonic()
             self._pace.ran(now - started, now)
-            # A handler may have swallowed the one that was meant for it; a TaskGroup of the next would take it for
+            # A handler may have swallowed its cancellation; a TaskGroup of the next handler would take it for
             # its own.
             while me.cancelling():
                 me.uncancel()
@@ -335,7 +335,7 @@ class Runner:
         """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
 
         So a thread and the event loop exchange one message for many jobs. Returns the job that did not simply succeed,
-        with what its handler returned or raised: the event loop finds out how it ended.
+        with its handler's result or exception: the event loop determines how it ended.
         """
         handlers, threads = self.handlers, self.handlers.threads
         turn_ends = time.monotonic() + _TURN_OF_THREAD

@@ -1,6 +1,6 @@
 """A table in shared memory of the jobs whose handlers run in a worker process.
 
-Its supervisor reads it when the process has died, however it died. A record costs no system call.
+Its supervisor reads it when the process has ended, in whatever way. A record costs no system call.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class RunningJobs:
 
 
 def create(slots: int) -> int:
-    """Return a file descriptor for a table, which is gone when the last process has closed it."""
+    """Return a file descriptor for a table, which ends when the last process has closed it."""
     with tempfile.TemporaryFile() as file:
         file.truncate(slots * _SLOT.size)
         return os.dup(file.fileno())
 
 
 def read(fd: int) -> list[tuple[int, int]]:
-    """Return the pairs that stand in a table."""
+    """Return the pairs in a table."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     return [(job_id, reservation) for job_id, reservation in _SLOT.iter_unpack(data) if job_id and reservation]

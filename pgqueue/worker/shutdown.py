@@ -23,10 +23,10 @@ from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds that a handler has to end after it was asked to, because its time at a shutdown is over.
+# Seconds that a handler has to end after its shutdown timeout is over and it was asked to end.
 _GRACE = 1.0
 
-# Seconds for each thing that is asked of the database at a shutdown, and for all ends to be stored: a database that
+# Seconds for each call to the database at a shutdown, and for all ends to be stored: a database that
 # hangs cannot hang the shutdown.
 _WITHIN = 2.0
 _STORED_WITHIN = 5.0
@@ -60,7 +60,7 @@ class Shutdown:
     async def run(self, claiming: asyncio.Task[None], stopping: Flag) -> bool:
         """Let handlers end and store how. True when none was cut off and all is stored.
 
-        `claiming` is the loop that claims, `stopping` the flag of which handlers learn.
+        `claiming` is the loop that claims, `stopping` the flag that handlers see.
         """
         await self._end_claims(claiming)
         unstarted = self._runner.give_back_unstarted()
@@ -113,8 +113,8 @@ class Shutdown:
     async def _end_handlers(self) -> int:
         """Let handlers end, each within its time; returns how many were cut off.
 
-        A handler whose time is over is asked to end, and cancelled where that is possible. One that goes on after the
-        grace is not waited for: the process ends, and the job has failed, or is given back, as its task is declared.
+        A handler whose time is over is asked to end, and cancelled where that is possible. A handler that goes on
+        after the grace is abandoned: the process ends, and the job has failed, or is given back, by its task's option.
         """
         began = time.monotonic()
         asked: dict[Held, float] = {}
@@ -136,7 +136,7 @@ class Shutdown:
         return len(asked)
 
     def _terms(self, held: Held) -> tuple[End, float]:
-        """Return how a job ends that is cut off, and after how many seconds."""
+        """Return how a job ends when it is cut off, and after how many seconds."""
         options = self._app.tasks[held.row.task].options
         end = End.RELEASED if options.on_shutdown == "release" else End.FAILED
         own = math.inf if options.shutdown_timeout is None else options.shutdown_timeout

@@ -16,7 +16,7 @@ from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
 
 # A job enqueued before the registration stood, in a transaction that commits after, is not announced: the worker polls
-# for it. Up to so many seconds after the registration, at such pauses: most transactions are short.
+# for it. Up to this many seconds after the registration, at these pauses: most transactions are short.
 _POLLS = ((0.01, 0.002), (0.25, 0.008), (1.0, 0.04))
 
 # A worker that runs a stream of jobs does not go idle at the first empty claim: it polls for a moment, so that the
@@ -24,17 +24,17 @@ _POLLS = ((0.01, 0.002), (0.25, 0.008), (1.0, 0.04))
 _BUSY_PAUSE = 0.003
 _BUSY_POLLS = 0.02
 
-# A notification may hide that another job is due soon: then idle() is called again within so many seconds.
+# A notification may hide that another job is due soon: then idle() is called again within this many seconds.
 _ASK_WITHIN = 1.0
 
 
 class Sleeper:
-    """Registers the worker as idle, so that producers wake it, and tells when to claim.
+    """Registers the worker as idle, so that producers wake it, and decides when to claim.
 
-    The registration is written first, and only then come the polls, for jobs that were enqueued before it stood and
-    are committed after. While it stands, no other polls are needed: producers announce what is ready, and ask the
-    worker to call idle() for what is due soon. It is renewed before it ends, by the one call a second or less that an
-    idle worker makes; that call also runs maintenance, and returns when the next job is due.
+    The registration is written first, and only then come the polls, for jobs that were enqueued before it and
+    committed after. While it lasts, no other polls are needed: producers announce ready jobs, and ask the worker to
+    call idle() for jobs that are due soon. It is renewed before it ends, by the one call a second or less that an idle
+    worker makes; that call also runs maintenance, and returns when the next job is due.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sleeper:
         self._state = state
         self._capacity = capacity
         self._hello = hello
-        # Monotonic times: since when the registration stands, and until when; when to call idle() again; when the next
+        # Monotonic times: the begin and the end of the registration; when to call idle() again; when the next
         # job is due; and until when a busy worker polls.
         self._idle_since = 0.0
         self._idle_until = 0.0
@@ -75,7 +75,7 @@ class Sleeper:
     async def sleep(self) -> None:
         """Return when it is time to claim."""
         if not self._config.listen:
-            # No producer can wake this worker, so it does not ask for that.
+            # No producer can wake this worker, so it does not register.
             await self._woken(self._config.poll_interval * random.uniform(0.9, 1.0))
             return
         if not self.is_registered and self._runner.is_busy and await self._poll_on():
@@ -91,7 +91,7 @@ class Sleeper:
                 return
             now = time.monotonic()
             if now >= self._due_at:
-                # Due by now. The next call of idle() tells what comes next, whoever takes it.
+                # Due by now. The next call of idle() returns the next due time, whichever worker takes this job.
                 self._due_at = math.inf
                 self._call_at = 0.0
                 return
@@ -114,13 +114,13 @@ class Sleeper:
     async def _register(self) -> None:
         config = self._config
         was_registered = self.is_registered
-        # due_changed() counts from here on: what it tells of may be later than the answer.
+        # due_changed() counts from here on: its job may be newer than the reply.
         self._call_at = math.inf
         _, due_in, again_in, registered = await self._link.perform(
             consume.idle(config.name, config.queues, config.poll_interval)
         )
         now = time.monotonic()
-        # As the database has it: poll_interval and a second. It must stand without a gap.
+        # As the database has it: poll_interval and a second. It must have no gap.
         self._idle_until = self._link.sent_at + config.poll_interval + 1.0
         if not was_registered:
             self._idle_since = now
@@ -129,7 +129,7 @@ class Sleeper:
         self._call_at = min(self._call_at, call_at)
         self._due_at = math.inf if due_in is None else now + max(due_in, 0.0)
         if not registered:
-            # Forgotten after minutes of silence, on a laptop that was suspended.
+            # Deregistered after minutes of silence, on a laptop that was suspended.
             await self._link.perform(self._hello())
 
     async def _poll_on(self) -> bool:

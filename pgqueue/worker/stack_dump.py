@@ -1,6 +1,6 @@
-"""Where everything stands: the stacks of all threads and asyncio tasks, as text for the log.
+"""The stacks of all threads and asyncio tasks, as text for the log.
 
-The signal is handled by Python itself and not by the event loop, so it also shows what blocks the loop.
+The signal is handled by Python itself and not by the event loop, so it also shows code that blocks the loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def dump_on(
             log.exception("the stacks cannot be shown")
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        # In a thread of its own: what this one is in the middle of may be a write to the log.
+        # In a separate thread: this one may be in the middle of a write to the log.
         threading.Thread(target=dump, name="pgqueue-stacks", daemon=True).start()
 
     signal.signal(number, on_signal)

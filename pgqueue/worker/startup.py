@@ -1,4 +1,4 @@
-"""What a worker does before it claims: check the schema, write what the code declares."""
+"""The start of a worker, before it claims: check the schema, write the declarations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def prepare(app: App, link: Link, events: Events, handlers: Handlers, plac
 
 
 async def take_name(identity: Identity, name: str, link: Link) -> None:
-    """Take the worker's name, and give back what its former process held. ConfigError while that one is alive."""
+    """Take the worker's name, and give back the jobs of its former process. ConfigError while that one is alive."""
     ask = partial(link.perform, patient=False)
     await identity.take_name(ask)
     if given_back := await ask(consume.release_former(name)):

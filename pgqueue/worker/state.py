@@ -1,4 +1,4 @@
-"""What the parts of one worker share."""
+"""The shared state of the parts of one worker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 
 
 class State:
-    """What was asked of a worker, and the events that wake its loops."""
+    """Requests to a worker, and the events that wake its loops."""
 
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
         # Claims no more jobs, and runs on.
         self.quiet = False
-        # Ends when all that runs has ended.
+        # Ends when all running jobs have ended.
         self.retiring = False
         # A notification came, or there is another reason to claim now.
         self.wake = asyncio.Event()
@@ -25,6 +25,6 @@ class State:
         self.rouse()
 
     def rouse(self) -> None:
-        """Wake the claiming loop, whatever it waits for."""
+        """Wake the claiming loop."""
         self.wake.set()
         self.freed.set()

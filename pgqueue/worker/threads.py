@@ -1,4 +1,4 @@
-"""Threads that run calls for the event loop, with one word between the two for many of them."""
+"""Threads that run calls for the event loop, and exchange one message with it for many calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# What a call returned, or raised.
+# The result or exception of a call.
 Outcome = tuple[object, BaseException | None]
 
 
@@ -18,9 +18,9 @@ class Threads:
     """At most `most` threads, made when they are needed, that share one queue of calls.
 
     A call that is handed over costs an append. One thread at a time is woken; it wakes another one when it finds more
-    than it can take, so quick calls are made by one of them, and slow ones by many. What is for the loop goes back the
-    same way: one message covers all that has come since the last. A ThreadPoolExecutor reports every end by itself,
-    with a lock, a condition and a system call.
+    than it can take, so quick calls are made by one of them, and slow ones by many. Results go back to the loop the
+    same way: one message covers all results since the last one. A ThreadPoolExecutor reports every end by itself, with
+    a lock, a condition and a system call.
     """
 
     def __init__(self, most: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -51,7 +51,7 @@ class Threads:
         # In this order: the reader lowers the flag before it empties the queue.
         if not self._is_called:
             self._is_called = True
-            # A loop that is closed waits for nothing any more.
+            # A closed loop waits for no result.
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._hear)
 
@@ -119,7 +119,7 @@ class _Ended:
 
 
 def contained(call: Callable[[], object]) -> Outcome:
-    """Make a call and return what it returned, or raised: SystemExit in a thread would end it, and no future can hold
+    """Make a call and return its result or exception: SystemExit in a thread would end it, and no future can hold
     StopIteration."""
     try:
         return call(), None

@@ -1,4 +1,4 @@
-"""Loops that watch the jobs in hand: progress to store, timeouts that passed, jobs that others could start."""
+"""Loops that watch the held jobs: progress to store, timeouts that passed, jobs that others could start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgqueue.worker.runner import Runner
 
 log = logging.getLogger("pgqueue.worker")
 
-# A job that was reserved this many seconds ago and not started is given back while another worker sleeps.
+# A job that was reserved this many seconds ago and not started is given back while another worker is idle.
 _HELD_BACK = 2.0
 
 
@@ -30,7 +30,7 @@ class Progress:
         self._reported[job] = None
 
     async def store_forever(self) -> None:
-        """Store what was reported."""
+        """Store the reported progress."""
         while True:
             await asyncio.sleep(1.0)
             reported, self._reported = self._reported, {}

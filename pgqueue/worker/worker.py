@@ -121,12 +121,12 @@ class Worker:
         return self._reporter.failed
 
     def stop(self) -> None:
-        """Claim no more jobs and let what runs end."""
+        """Claim no more jobs and let running ones end."""
         if not self._state.stopping.is_set():
             self._state.stop()
 
     def be_quiet(self) -> None:
-        """Claim no more jobs, give back what is not started, and go on running."""
+        """Claim no more jobs, give back unstarted ones, and keep running."""
         if not self._state.quiet:
             self._state.quiet = True
             log.info("quiet: reserving no more jobs; %d run on", self._runner.running)
@@ -141,7 +141,7 @@ class Worker:
             self._state.freed.set()
 
     def retire(self) -> None:
-        """Claim no more jobs, and end when all that runs has ended, however long that takes."""
+        """Claim no more jobs, and end when all running ones have ended, however long that takes."""
         if not self._state.retiring:
             self.be_quiet()
             self._state.retiring = True
@@ -149,11 +149,11 @@ class Worker:
             self._state.freed.set()
 
     def handle_signals(self) -> None:
-        """Obey the signals of an operator, on the running loop: see `operator_signals.obey`."""
-        operator_signals.obey(self, self._runner.handlers, self._state.stopping.is_set)
+        """Handle the signals of an operator, on the running loop: see `operator_signals`."""
+        operator_signals.handle(self, self._runner.handlers, self._state.stopping.is_set)
 
     def record_running_jobs(self, table: RunningJobs) -> None:
-        """Record in this table what handlers run, for the supervisor of this process."""
+        """Record running handlers in this table, for the supervisor of this process."""
         self._runner.handlers.running_jobs = table
 
     def status(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Worker:
             for loop in loops:
                 loop.cancel()
             if loops:
-                # One may hang in a statement on a connection that is dead without saying so.
+                # One may hang in a statement on a silently dead connection.
                 await asyncio.wait(loops, timeout=5.0)
             self._runner.close()
             await self._links.close()
@@ -267,7 +267,7 @@ class Worker:
         config = self.config
         await prepare(self._app, self._links.finishing, self._events, self._runner.handlers, self._place)
         await take_name(self._identity, config.name, self._links.finishing)
-        # The first claim raises now, and not later, what the database refuses of these settings.
+        # The first claim raises now, and not later, if the database refuses these settings.
         await self._claimer.claim(1, patient=False)
         if config.listen and config.listen_dsn is not None:
             await self._listener.check(self._registration.channel)
@@ -291,7 +291,7 @@ class Worker:
         if self._outage.lasts is not None:
             return f"the database cannot be used: {self._outage.error}"
         if self._claimer.capacity() == 0:
-            # It has no use for a claim.
+            # It needs no claim.
             return ""
         silent = time.monotonic() - (self._claimer.claimed_at or 0.0)
         if silent > max(3 * self.config.poll_interval, 60.0):
@@ -342,17 +342,17 @@ class Worker:
     def _lost(self, held: Held, why: str) -> None:
         log.warning("%s is lost: %s", held, why)
         self._events.report("lost", held, {"message": why})
-        # Another worker may run it now. Whatever its handler still does, the fence decides what is stored.
+        # Another worker may run it now. The fence keeps further results of this handler out of the database.
         self._runner.stop(held, End.RELEASED, why, "Lost")
 
     def _cancelled(self, held: Held) -> None:
         if held.interrupt is None:
             log.info("%s: cancel was asked for", held)
-        # Given back, it ends as cancelled.
+        # When it is given back, it ends as cancelled.
         self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
 
     async def _report_start(self, held: Held) -> bool:
-        """Report that a job runs which was lost before: should it kill this process at once, that counts."""
+        """Report the start of a job that was lost before, so that it counts if it kills this process at once."""
         lost = await self._links.keeping.perform(consume.started([each.pair for each in (held, *held.members)]))
         return not lost
 

@@ -52,7 +52,7 @@ def test_private_functions_are_marked_as_such_and_public_ones_are_not(conn: psyc
     )
 
 
-def test_every_table_view_and_type_says_what_it_is(conn: psycopg.Connection) -> None:
+def test_every_table_view_and_type_has_a_comment(conn: psycopg.Connection) -> None:
     assert (
         names(
             conn,

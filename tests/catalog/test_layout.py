@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from pgqueue.schema import bundled
 
@@ -102,3 +103,12 @@ def test_the_page_that_introduces_the_schema_names_every_public_function() -> No
     page = (bundled.directory("sql") / "README.md").read_text()
     public = {each.name for each in functions() if not each.name.startswith("_")}
     assert {name for name in public if f"`{name}`" not in page} == set()
+
+
+def test_the_page_that_introduces_the_schema_names_every_table_and_view() -> None:
+    page = (bundled.directory("sql") / "README.md").read_text()
+    schema = (Path(__file__).parent / "schema.txt").read_text()
+    names = set(re.findall(r"^(?:table|view) (\w+)", schema, flags=re.MULTILINE))
+    # Alembic's own, and the partitions of history.
+    ours = {name for name in names if name != "alembic_version" and not name.startswith("history_")}
+    assert {name for name in ours if f"`{name}`" not in page} == set()

@@ -259,7 +259,7 @@ def _put_back(scene: Scene, moved: str) -> None:
                 for (name,) in conn.execute(_OTHERS.encode()).fetchall():
                     _run(conn, "drop table {name}", name=name)
                 # What the rows need, no completion may have missed.
-                conn.execute("select from pgqueue._attach_partitions(40, 36, 1000)")
+                conn.execute("select from pgqueue._attach_partitions(14, 26, 1000)")
                 _run(conn, "insert into {history} select * from {moved}", history="history", moved=moved)
                 _run(conn, "drop table {moved}", moved=moved)
             return

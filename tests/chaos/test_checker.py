@@ -122,7 +122,7 @@ def test_a_life_as_it_should_be_breaks_nothing() -> None:
     assert findings.counts["ended: succeeded"] == 1
 
 
-def test_a_second_try_after_a_lost_lease_breaks_nothing_and_the_first_is_counted() -> None:
+def test_a_second_attempt_after_a_lost_lease_breaks_nothing_and_the_first_is_counted() -> None:
     findings = check(
         evidence(
             promise(),
@@ -192,7 +192,7 @@ def test_two_holders_at_a_time_are_found() -> None:
     assert found == ["two holders"]
 
 
-def test_an_end_by_who_does_not_hold_it_is_found() -> None:
+def test_an_end_without_the_reservation_is_found() -> None:
     # By the ledger ...
     assert "fence" in broken(promise(), entry(2, HELD, R2), ran(R1), entry(3, GONE, R1), ended(R1))
     # ... or, where the end goes by the job's own reservation, that its holder had not finished yet.
@@ -300,7 +300,7 @@ def test_a_job_must_not_be_claimed_before_an_earlier_one_that_was_committed_and_
     assert key_of(*second_first, births={1: (4.0, 5.5), 2: (4.0, 1.0)}) == []
 
 
-def test_what_is_due_goes_by_the_clock_that_the_claim_may_have_read() -> None:
+def test_due_jobs_are_judged_by_the_clock_that_the_claim_may_have_read() -> None:
     claims = [entry(5, HELD, job=2, clock=3.0), entry(6, GONE, job=2, clock=4.0)]
     births: dict[int, tuple[float | None, float]] = {1: (1.0, 4.0), 2: (1.0, 1.0)}
     # Set back before, so that it is second 3; or just then, so that it may have been.
@@ -458,7 +458,7 @@ def test_completion_with_the_commit_breaks_nothing(stage: Stage) -> None:
     assert stage.rules() == []
 
 
-def test_a_claim_that_does_not_ask_who_is_ahead_is_caught(stage: Stage) -> None:
+def test_a_claim_that_ignores_the_job_ahead_is_caught(stage: Stage) -> None:
     stage.bug("pgqueue._order", "when not v_row.accumulate then", "when false then")
     stage.enqueue("keyed", key="k")
     late = stage.enqueue("keyed", key="k")
@@ -659,7 +659,7 @@ def let_heads_move(stage: Stage) -> None:
     stage.work_off()
 
 
-def test_a_head_taken_without_the_second_look_is_caught(stage: Stage) -> None:
+def test_a_head_taken_without_the_second_check_is_caught(stage: Stage) -> None:
     look = "select f.at, f.id into v_first"
     stage.bug("pgqueue._move_heads", look, "select null::timestamptz as at, null::bigint as id into v_first")
     let_heads_move(stage)
@@ -671,6 +671,6 @@ def test_a_head_taken_without_the_second_look_is_caught(stage: Stage) -> None:
     assert stage.rules() == ["net"]
 
 
-def test_the_same_with_the_second_look_breaks_nothing(stage: Stage) -> None:
+def test_the_same_with_the_second_check_breaks_nothing(stage: Stage) -> None:
     let_heads_move(stage)
     assert stage.rules() == []

@@ -51,7 +51,7 @@ def test_a_child_begins_after_its_parents() -> None:
     assert broken(edges=[edge("finished", parent_state="dead")]) == []
 
 
-def test_who_is_to_run_if_one_failed_begins_after_that_one() -> None:
+def test_a_job_with_run_if_failed_begins_after_the_failure() -> None:
     failed = edge("failed", parent=3, parent_state="dead")
     assert broken(edges=[edge("failed", parent_gone=30), failed]) == []
     assert broken(edges=[edge("failed"), failed._replace(parent_gone=30)]) == ["dependency"]
@@ -437,7 +437,7 @@ def test_a_wait_that_gives_up_though_the_event_is_there_is_caught(stage: Stage, 
     assert stage.rules() == ["event"]
 
 
-def test_the_same_with_a_payload_that_stands_breaks_nothing(stage: Stage, clock: Clock) -> None:
+def test_the_same_with_an_existing_payload_breaks_nothing(stage: Stage, clock: Clock) -> None:
     emit_twice(stage, clock)
     assert stage.rules() == []
 

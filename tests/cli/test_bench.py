@@ -32,7 +32,7 @@ def test_a_small_run_fails_on_ratios_far_out_of_their_bounds_and_on_nothing_else
     assert [bound.holds_widely for bound in far] == [False] * 2
 
 
-def test_one_that_is_not_there_is_refused_with_those_that_are(run_process: Run) -> None:
+def test_an_unknown_benchmark_is_refused_with_the_known_ones(run_process: Run) -> None:
     ran = run_process("bench", "nope")
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith("pgqueue: there is no benchmark 'nope'")

@@ -62,7 +62,7 @@ def test_it_prints_the_schemas_of_the_tasks_that_check_their_arguments(module: s
     assert schemas["index"]["required"] == ["sku", "count"]
 
 
-def test_only_those_that_are_named(module: str) -> None:
+def test_only_the_named_ones(module: str) -> None:
     assert set(run("ship", "-r", module)) == {"ship"}
 
 

@@ -124,6 +124,35 @@ def test_a_load_by_copy_enqueues_all_its_rows(runner: Runner, conn: psycopg.Conn
     assert loaded == (1000, 10)
 
 
+@pytest.mark.timeout(600)
+def test_the_drivers_of_the_page_on_enqueue_enqueue_a_job_each(runner: Runner, conn: psycopg.Connection) -> None:
+    for block in blocks("docs/how-to/enqueue.md"):
+        runner.run(block)
+    # The trigger enqueues one for each of the last four orders, too.
+    found = conn.execute("select args from pgqueue.jobs where task = 'send_receipt' order by id").fetchall()
+    assert sorted(row[0]["order_id"] for row in found) == [1, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.timeout(600)
+def test_the_shop_of_the_tutorial_pays_once_and_sends_a_receipt(runner: Runner, conn: psycopg.Connection) -> None:
+    for block in blocks("docs/tutorial/shop.md"):
+        runner.run(block)
+    assert conn.execute("select count(*) from payments").fetchone() == (1,)
+    found = conn.execute("select task from pgqueue.history where state = 'succeeded' order by id").fetchall()
+    assert found == [("pay",), ("send_receipt",)]
+    assert conn.execute("select timezone from pgqueue.effective_schedules").fetchone() == ("Europe/Berlin",)
+
+
+@pytest.mark.timeout(600)
+def test_the_first_job_of_the_tutorial_is_dead_after_two_attempts_and_comes_back(
+    runner: Runner, conn: psycopg.Connection
+) -> None:
+    for block in blocks("docs/tutorial/first-job.md"):
+        runner.run(block)
+    found = conn.execute("select id, state::text, attempts from pgqueue.all_jobs order by id").fetchall()
+    assert found == [(1, "succeeded", 1), (2, "waiting", 0)]
+
+
 @pytest.mark.parametrize("page", pages())
 def test_every_block_has_a_language(page: str) -> None:
     assert {block.language for block in blocks(page)} <= {"sh", "sql", "python"} | SHOWN

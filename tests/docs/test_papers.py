@@ -17,7 +17,7 @@ def test_the_license_is_the_whole_unmodified_text() -> None:
     assert hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest() == APACHE_2_0
 
 
-def test_the_changelog_has_an_entry_for_this_version_and_for_what_is_not_released() -> None:
+def test_the_changelog_has_an_entry_for_this_version_and_for_unreleased_changes() -> None:
     headings = re.findall(r"^## \[(.*?)\]", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "Unreleased"
     assert pgqueue.__version__ in headings

@@ -240,7 +240,7 @@ def test_deep_and_odd_paths_do_not_matter(tmp_path: Path, monkeypatch: pytest.Mo
     embedded.stop(directory)
 
 
-def test_nobody_else_gets_at_the_data_or_the_socket(directory: Path) -> None:
+def test_no_other_user_can_access_the_data_or_the_socket(directory: Path) -> None:
     with embedded.running(directory, durable=False):
         socket = directory / "socket"
         for private in (directory, socket):

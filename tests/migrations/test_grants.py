@@ -158,7 +158,7 @@ def test_every_public_function_is_for_some_kind_of_role(conn: psycopg.Connection
     assert public - FUNCTIONS["operator"] == {"grant_access", "revoke_access", "set_retry_function"}
 
 
-def test_an_operator_overrides_of_a_schedule_what_is_an_operators(conn: psycopg.Connection, role: str) -> None:
+def test_an_operator_overrides_the_operators_options_of_a_schedule(conn: psycopg.Connection, role: str) -> None:
     call(conn, "grant_access", "operator", role)
     columns = conn.execute(
         "select attname from pg_attribute where attrelid = 'pgqueue.schedules'::regclass and attnum > 0"

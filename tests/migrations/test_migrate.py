@@ -289,7 +289,7 @@ def test_a_reload_brings_the_clock_back(database: Database, clock: Clock, source
     assert abs(value(database.connect(), "select extract(epoch from pgqueue._clock() - clock_timestamp())")) < 1
 
 
-def test_a_table_that_somebody_holds_is_waited_for_with_short_locks(database: Database) -> None:
+def test_a_locked_table_is_waited_for_with_short_locks(database: Database) -> None:
     holder, conn = database.connect(autocommit=False), database.connect()
     enqueue(holder)
     with pytest.raises(MigrationError, match="holds a table"):
@@ -350,7 +350,7 @@ def test_below_head_only_the_owner_may_ask_where_the_schema_stands(database: Dat
     assert status(database.dsn).revision == bundled.revisions()[-2]
 
 
-def test_a_role_that_may_not_is_told_what_to_do(empty_database: Database) -> None:
+def test_a_role_without_rights_gets_a_hint(empty_database: Database) -> None:
     conn = empty_database.connect()
     role = f"weak_{empty_database.name[-8:]}"
     conn.execute(f"create role {role}".encode())

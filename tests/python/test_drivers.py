@@ -519,7 +519,7 @@ async def test_in_run_sync_a_session_enqueues_at_once(database: Database, conn: 
 # What is no connection
 
 
-def test_what_is_no_connection_is_refused_with_what_is_accepted(database: Database) -> None:
+def test_an_object_that_is_no_connection_is_refused_with_the_accepted_kinds(database: Database) -> None:
     orm = pytest.importorskip("sqlalchemy.orm")
     with (
         engine(database, "psycopg") as made,
@@ -537,7 +537,7 @@ def test_another_database_of_sqlalchemy_is_refused() -> None:
         pgqueue.enqueue(connection, "t")
 
 
-def test_no_driver_is_imported_for_who_does_not_use_it() -> None:
+def test_no_driver_is_imported_without_use() -> None:
     code = (
         "import sys, pgqueue, pgqueue.worker; print([name for name in"
         " ('sqlalchemy', 'asyncpg', 'django', 'psycopg2', 'pydantic', 'opentelemetry') if name in sys.modules])"

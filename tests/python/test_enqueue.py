@@ -126,7 +126,7 @@ def test_a_pipeline_carries_an_enqueue(database: Database, conn: psycopg.Connect
 @pytest.mark.parametrize(
     "connection", [None, "postgresql://", sqlite3.connect(":memory:")], ids=["none", "dsn", "another driver's"]
 )
-def test_what_is_no_connection_of_psycopg_is_refused_with_the_way_out(connection: Any) -> None:
+def test_an_object_that_is_no_connection_of_psycopg_is_refused_with_the_way_out(connection: Any) -> None:
     with pytest.raises(TypeError, match=r"run: select pgqueue\.enqueue"):
         pgqueue.enqueue(connection, "t")
 
@@ -193,7 +193,7 @@ def test_many_jobs_are_enqueued_by_one_statement_in_their_order(database: Databa
 # Dedupe
 
 
-def test_the_outcome_of_an_enqueue_is_told(conn: psycopg.Connection) -> None:
+def test_the_outcome_of_an_enqueue_is_returned(conn: psycopg.Connection) -> None:
     first = pgqueue.enqueue_outcome(conn, send, {"to": "a"}, dedupe="d", delay=timedelta(hours=1))
     assert first == Enqueued(first.job_id, "inserted")
     keyed = send.using(dedupe="d", on_conflict="replace", dedupe_for=timedelta(hours=1))

@@ -261,7 +261,7 @@ async def test_middleware_around_enqueue_serves_async_connections(database: Data
 
 
 @pytest.mark.covers("L14", "A12")
-async def test_hooks_are_told_of_a_workers_life_and_its_jobs(database: Database, conn: psycopg.Connection) -> None:
+async def test_hooks_get_the_events_of_a_worker_and_its_jobs(database: Database, conn: psycopg.Connection) -> None:
     app, part = App(), App()
     seen: list[str] = []
     events: list[Event] = []
@@ -308,7 +308,7 @@ async def test_hooks_are_told_of_a_workers_life_and_its_jobs(database: Database,
 
 
 @pytest.mark.covers("A12")
-async def test_hooks_are_told_of_a_job_that_completed_itself_and_of_one_that_was_cancelled_while_it_ran(
+async def test_hooks_get_a_job_that_completed_itself_and_one_that_was_cancelled_while_it_ran(
     database: Database, conn: psycopg.Connection
 ) -> None:
     app = App()
@@ -338,7 +338,7 @@ async def test_hooks_are_told_of_a_job_that_completed_itself_and_of_one_that_was
 
 
 @pytest.mark.covers("L8", "L14")
-async def test_the_hook_for_the_dead_is_told_which_payloads_died(database: Database, conn: psycopg.Connection) -> None:
+async def test_the_hook_for_the_dead_gets_the_dead_payloads(database: Database, conn: psycopg.Connection) -> None:
     app = App()
     dead: list[Dead] = []
 
@@ -434,7 +434,7 @@ async def test_errors_outside_handlers_have_a_hook(
 
 
 @pytest.mark.covers("L14")
-async def test_the_error_formatter_decides_what_is_kept(database: Database, conn: psycopg.Connection) -> None:
+async def test_the_error_formatter_decides_the_stored_error(database: Database, conn: psycopg.Connection) -> None:
     app = App(error_formatter=lambda error: {"class": "E", "message": "no\0 secrets", "code": 1})
 
     @app.task
@@ -449,7 +449,7 @@ async def test_the_error_formatter_decides_what_is_kept(database: Database, conn
     assert "traceback" not in found
 
 
-def test_what_is_no_function_is_refused_when_it_is_declared() -> None:
+def test_an_object_that_is_no_function_is_refused_when_it_is_declared() -> None:
     app = App()
     for declare in (app.middleware, app.enqueue_middleware, app.on_start, app.on_event):
         with pytest.raises(ConfigError, match="must be a function"):

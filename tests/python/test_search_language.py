@@ -61,7 +61,7 @@ def test_words_become_fields(text: str, expected: dict[str, Any]) -> None:
         "args.:1",
     ],
 )
-def test_what_is_no_filter_is_refused_with_what_there_is(text: str) -> None:
+def test_an_unknown_filter_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         parse(text)
     assert refused.value.hint

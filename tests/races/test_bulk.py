@@ -11,7 +11,7 @@ from tests.facts import wait_until
 
 @pytest.mark.covers("L9")
 @pytest.mark.parametrize("function", ["delete_many", "cancel_many", "kill_many", "run_now_many"])
-def test_a_bulk_call_passes_over_what_somebody_holds_and_does_not_wait(database: Database, function: str) -> None:
+def test_a_bulk_call_skips_locked_rows_and_does_not_wait(database: Database, function: str) -> None:
     holder, conn = database.connect(autocommit=False), database.connect()
     conn.execute("set statement_timeout = '5s'")
     first, second, third = enqueue_many(conn, 3, delay="1 h")
@@ -25,7 +25,7 @@ def test_a_bulk_call_passes_over_what_somebody_holds_and_does_not_wait(database:
 
 
 @pytest.mark.parametrize("function", ["delete_many", "retry_many"])
-def test_a_bulk_call_passes_over_rows_of_history_that_somebody_holds(database: Database, function: str) -> None:
+def test_a_bulk_call_skips_locked_rows_of_history(database: Database, function: str) -> None:
     holder, conn = database.connect(autocommit=False), database.connect()
     conn.execute("set statement_timeout = '5s'")
     job_ids = enqueue_many(conn, 3)
@@ -51,7 +51,7 @@ def test_a_bulk_call_that_is_open_stops_no_claim(database: Database) -> None:
     assert ids(reserve(conn, 10)) == doomed
 
 
-def test_a_job_that_is_claimed_between_look_and_lock_runs(database: Database) -> None:
+def test_a_job_that_is_claimed_between_check_and_lock_runs(database: Database) -> None:
     conn = database.connect()
     job_id = enqueue(conn)
     claiming, deleting, gate = database.session(), database.session(), database.session()
@@ -80,7 +80,7 @@ def test_a_job_that_is_claimed_between_look_and_lock_runs(database: Database) ->
 
 
 @pytest.mark.covers("L1")
-def test_deleting_a_parked_job_leaves_the_one_that_executes_and_the_next_of_its_key(database: Database) -> None:
+def test_deleting_a_blocked_job_leaves_the_one_that_executes_and_the_next_of_its_key(database: Database) -> None:
     conn = database.connect()
     first, second, third = enqueue_many(conn, 3)
     held = reserve_one(conn)
@@ -95,7 +95,7 @@ def test_deleting_a_parked_job_leaves_the_one_that_executes_and_the_next_of_its_
 
 
 @pytest.mark.covers("L1")
-def test_deleting_the_job_ahead_while_the_next_is_being_parked_releases_it(database: Database) -> None:
+def test_deleting_the_job_ahead_while_the_next_is_being_blocked_releases_it(database: Database) -> None:
     conn = database.connect()
     first, second = enqueue_many(conn, 2)
     conn.execute("update pgqueue.jobs set key = 'k'")
@@ -111,7 +111,7 @@ def test_deleting_the_job_ahead_while_the_next_is_being_parked_releases_it(datab
     assert state(conn, second) == "waiting"
 
 
-def test_a_bulk_delete_passes_over_a_job_behind_which_another_is_being_parked(database: Database) -> None:
+def test_a_bulk_delete_skips_a_job_behind_which_another_is_being_blocked(database: Database) -> None:
     conn = database.connect()
     conn.execute("set statement_timeout = '5s'")
     first, second = enqueue_many(conn, 2)

@@ -150,7 +150,7 @@ def test_of_two_retries_of_a_dead_job_one_brings_it_back(database: Database) -> 
 
 
 @pytest.mark.covers("A5")
-def test_of_two_ends_of_one_try_the_first_counts(database: Database) -> None:
+def test_of_two_ends_of_one_attempt_the_first_counts(database: Database) -> None:
     conn = database.connect()
     job_id = enqueue(conn)
     held = reserve_one(conn)
@@ -164,7 +164,7 @@ def test_of_two_ends_of_one_try_the_first_counts(database: Database) -> None:
     assert state(conn, job_id) == "failed"
 
 
-def test_whoever_waits_for_a_row_too_long_is_refused_and_changes_nothing(database: Database) -> None:
+def test_a_call_that_waits_for_a_row_too_long_is_refused_and_changes_nothing(database: Database) -> None:
     conn = database.connect()
     job_ids = enqueue_many(conn, 2)
     held = reserve(conn, 2)

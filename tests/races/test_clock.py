@@ -113,7 +113,7 @@ def test_what_an_open_transaction_commits_from_before_the_step_is_found_for_minu
     assert ids(reserve(conn)) == [job_id]
 
 
-def test_housekeeping_goes_on_after_a_step(conn: psycopg.Connection, clock: Clock) -> None:
+def test_maintenance_goes_on_after_a_step(conn: psycopg.Connection, clock: Clock) -> None:
     for _ in range(3):
         clock.advance("-1 hour")
         assert maintain(conn).ran is True

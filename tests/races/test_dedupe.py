@@ -127,7 +127,7 @@ def test_a_plain_enqueue_and_one_of_another_key_do_not_wait(two: tuple[Session, 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_an_enqueue_waits_for_an_open_completion_of_the_job_that_stands(
+def test_an_enqueue_waits_for_an_open_completion_of_the_existing_job(
     conn: psycopg.Connection, two: tuple[Session, Session], mode: str, end: str
 ) -> None:
     first, second = two

@@ -278,7 +278,7 @@ def dead(conn: psycopg.Connection) -> int:
     return found
 
 
-def test_a_parent_is_retried_while_a_look_cancels_its_child(
+def test_a_parent_is_retried_while_a_reader_of_notes_cancels_its_child(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
     # The child is locked when its parent dies, so that its end is left to a note.
@@ -305,7 +305,7 @@ def test_a_parent_is_retried_while_a_look_cancels_its_child(
     assert (state(conn, child), left(conn)) == ("waiting", 0)
 
 
-def test_a_parent_is_retried_while_a_look_finds_it_dead(
+def test_a_parent_is_retried_while_a_reader_of_notes_finds_it_dead(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
     parent = enqueue(conn)
@@ -378,7 +378,7 @@ def test_a_producer_hides_no_parent_from_a_claim(database: Database, conn: psyco
     assert reserve_one(conn).id == parent
 
 
-def test_a_look_hides_no_parent_from_a_claim(database: Database, conn: psycopg.Connection) -> None:
+def test_a_check_hides_no_parent_from_a_claim(database: Database, conn: psycopg.Connection) -> None:
     parent = enqueue(conn)
     enqueue(conn, "child", depends_on=[parent])
     look = opened(database)

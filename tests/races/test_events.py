@@ -49,7 +49,7 @@ def test_the_event_and_the_wait_are_committed_beside_each_other(
     arrives(conn, held.id)
 
 
-def test_an_event_that_is_rolled_back_wakes_nobody(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
+def test_an_event_that_is_rolled_back_wakes_no_job(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
     enqueue(conn)
     held = reserve_one(conn)
     conn.execute(WAIT, [held.id, held.reservation])

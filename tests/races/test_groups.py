@@ -89,7 +89,7 @@ def test_a_finisher_with_an_old_snapshot_ends_the_group(
     assert (state(conn, group), left(conn)) == ("succeeded", 0)
 
 
-def test_close_waits_for_those_who_join(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
+def test_close_waits_for_joining_transactions(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
     group = call(conn, "open_group")
     producer, other = opened(database), opened(database)
     producer.run("select pgqueue.enqueue('t', group_id => %s)", [group])

@@ -788,7 +788,7 @@ def test_heads_that_came_with_a_dump_count_for_nothing(
     assert ids(reserve(conn)) == [job_id]
 
 
-def test_what_is_ready_below_its_head_is_found_once_a_minute_and_counted(
+def test_ready_jobs_below_their_head_are_found_once_a_minute_and_counted(
     conn: psycopg.Connection, clock: Clock, traffic: Traffic
 ) -> None:
     traffic.pass_by()

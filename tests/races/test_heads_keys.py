@@ -117,7 +117,7 @@ def test_a_producer_that_commits_late_is_not_passed(
     assert ids(reserve(conn)) == [later]
 
 
-def test_what_is_below_the_head_is_found_once_a_minute_and_counted(conn: psycopg.Connection, clock: Clock) -> None:
+def test_jobs_below_the_head_are_found_once_a_minute_and_counted(conn: psycopg.Connection, clock: Clock) -> None:
     old = enqueue(conn, key="k", delay="1 day")
     run_some(conn, clock)
     # Only a mistake can do this.

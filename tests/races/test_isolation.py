@@ -51,7 +51,9 @@ def test_a_completion_that_is_rolled_back_leaves_the_job_and_no_effects(
     assert call(conn, "fail", job_id, held.reservation) == "failed"
 
 
-def test_a_failure_may_be_told_at_every_level(conn: psycopg.Connection, handler: psycopg.Connection) -> None:
+def test_a_failure_may_be_reported_at_every_isolation_level(
+    conn: psycopg.Connection, handler: psycopg.Connection
+) -> None:
     job_id = enqueue(conn, max_attempts=2)
     held = reserve_one(conn)
     assert call(handler, "fail", job_id, held.reservation, retry_in="0") == "failed"

@@ -83,7 +83,7 @@ LEAVING: dict[str, LiteralString] = {
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("leaving", LEAVING.values(), ids=LEAVING)
 @ENDS
-def test_a_job_ends_while_an_open_claim_parks_behind_it_and_the_next_follows(
+def test_a_job_ends_while_an_open_claim_blocks_behind_it_and_the_next_follows(
     database: Database, end: LiteralString, leaving: LiteralString
 ) -> None:
     conn = database.connect()
@@ -122,7 +122,7 @@ def test_a_note_outlives_the_claim_that_it_waits_for(database: Database, clock: 
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("count", [3, 250])
-def test_batches_end_while_an_open_claim_parks_behind_all_of_them(database: Database, count: int) -> None:
+def test_batches_end_while_an_open_claim_blocks_behind_all_of_them(database: Database, count: int) -> None:
     conn = database.connect()
     for _ in range(2):
         conn.execute("select pgqueue.enqueue('t', key => 'k' || n) from generate_series(1, %s) n", [count])
@@ -150,7 +150,7 @@ STILL_WAITING = "select count(*) from pgqueue.jobs where state <> 'executing'"
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("away", ["cancel", "delete"])
-def test_a_waiting_job_leaves_while_an_open_claim_parks_behind_it(database: Database, away: str) -> None:
+def test_a_waiting_job_leaves_while_an_open_claim_blocks_behind_it(database: Database, away: str) -> None:
     conn = database.connect()
     call(conn, "set_limit", "limit_key", "l", max_executing=0)
     first = enqueue(conn, key="k", limit_key="l")
@@ -168,7 +168,7 @@ def test_a_waiting_job_leaves_while_an_open_claim_parks_behind_it(database: Data
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("leaving", ["fail", "release"])
-def test_an_earlier_job_that_an_open_claim_parks_follows_one_that_goes_back(
+def test_an_earlier_job_that_an_open_claim_blocks_follows_one_that_goes_back(
     database: Database, clock: Clock, leaving: str
 ) -> None:
     clock.set("2030-01-01 12:00+00")
@@ -193,7 +193,7 @@ def test_an_earlier_job_that_an_open_claim_parks_follows_one_that_goes_back(
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("count", [1, 50])
-def test_a_claim_between_the_mark_of_what_leaves_and_its_look_parks_nothing(
+def test_a_claim_between_the_mark_of_a_leaving_job_and_its_check_blocks_nothing(
     database: Database, clock: Clock, count: int
 ) -> None:
     clock.set("2030-01-01 12:00+00")
@@ -221,7 +221,7 @@ def test_a_claim_between_the_mark_of_what_leaves_and_its_look_parks_nothing(
 
 @pytest.mark.covers("L1")
 @ENDS
-def test_a_claim_defers_what_stands_behind_a_job_that_is_being_finished(
+def test_a_claim_defers_jobs_behind_one_that_is_being_finished(
     database: Database, clock: Clock, end: LiteralString
 ) -> None:
     now = clock.set("2030-01-01 12:00+00")
@@ -245,7 +245,7 @@ def test_a_claim_defers_what_stands_behind_a_job_that_is_being_finished(
 
 
 @pytest.mark.covers("L1")
-def test_a_job_that_gives_its_place_up_while_a_claim_looks_stops_nobody(database: Database) -> None:
+def test_a_job_that_gives_its_position_up_during_a_claim_blocks_no_other(database: Database) -> None:
     conn = database.connect()
     first, second = enqueue_many(conn, 2, key="k")
     # The claim finds the first one locked, and the second one behind it; then the first is gone.
@@ -354,7 +354,7 @@ def test_a_finish_passes_over_a_next_job_that_is_being_taken_away(
 @pytest.mark.covers("L1", "A6")
 @pytest.mark.parametrize("away", ["cancel", "delete"])
 @ENDS
-def test_whoever_takes_the_next_job_away_waits_for_a_finish_that_releases_it(
+def test_removing_the_next_job_waits_for_a_finish_that_releases_it(
     database: Database, away: str, end: LiteralString
 ) -> None:
     conn = database.connect()
@@ -421,7 +421,7 @@ def test_a_completion_held_open_stops_only_its_key(database: Database, clock: Cl
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_completion_with_an_old_snapshot_lets_go_what_was_parked_since(database: Database, level: str) -> None:
+def test_a_completion_with_an_old_snapshot_releases_jobs_blocked_since(database: Database, level: str) -> None:
     conn = database.connect()
     held, [next_id] = chain(conn, 2)
     finish = database.session()
@@ -438,7 +438,7 @@ def test_a_completion_with_an_old_snapshot_lets_go_what_was_parked_since(databas
 
 @pytest.mark.covers("L1")
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_failure_with_an_old_snapshot_lets_go_an_earlier_job_that_was_parked_since(
+def test_a_failure_with_an_old_snapshot_releases_an_earlier_job_that_was_blocked_since(
     database: Database, clock: Clock, level: str
 ) -> None:
     clock.set("2030-01-01 12:00+00")
@@ -461,7 +461,7 @@ def test_a_failure_with_an_old_snapshot_lets_go_an_earlier_job_that_was_parked_s
 
 
 @pytest.mark.covers("L13")
-def test_a_payload_that_somebody_locked_stops_neither_rescue_nor_reserve(database: Database, clock: Clock) -> None:
+def test_a_locked_payload_stops_neither_rescue_nor_reserve(database: Database, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     conn = database.connect()
     maintain(conn)
@@ -551,7 +551,7 @@ def test_a_rate_holds_for_two_claims_at_once(database: Database, clock: Clock) -
     assert len(reserve(conn, 10)) == 1
 
 
-def test_a_job_parked_under_a_limit_while_the_last_one_leaves_is_let_go(database: Database, clock: Clock) -> None:
+def test_a_job_blocked_by_a_limit_while_the_last_one_leaves_is_released(database: Database, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     conn = database.connect()
     limit(conn, "task", "t", at_most=1)
@@ -567,7 +567,7 @@ def test_a_job_parked_under_a_limit_while_the_last_one_leaves_is_let_go(database
     assert ids(reserve(conn, 10)) == [waiting]
 
 
-def test_a_look_at_a_limit_while_a_claim_parks_under_it_forgets_nobody(database: Database, clock: Clock) -> None:
+def test_a_check_of_a_limit_while_a_claim_blocks_jobs_on_it_loses_none(database: Database, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     conn = database.connect()
     limit(conn, "task", "t", rate=1, per="10 s")

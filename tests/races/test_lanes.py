@@ -66,7 +66,7 @@ def test_a_job_whose_lane_was_dropped_before_its_commit_is_found_by_the_next_mai
     assert ids(reserve(conn)) == [job_id]
 
 
-def test_a_job_whose_lane_was_dropped_before_its_commit_is_found_by_reserve_where_nobody_keeps_house(
+def test_a_job_whose_lane_was_dropped_before_its_commit_is_found_by_reserve_without_maintenance(
     database: Database, clock: Clock
 ) -> None:
     job_id = _drop_the_lane_under_an_open_enqueue(database, clock)

@@ -533,7 +533,7 @@ def test_a_member_of_a_batch_is_reported_as_held_for_as_long_as_its_leader(
 
 
 @pytest.mark.parametrize("how", ["select for update", "cancel"])
-def test_a_crashed_workers_batch_with_a_locked_member_keeps_nobody_waiting(
+def test_a_crashed_workers_batch_with_a_locked_member_makes_no_session_wait(
     how: str, conn: psycopg.Connection, other: Session
 ) -> None:
     call(conn, "declare_task", "acc", accumulate=True)

@@ -143,7 +143,7 @@ def test_it_lets_go_no_more_than_it_can_take(
     assert ids(reserve(other, 20)) == job_ids
 
 
-def test_it_holds_no_lock_of_a_limit_that_it_found_full(
+def test_it_holds_no_lock_of_a_limit_without_capacity(
     conn: psycopg.Connection, claim: Session, other: psycopg.Connection
 ) -> None:
     limit(conn, "task", "t", max_executing=1)
@@ -259,7 +259,7 @@ def test_it_reads_no_notes_of_queues_that_it_does_not_serve(
     assert len(reserve(other, 10)) == 1
 
 
-def test_it_takes_back_no_more_lapsed_leases_than_it_has_room_for(
+def test_it_takes_back_no_more_lapsed_leases_than_it_has_slots_for(
     conn: psycopg.Connection, claim: Session, other: psycopg.Connection, clock: Clock
 ) -> None:
     clock.set("2030-01-01 12:00+00")
@@ -301,7 +301,7 @@ def test_reserve_does_not_wait_for_an_open_retry_whose_dedupe_key_is_taken(
 
 
 @pytest.mark.parametrize("retry", RETRYING)
-def test_the_job_that_stands_ends_while_a_retry_of_its_dedupe_key_is_open(
+def test_the_existing_job_ends_while_a_retry_of_its_dedupe_key_is_open(
     database: Database, conn: psycopg.Connection, other: psycopg.Connection, retry: LiteralString
 ) -> None:
     again = enqueue(conn, dedupe="d")
@@ -316,7 +316,7 @@ def test_the_job_that_stands_ends_while_a_retry_of_its_dedupe_key_is_open(
     assert enqueue(conn, dedupe="d") not in (again, held.id)
 
 
-def test_a_dedupe_key_that_somebody_locks_stops_no_claim_and_is_taken_over(
+def test_a_locked_dedupe_key_stops_no_claim_and_is_taken_over(
     conn: psycopg.Connection, claim: Session, other: psycopg.Connection
 ) -> None:
     expired = enqueue(conn, dedupe="d", expires_in="1 ms")

@@ -45,7 +45,7 @@ def test_a_reader_of_all_jobs_stops_neither_completions_nor_attaching_and_puts_o
         return house["overdue_partitions"], house["drop_failures"]
 
     overdue, failures = drops()
-    assert (overdue > 30, failures) == (True, 1)
+    assert (overdue > 13, failures) == (True, 1)
     # It backs off: 2, 4, 8 ... 32 minutes.
     for minutes, tried in ((1, 1), (1.1, 2), (3.8, 2), (0.3, 3), (8.1, 4), (16.1, 5), (32.1, 6), (31, 6), (1.1, 7)):
         clock.advance(f"{minutes} min")

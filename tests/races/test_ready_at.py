@@ -73,7 +73,7 @@ def test_what_comes_back_takes_its_xid_before_it_reads_the_clock(conn: psycopg.C
 
 
 @pytest.mark.parametrize("was", ["failed", "dead", "cancelled"])
-def test_what_is_retried_takes_its_xid_before_it_reads_the_clock(conn: psycopg.Connection, was: str) -> None:
+def test_a_retry_takes_its_xid_before_it_reads_the_clock(conn: psycopg.Connection, was: str) -> None:
     job_id = enqueue(conn)
     if was == "cancelled":
         call(conn, "cancel", job_id)

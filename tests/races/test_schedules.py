@@ -39,7 +39,7 @@ def test_two_that_run_one_instant_at_once_enqueue_one_job(
     assert len(jobs(conn)) == 1
 
 
-def test_while_one_keeps_house_nobody_else_runs_schedules_or_waits(
+def test_while_one_session_runs_maintenance_no_other_runs_schedules_or_waits(
     database: Database, conn: psycopg.Connection
 ) -> None:
     first = database.session()
@@ -89,7 +89,7 @@ def test_two_workers_that_declare_it_at_once_write_one_plan(database: Database, 
     assert value(conn, "select count(*) from pgqueue.schedule_runs where schedule = 'new'") == 1
 
 
-def test_under_an_old_snapshot_a_look_costs_the_same(
+def test_under_an_old_snapshot_a_check_costs_the_same(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
     """A schedule of every second, and nothing that was deleted is cleaned up: where it stands is still one probe."""

@@ -40,7 +40,7 @@ WOKEN = [("own", "wake")]
 DUE_SOON = [("own", "due")]
 
 
-def test_an_enqueue_wakes_a_sleeper_that_serves_its_queue_and_no_other(database: Database) -> None:
+def test_an_enqueue_wakes_an_idle_worker_that_serves_its_queue_and_no_other(database: Database) -> None:
     producer = database.connect()
     a, b = Sleeper(database, "a", ["a"]), Sleeper(database, "b", ["b", "c"])
     enqueue(producer, queue="a")
@@ -54,7 +54,7 @@ def test_an_enqueue_wakes_a_sleeper_that_serves_its_queue_and_no_other(database:
     assert everything.heard() == WOKEN
 
 
-def test_nothing_is_sent_where_nobody_sleeps(database: Database, clock: Clock) -> None:
+def test_nothing_is_sent_without_an_idle_worker(database: Database, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     producer = database.connect()
     awake, late = Sleeper(database, "awake"), Sleeper(database, "late")
@@ -108,7 +108,7 @@ def test_a_delayed_job_wakes_only_who_would_sleep_past_its_time(database: Databa
     assert sorted(sleeper.heard()) == DUE_SOON + WOKEN
 
 
-def test_at_most_two_sleepers_are_woken_once_for_a_transaction_and_a_queue(database: Database) -> None:
+def test_at_most_two_idle_workers_are_woken_once_for_a_transaction_and_a_queue(database: Database) -> None:
     sleepers = [Sleeper(database, f"w{n}") for n in range(6)]
     producer = database.connect(autocommit=False)
     for n in range(20):
@@ -138,7 +138,7 @@ def test_a_rolled_back_savepoint_does_not_use_up_the_wake_up(database: Database)
     assert state(sleeper.conn, job_id) == "waiting"
 
 
-def test_sleepers_are_chosen_at_random(database: Database) -> None:
+def test_idle_workers_are_chosen_at_random(database: Database) -> None:
     sleepers = [Sleeper(database, f"w{n}") for n in range(4)]
     producer = database.connect()
     for _ in range(40):
@@ -147,7 +147,7 @@ def test_sleepers_are_chosen_at_random(database: Database) -> None:
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", "false", "no", "0"])
-def test_nobody_is_notified_where_it_is_turned_off(database: Database, off: str) -> None:
+def test_no_worker_is_notified_if_notify_is_off(database: Database, off: str) -> None:
     sleeper, producer = Sleeper(database, "w"), database.connect()
     producer.execute("select set_config('pgqueue.notify', %s, false)", [off])
     enqueue(producer)
@@ -161,7 +161,7 @@ def test_nobody_is_notified_where_it_is_turned_off(database: Database, off: str)
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_above_read_committed_everybody_is_told_unasked(database: Database, level: str) -> None:
+def test_above_read_committed_all_workers_are_notified(database: Database, level: str) -> None:
     producer = database.connect(autocommit=False)
     producer.execute(f"set transaction isolation level {level}".encode())
     # Its snapshot is older than the nap: it could never see who sleeps.
@@ -174,7 +174,7 @@ def test_above_read_committed_everybody_is_told_unasked(database: Database, leve
     assert sleeper.heard() == [(COMMON, "q"), (COMMON, "r")]
 
 
-def test_a_nap_told_while_a_producer_is_open_leaves_the_job_to_the_workers_own_look(
+def test_an_idle_registration_during_an_open_enqueue_leaves_the_job_to_the_workers_own_poll(
     database: Database,
 ) -> None:
     # Why idle() comes before the last looks: this enqueue saw nobody asleep and will notify nobody.
@@ -200,7 +200,7 @@ def test_a_reserve_that_comes_back_full_passes_the_wake_on_to_another(database: 
 
 
 @pytest.mark.parametrize("way", ["fail", "snooze", "release", "unheld", "retry", "resume"])
-def test_what_makes_a_job_ready_wakes_a_sleeper(database: Database, way: str) -> None:
+def test_what_makes_a_job_ready_wakes_an_idle_worker(database: Database, way: str) -> None:
     conn = database.connect()
     job_id = enqueue(conn)
     held = reserve_one(conn)
@@ -225,7 +225,7 @@ def test_what_makes_a_job_ready_wakes_a_sleeper(database: Database, way: str) ->
 
 
 @pytest.mark.covers("A6")
-def test_a_worker_is_told_that_its_job_is_to_be_cancelled(database: Database) -> None:
+def test_a_worker_learns_that_its_job_is_to_be_cancelled(database: Database) -> None:
     worker, conn = Sleeper(database, "w"), database.connect()
     job_id = enqueue(conn)
     worker.heard()

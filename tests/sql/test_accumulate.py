@@ -154,7 +154,7 @@ def test_an_earlier_payload_that_comes_due_in_the_backoff_waits_as_well(acc: psy
 
 
 @pytest.mark.covers("L8")
-def test_out_of_tries_only_the_lowest_score_dies_and_the_others_go_on_at_once(acc: psycopg.Connection) -> None:
+def test_out_of_attempts_only_the_lowest_score_is_dead_and_the_others_go_on_at_once(acc: psycopg.Connection) -> None:
     acc.execute("update pgqueue.tasks set max_attempts = 2, retry_policy = 'fixed', retry_delay = '0'")
     for n in (1, 2, 3):
         push(acc, n, score=n)
@@ -183,7 +183,7 @@ def test_a_dead_payload_that_is_retried_merges_with_what_waits(acc: psycopg.Conn
 
 
 @pytest.mark.covers("L8")
-def test_a_call_that_must_not_be_retried_dies_with_all_its_payloads(acc: psycopg.Connection) -> None:
+def test_a_batch_that_must_not_be_retried_is_dead_with_all_its_payloads(acc: psycopg.Connection) -> None:
     push(acc, 1), push(acc, 2)
     rows = reserve(acc, 1)
     assert call(acc, "fail", rows[0].id, rows[0].reservation, retry=False) == "dead"
@@ -232,7 +232,7 @@ def test_extending_the_first_payload_holds_the_whole_call(acc: psycopg.Connectio
 
 
 @pytest.mark.covers("A6")
-def test_a_payload_that_somebody_asked_to_cancel_is_cancelled_when_its_call_fails(acc: psycopg.Connection) -> None:
+def test_a_payload_that_is_to_be_cancelled_is_cancelled_when_its_batch_fails(acc: psycopg.Connection) -> None:
     push(acc, 1), push(acc, 2), push(acc, 3)
     rows = reserve(acc, 1)
     assert call(acc, "cancel", rows[1].id) == "requested"
@@ -242,7 +242,7 @@ def test_a_payload_that_somebody_asked_to_cancel_is_cancelled_when_its_call_fail
 
 
 @pytest.mark.covers("A6")
-def test_a_first_payload_that_somebody_asked_to_cancel_goes_alone(acc: psycopg.Connection) -> None:
+def test_a_first_payload_that_is_to_be_cancelled_goes_alone(acc: psycopg.Connection) -> None:
     push(acc, 1), push(acc, 2)
     rows = reserve(acc, 1)
     call(acc, "cancel", rows[0].id)
@@ -268,7 +268,7 @@ def test_jobs_of_another_task_keep_their_place_among_payloads_of_the_same_key(ac
     assert ids(reserve(acc, 10)) == [between]
 
 
-def test_payloads_parked_under_a_limit_go_with_the_call_that_gets_room(acc: psycopg.Connection) -> None:
+def test_payloads_blocked_by_a_limit_go_with_the_batch_that_gets_capacity(acc: psycopg.Connection) -> None:
     acc.execute("insert into pgqueue.limits (kind, target, max_executing) values ('task', 'acc', 0)")
     push(acc, 1)
     assert reserve(acc, 10) == []

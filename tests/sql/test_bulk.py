@@ -103,7 +103,7 @@ def test_cancelled_jobs_come_back_only_when_they_are_asked_for(conn: psycopg.Con
     assert bulk(conn, "retry_many", state="cancelled").changed == 1
 
 
-def test_cancel_asks_those_that_execute(conn: psycopg.Connection) -> None:
+def test_cancel_asks_executing_members(conn: psycopg.Connection) -> None:
     waiting, executing = enqueue(conn, priority=1), enqueue(conn, priority=2)
     [held] = reserve(conn, 1)
     assert held.id == executing
@@ -166,7 +166,9 @@ def test_a_filter_finds_what_it_says(
 
 
 @pytest.mark.parametrize("function", ["cancel_many", "delete_many"])
-def test_each_call_does_so_many_and_says_how_many_are_left(conn: psycopg.Connection, function: str) -> None:
+def test_each_call_changes_at_most_max_jobs_and_returns_how_many_are_left(
+    conn: psycopg.Connection, function: str
+) -> None:
     enqueue_many(conn, 25)
     rows = in_chunks(conn, function, queue="default", state="waiting", max_jobs=10)
     assert [(row.changed, row.left_over, row.is_exact) for row in rows] == [(10, 15, True), (10, 5, True), (5, 0, True)]
@@ -178,7 +180,7 @@ def test_without_the_place_to_go_on_from_it_begins_anew_and_is_right_as_well(con
     assert [bulk(conn, "cancel_many", queue="default", max_jobs=10).changed for _ in range(4)] == [10, 10, 5, 0]
 
 
-def test_what_is_left_is_counted_up_to_ten_thousand(conn: psycopg.Connection) -> None:
+def test_remaining_jobs_are_counted_up_to_ten_thousand(conn: psycopg.Connection) -> None:
     conn.execute(
         "insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)"
         " select 'default', 't', '{}', 0, now(), now(), now() from generate_series(1, 12000)"
@@ -187,7 +189,7 @@ def test_what_is_left_is_counted_up_to_ten_thousand(conn: psycopg.Connection) ->
     assert (first.changed, first.left_over, first.is_exact) == (1, 10000, False)
 
 
-def test_a_call_looks_at_so_many_rows_and_no_more(conn: psycopg.Connection) -> None:
+def test_a_call_reads_a_bounded_number_of_rows(conn: psycopg.Connection) -> None:
     conn.execute(
         "insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)"
         " select 'default', case when n = 120000 then 'rare' else 't' end, '{}', 0, now(), now(), now()"
@@ -331,7 +333,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
+def test_a_mistake_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
     for function, args, filters, named in BAD:
         with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
             table(conn, function, *args, **filters)

@@ -53,7 +53,7 @@ def row(conn: psycopg.Connection, table: str, name: str = "x") -> dict[str, Any]
 
 
 @BOTH
-def test_every_option_is_set_one_by_one_and_what_is_left_out_stays(
+def test_every_option_is_set_one_by_one_and_the_others_keep_their_values(
     conn: psycopg.Connection, function: str, table: str, options: dict[str, Any]
 ) -> None:
     later = {"retry_policy"}  # the list of delays comes first

@@ -35,7 +35,7 @@ def stopped(clock: Clock) -> Clock:
 # One at a time
 
 
-def test_a_second_enqueue_of_a_key_returns_the_id_of_the_job_that_stands(conn: psycopg.Connection) -> None:
+def test_a_second_enqueue_of_a_key_returns_the_id_of_the_existing_job(conn: psycopg.Connection) -> None:
     first = enqueue(conn, dedupe="d")
     assert enqueue(conn, dedupe="d") == first
     assert outcome(conn, dedupe="d", args={"other": 1}) == (first, "skipped")
@@ -235,7 +235,7 @@ def test_debounce_max_is_the_ceiling_and_no_call_brings_a_job_nearer(conn: psyco
     assert debounced(run_at=datetime(9999, 1, 1, tzinfo=UTC)) > timedelta(days=365 * 7000)
 
 
-def test_raise_names_the_job_that_stands_and_what_to_do(conn: psycopg.Connection) -> None:
+def test_raise_names_the_existing_job_and_the_next_step(conn: psycopg.Connection) -> None:
     first, what = outcome(conn, dedupe="d", on_conflict="raise")
     assert what == "inserted"
     with pytest.raises(psycopg.errors.UniqueViolation) as refused:
@@ -261,7 +261,7 @@ def test_a_job_that_was_ever_reserved_is_left_as_it_is(conn: psycopg.Connection,
     assert job(conn, first) == before
 
 
-def test_a_parked_job_that_is_put_off_waits_again_and_holds_its_key_no_longer(conn: psycopg.Connection) -> None:
+def test_a_blocked_job_that_is_deferred_waits_again_and_holds_its_key_no_longer(conn: psycopg.Connection) -> None:
     parked = enqueue(conn, key="k", dedupe="d")
     behind = enqueue(conn, key="k")
     for each in (parked, behind):
@@ -271,7 +271,7 @@ def test_a_parked_job_that_is_put_off_waits_again_and_holds_its_key_no_longer(co
     assert ids(reserve(conn, 5)) == [behind]
 
 
-def test_a_job_that_is_put_off_lets_those_parked_behind_it_run(conn: psycopg.Connection) -> None:
+def test_a_deferred_job_lets_the_jobs_blocked_behind_it_run(conn: psycopg.Connection) -> None:
     ahead = enqueue(conn, key="k")
     held = reserve_one(conn)
     moved, behind = enqueue(conn, key="k", dedupe="d"), enqueue(conn, key="k")
@@ -284,7 +284,7 @@ def test_a_job_that_is_put_off_lets_those_parked_behind_it_run(conn: psycopg.Con
     assert state(conn, moved) == "waiting"
 
 
-def test_a_parked_job_that_is_replaced_and_due_keeps_its_place_in_its_key(conn: psycopg.Connection) -> None:
+def test_a_blocked_job_that_is_replaced_and_due_keeps_its_position_in_its_key(conn: psycopg.Connection) -> None:
     ahead = enqueue(conn, key="k")
     held = reserve_one(conn)
     replaced, behind = enqueue(conn, key="k", dedupe="d"), enqueue(conn, key="k")
@@ -298,7 +298,7 @@ def test_a_parked_job_that_is_replaced_and_due_keeps_its_place_in_its_key(conn: 
     assert ids(reserve(conn, 5)) == [behind]
 
 
-def test_a_job_parked_under_a_limit_that_is_put_off_waits_again(conn: psycopg.Connection) -> None:
+def test_a_job_blocked_by_a_limit_that_is_deferred_waits_again(conn: psycopg.Connection) -> None:
     parked = enqueue(conn, dedupe="d")
     conn.execute("update pgqueue.jobs set state = 'blocked', blocked_on = 'queue:default'")
     assert outcome(conn, dedupe="d", on_conflict="debounce", delay="1 h") == (parked, "debounced")
@@ -389,7 +389,7 @@ def test_enqueue_many_takes_a_key_for_one_job_or_none(conn: psycopg.Connection) 
     assert column(conn, "enqueue_many", "t", [], dedupe="d") == []
 
 
-def test_a_deduped_enqueue_wakes_a_sleeper(database: Database, conn: psycopg.Connection) -> None:
+def test_a_deduped_enqueue_wakes_an_idle_worker(database: Database, conn: psycopg.Connection) -> None:
     listener = database.connect()
     call(conn, "hello", "w")
     [idle] = table(conn, "idle", "w")

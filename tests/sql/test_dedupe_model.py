@@ -97,7 +97,7 @@ def shared(cloner: Cloner) -> Iterator[Database]:
 @pytest.mark.long
 @given(steps)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_one_job_stands_for_a_key_and_the_right_one(shared: Database, steps: list[tuple[Any, ...]]) -> None:
+def test_the_right_job_has_a_key(shared: Database, steps: list[tuple[Any, ...]]) -> None:
     conn = shared.connect()
     clock = Clock(conn)
     conn.execute("truncate pgqueue.jobs, pgqueue.history, pgqueue.dedupe_keys, pgqueue.lanes, pgqueue.maintenance_runs")

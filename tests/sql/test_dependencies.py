@@ -233,7 +233,7 @@ def test_a_retried_parent_brings_its_children_back(conn: psycopg.Connection) -> 
     assert leftovers(conn) == (0, 0)
 
 
-def test_a_retried_parent_leaves_its_children_where_it_is_told_to(conn: psycopg.Connection) -> None:
+def test_a_retried_parent_leaves_its_children_without_dependents(conn: psycopg.Connection) -> None:
     parent = enqueue(conn)
     child = enqueue(conn, depends_on=[parent])
     finish(conn, parent, "dead")

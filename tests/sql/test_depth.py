@@ -19,7 +19,7 @@ def test_depth_counts_what_could_start_now(conn: psycopg.Connection) -> None:
     assert call(conn, "depth", "mail") == 3
 
 
-def test_depth_stops_counting_where_it_is_told_to(conn: psycopg.Connection) -> None:
+def test_depth_stops_counting_at_its_bound(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 50)
     assert call(conn, "depth", "default", 20) == 20
 

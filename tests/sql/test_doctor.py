@@ -56,7 +56,7 @@ def test_a_paused_queue_and_its_remedy(conn: psycopg.Connection, clock: Clock) -
     assert "paused" not in findings(conn)
 
 
-def test_a_task_that_nobody_knows(conn: psycopg.Connection) -> None:
+def test_an_unknown_task(conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "send_email")
     enqueue(conn, "sned_email")
     assert findings(conn)["unknown_task"][1] == "sned_email"

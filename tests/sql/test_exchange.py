@@ -138,7 +138,7 @@ def test_a_job_of_a_key_that_fails_keeps_its_place_and_none_behind_it_comes(conn
     assert state(conn, second) == "blocked"
 
 
-def test_a_job_parked_under_a_limit_comes_with_the_end_of_the_one_that_filled_it(conn: psycopg.Connection) -> None:
+def test_a_job_blocked_by_a_limit_comes_with_the_end_of_the_one_that_reached_it(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "task", "t", max_executing=1)
     enqueue_many(conn, 3)
     [held] = reserve(conn, 3)

@@ -113,7 +113,7 @@ def test_a_job_behind_another_of_its_key_says_which(conn: psycopg.Connection, cl
     assert explain(conn, other).reason == "turn"
 
 
-def test_a_job_that_is_parked_for_nothing_says_so(conn: psycopg.Connection) -> None:
+def test_a_job_that_is_blocked_without_a_reason_says_so(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn)
     change(conn, job_id, key="k", state="blocked")
     found = explain(conn, job_id)
@@ -132,7 +132,7 @@ def test_a_job_that_is_parked_for_nothing_says_so(conn: psycopg.Connection) -> N
         ("limit_key", "*", "limit_key:acme"),
     ],
 )
-def test_a_limit_without_room_is_a_reason(
+def test_a_limit_without_capacity_is_a_reason(
     conn: psycopg.Connection, clock: Clock, kind: str, target: str, name: str
 ) -> None:
     clock.set(NOON)

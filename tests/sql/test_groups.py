@@ -96,7 +96,7 @@ def test_a_group_ends_as_its_members_do(conn: psycopg.Connection, how: str, ends
     assert job(conn, group).errors[-1]["class"] == "MemberFailed"
 
 
-def test_a_member_adds_members_after_the_group_was_closed_and_nobody_else_does(conn: psycopg.Connection) -> None:
+def test_only_a_member_adds_members_after_the_group_was_closed(conn: psycopg.Connection) -> None:
     group, [first] = group_of(conn, 1)
     call(conn, "close_group", group)
     held = reserve_one(conn)

@@ -126,7 +126,7 @@ def test_a_call_of_an_accumulating_task_reads_the_payloads_that_it_takes(explain
 
 
 @pytest.mark.covers("D5")
-def test_a_claim_under_a_full_limit_counts_no_further_than_the_limit(explained: Explained) -> None:
+def test_a_claim_at_a_limit_counts_no_further_than_the_limit(explained: Explained) -> None:
     nodes = explained.nodes(lambda conn: reserve(conn, 10, queues=["limited"]))
     check(nodes)
     counted = [node for node in nodes if node.index == "jobs_lease" and "limit_key =" in node.condition]
@@ -135,7 +135,7 @@ def test_a_claim_under_a_full_limit_counts_no_further_than_the_limit(explained: 
 
 
 @pytest.mark.covers("D5", "L1")
-def test_the_ends_of_keyed_and_limited_jobs_read_one_parked_job_each(explained: Explained) -> None:
+def test_the_ends_of_keyed_and_limited_jobs_read_one_blocked_job_each(explained: Explained) -> None:
     conn = explained.conn
     conn.execute("set auto_explain.log_min_duration = -1")
     hot = conn.execute("select id, reservation from pgqueue.jobs where state = 'executing' and key = 'hot'").fetchall()
@@ -161,6 +161,6 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_parked_job_each(explained: 
     check(explained.nodes(lambda conn: column(conn, "complete_many", *pairs(held[3:]))))
 
 
-def test_housekeeping_of_keys_and_limits_scans_nothing_that_grows(explained: Explained) -> None:
+def test_maintenance_of_keys_and_limits_scans_nothing_that_grows(explained: Explained) -> None:
     check(explained.nodes(maintain_without_sample))
     check(explained.nodes(maintain_without_sample))

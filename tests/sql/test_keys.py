@@ -153,7 +153,7 @@ def test_an_earlier_job_that_came_due_meanwhile_goes_first(conn: psycopg.Connect
 
 
 @pytest.mark.covers("L1", "L13")
-def test_a_lapsed_lease_gives_the_job_back_ahead_of_those_behind_it(conn: psycopg.Connection, standing: Clock) -> None:
+def test_a_lapsed_lease_gives_the_job_back_ahead_of_later_ones(conn: psycopg.Connection, standing: Clock) -> None:
     maintain(conn)
     job_ids = enqueue_many(conn, 3, key="k")
     [held] = reserve(conn, 10, lease="6 s")
@@ -209,7 +209,7 @@ def test_however_a_job_ends_the_next_of_its_key_is_let_go(conn: psycopg.Connecti
 
 @pytest.mark.covers("A6")
 @pytest.mark.parametrize("function", ["cancel", "delete"])
-def test_parked_jobs_may_be_taken_away_and_the_rest_keeps_its_order(conn: psycopg.Connection, function: str) -> None:
+def test_blocked_jobs_may_be_removed_and_the_rest_keeps_its_order(conn: psycopg.Connection, function: str) -> None:
     held, behind = chain(conn, 6)
     for job_id in (behind[0], behind[2]):
         call(conn, function, job_id)
@@ -242,7 +242,7 @@ def test_a_job_ahead_that_is_edited_into_the_future_gives_its_place_up(
     assert unparked(conn) == 0
 
 
-def test_what_expires_ahead_lets_go_what_is_behind(conn: psycopg.Connection, standing: Clock) -> None:
+def test_a_job_that_expires_releases_the_job_behind_it(conn: psycopg.Connection, standing: Clock) -> None:
     held, [following] = chain(conn, 2)
     expiring = enqueue(conn, key="k", expires_in="1 min")
     last = enqueue(conn, key="k")
@@ -257,7 +257,7 @@ def test_what_expires_ahead_lets_go_what_is_behind(conn: psycopg.Connection, sta
     assert ids(reserve(conn, 10)) == [last]
 
 
-def test_an_expired_job_in_front_of_its_key_stops_nobody(conn: psycopg.Connection, standing: Clock) -> None:
+def test_an_expired_job_in_front_of_its_key_blocks_no_other(conn: psycopg.Connection, standing: Clock) -> None:
     expiring = enqueue(conn, key="k", expires_in="1 min")
     following = enqueue(conn, key="k")
     standing.advance("2 min")
@@ -308,7 +308,7 @@ def test_a_job_with_a_key_is_retried_in_its_own_queue(conn: psycopg.Connection) 
     assert refused.value.diag.message_hint
 
 
-def test_a_row_of_one_key_in_another_lane_is_not_looked_for_twice(conn: psycopg.Connection) -> None:
+def test_a_row_of_one_key_in_another_lane_is_not_read_twice(conn: psycopg.Connection) -> None:
     job_ids = [enqueue(conn, key="k", priority=priority) for priority in (3, 2, 1)]
     rows = reserve(conn, 10)
     assert ids(rows) == job_ids[:1]
@@ -344,7 +344,7 @@ def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
     assert found[-1] == 1200
 
 
-def test_a_put_off_job_is_not_taken_for_one_left_behind(conn: psycopg.Connection, standing: Clock) -> None:
+def test_a_deferred_job_is_not_taken_for_one_left_behind(conn: psycopg.Connection, standing: Clock) -> None:
     held, _ = chain(conn)
     call(conn, "snooze", held.id, held.reservation, "1 hour")
     assert [unparked(conn) for _ in range(3)] == [0, 0, 0]

@@ -51,7 +51,7 @@ def fill(conn: psycopg.Connection, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "target"), KINDS)
-def test_at_most_so_many_execute(conn: psycopg.Connection, kind: str, target: str) -> None:
+def test_at_most_n_jobs_execute(conn: psycopg.Connection, kind: str, target: str) -> None:
     limit(conn, kind, target, at_most=2)
     job_ids = fill(conn, 5)
     free = [enqueue(conn, "other"), enqueue(conn, "other", key="x", queue="r"), enqueue(conn, "other", limit_key="m")]
@@ -94,7 +94,7 @@ LEAVING: dict[str, Callable[[psycopg.Connection, Clock, Row], object]] = {
 
 @pytest.mark.parametrize(("kind", "target"), KINDS)
 @pytest.mark.parametrize("how", LEAVING)
-def test_whoever_leaves_a_limit_lets_the_next_go(
+def test_a_job_that_leaves_a_limit_releases_the_next(
     conn: psycopg.Connection, standing: Clock, kind: str, target: str, how: str
 ) -> None:
     limit(conn, kind, target, at_most=1)
@@ -159,7 +159,7 @@ def test_a_limit_of_nothing_stops_everything(conn: psycopg.Connection) -> None:
     assert reserve(conn, 10) == []
 
 
-def test_every_value_of_a_wildcard_has_its_own_room(conn: psycopg.Connection) -> None:
+def test_every_value_of_a_wildcard_has_its_own_capacity(conn: psycopg.Connection) -> None:
     limit(conn, "limit_key", "tenant:*", at_most=1)
     limit(conn, "limit_key", "tenant:big*", at_most=2)
     limit(conn, "limit_key", "tenant:big:7", at_most=3)
@@ -173,7 +173,7 @@ def test_every_value_of_a_wildcard_has_its_own_room(conn: psycopg.Connection) ->
     assert found == {"tenant:a": 1, "tenant:b": 1, "tenant:bigger": 2, "tenant:big:7": 3, "tenan": 4}
 
 
-def test_a_job_under_two_limits_needs_room_in_both(conn: psycopg.Connection, standing: Clock) -> None:
+def test_a_job_under_two_limits_needs_capacity_in_both(conn: psycopg.Connection, standing: Clock) -> None:
     limit(conn, "task", "t", at_most=3)
     limit(conn, "limit_key", "l", at_most=1)
     under_both = enqueue_many(conn, 3, limit_key="l")
@@ -189,7 +189,7 @@ def test_a_job_under_two_limits_needs_room_in_both(conn: psycopg.Connection, sta
 
 
 @pytest.mark.parametrize(("kind", "target"), [kind for kind in KINDS if kind[0] != "key"])
-def test_so_many_start_in_any_stretch_of_the_time(
+def test_at_most_n_start_in_any_stretch_of_the_period(
     conn: psycopg.Connection, standing: Clock, kind: str, target: str
 ) -> None:
     limit(conn, kind, target, rate=2, per="10 s")
@@ -230,7 +230,7 @@ def test_starts_are_counted_by_the_time_at_which_jobs_say_that_they_were_reserve
 
 
 @pytest.mark.parametrize(("kind", "target"), [("queue", "q"), ("task", "t"), ("limit_key", "l")])
-def test_a_sleeper_is_told_when_the_next_start_is_free(
+def test_an_idle_worker_gets_the_time_of_the_next_free_start(
     conn: psycopg.Connection, standing: Clock, kind: str, target: str
 ) -> None:
     limit(conn, kind, target, rate=1, per="10 s")
@@ -264,7 +264,7 @@ def test_a_rate_survives_a_clock_that_steps_back(
     assert 3 <= got <= 4
 
 
-def test_other_lanes_and_plain_jobs_pass_a_full_limit(conn: psycopg.Connection) -> None:
+def test_other_lanes_and_plain_jobs_pass_a_limit_without_capacity(conn: psycopg.Connection) -> None:
     limit(conn, "task", "t", at_most=1)
     enqueue_many(conn, 3000)
     plain = enqueue_many(conn, 5, "other")
@@ -277,7 +277,7 @@ def test_other_lanes_and_plain_jobs_pass_a_full_limit(conn: psycopg.Connection) 
     assert executing(conn) == 6
 
 
-def test_a_parked_job_may_be_cancelled_and_deleted(conn: psycopg.Connection) -> None:
+def test_a_blocked_job_may_be_cancelled_and_deleted(conn: psycopg.Connection) -> None:
     limit(conn, "task", "t", at_most=1)
     job_ids = enqueue_many(conn, 4)
     [held] = reserve(conn, 10)

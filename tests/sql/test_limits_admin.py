@@ -52,7 +52,7 @@ def test_what_executes_is_counted_by_queue_task_key_and_limit_key(conn: psycopg.
 
 
 @pytest.mark.parametrize(("kind", "target"), [("queue", "q"), ("task", "t"), ("key", "k"), ("limit_key", "l")])
-def test_the_count_stops_where_it_is_told_to(conn: psycopg.Connection, kind: str, target: str) -> None:
+def test_the_count_stops_at_its_bound(conn: psycopg.Connection, kind: str, target: str) -> None:
     for queue in ("q", "r"):
         put(conn, 5, queue=queue, key="k", keys=True, limit_key="l")
     whole = 5 if kind == "queue" else 10
@@ -101,7 +101,7 @@ def parts(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
     return [(each["max_executing"], each["rate"], each["per"]) for each in limits(conn)]
 
 
-def test_what_is_left_out_of_a_limit_stays(conn: psycopg.Connection) -> None:
+def test_an_omitted_argument_of_a_limit_keeps_its_value(conn: psycopg.Connection) -> None:
     assert call(conn, "set_limit", "task", "t", rate=5, per="1 min") is True
     for given in ({"rate": 5}, {"per": "1 min"}, {"rate": 5, "per": "1 min"}):
         assert call(conn, "set_limit", "task", "t", **given) is False
@@ -143,7 +143,7 @@ def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Conn
     }
 
 
-def test_stats_say_what_was_found_parked_for_nothing(conn: psycopg.Connection) -> None:
+def test_stats_count_jobs_found_blocked_without_a_reason(conn: psycopg.Connection) -> None:
     conn.execute("insert into pgqueue.maintenance_runs (at, unparked) values (now(), 3)")
     assert call(conn, "stats")["housekeeping"]["unparked"] == 3
 
@@ -153,7 +153,7 @@ def waits(conn: psycopg.Connection) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["changed", "dropped"])
-def test_when_a_limit_is_changed_or_dropped_housekeeping_is_to_look_at_what_it_parked(
+def test_when_a_limit_is_changed_or_dropped_maintenance_checks_the_jobs_that_it_blocks(
     conn: psycopg.Connection, how: str
 ) -> None:
     call(conn, "set_limit", "limit_key", "ac*", max_executing=1)
@@ -193,7 +193,7 @@ BAD: list[tuple[str, list[Any], dict[str, Any], str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
+def test_a_mistake_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
     for function, args, named, hinted in BAD:
         with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
             call(conn, function, *args, **named)

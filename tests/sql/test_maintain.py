@@ -155,7 +155,7 @@ def test_unregistered_lanes_are_found_wherever_they_lie(conn: psycopg.Connection
     assert stats(conn).housekeeping["found_lanes"] > 0
 
 
-def test_without_housekeeping_reserve_finds_a_job_in_an_unregistered_lane(conn: psycopg.Connection) -> None:
+def test_without_maintenance_reserve_finds_a_job_in_an_unregistered_lane(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn)
     conn.execute("delete from pgqueue.lanes")
     assert ids(reserve(conn)) == [job_id]

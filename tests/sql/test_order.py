@@ -49,7 +49,7 @@ def test_of_queues_with_one_priority_the_one_with_the_older_job_comes_first(
     assert ids(reserve(conn, 2)) == [early, late]
 
 
-def test_strict_order_serves_a_queue_only_when_those_before_it_are_empty(conn: psycopg.Connection) -> None:
+def test_strict_order_serves_a_queue_only_when_earlier_ones_are_empty(conn: psycopg.Connection) -> None:
     low = enqueue_many(conn, 3, queue="low", priority=100)
     high = enqueue_many(conn, 3, queue="high", priority=-100)
     enqueue(conn, queue="not served")
@@ -137,7 +137,7 @@ def test_a_batch_leaves_nothing_of_itself_to_the_next(conn: psycopg.Connection) 
     assert seen == job_ids
 
 
-def test_a_paused_queue_is_passed_over_until_it_is_resumed(conn: psycopg.Connection) -> None:
+def test_a_paused_queue_is_skipped_until_it_is_resumed(conn: psycopg.Connection) -> None:
     executing = enqueue(conn, queue="p")
     held = reserve_one(conn)
     assert call(conn, "pause_queue", "p") is True

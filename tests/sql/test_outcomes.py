@@ -48,7 +48,7 @@ def lapse(conn: psycopg.Connection, clock: Clock) -> None:
 
 
 @pytest.mark.covers("A5", "D2")
-def test_a_batch_is_completed_with_its_results_and_the_lost_ones_are_told(conn: psycopg.Connection) -> None:
+def test_a_batch_is_completed_with_its_results_and_the_lost_ones_are_returned(conn: psycopg.Connection) -> None:
     job_ids = enqueue_many(conn, 5)
     held = reserve(conn, 5)
     _, reservations = pairs(held)
@@ -70,7 +70,7 @@ def test_a_batch_is_completed_with_its_results_and_the_lost_ones_are_told(conn: 
 
 @pytest.mark.covers("A5", "G9")
 @pytest.mark.parametrize("ended_by", ["complete", "fail", "release", "snooze", "other reservation", "no job"])
-def test_who_does_not_hold_the_reservation_changes_nothing(conn: psycopg.Connection, ended_by: str) -> None:
+def test_without_the_reservation_a_worker_changes_nothing(conn: psycopg.Connection, ended_by: str) -> None:
     job_id = enqueue(conn)
     reservation = reserve_one(conn).reservation
     if ended_by in ("complete", "fail"):
@@ -150,7 +150,7 @@ def test_the_policy_of_the_task_decides_and_the_operator_over_the_code(conn: psy
 
 
 @pytest.mark.covers("G10")
-def test_a_job_fails_for_good_when_told_so(conn: psycopg.Connection) -> None:
+def test_a_job_fails_for_good_with_retry_false(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn)
     assert call(conn, "fail", job_id, reserve_one(conn).reservation, retry=False) == "dead"
     assert (job(conn, job_id).state, job(conn, job_id).attempts) == ("dead", 1)
@@ -241,7 +241,7 @@ def test_a_job_that_is_asked_to_cancel_and_succeeds_has_succeeded(conn: psycopg.
     assert call(conn, "cancel", job_id) is None
 
 
-def test_extend_tells_what_is_held_and_until_when(conn: psycopg.Connection, clock: Clock) -> None:
+def test_extend_returns_held_jobs_and_until_when(conn: psycopg.Connection, clock: Clock) -> None:
     first, second, gone = enqueue_many(conn, 3)
     held = reserve(conn, 3, lease="10 s")
     call(conn, "complete", gone, held[2].reservation)
@@ -254,7 +254,7 @@ def test_extend_tells_what_is_held_and_until_when(conn: psycopg.Connection, cloc
 
 
 @pytest.mark.covers("D2", "G9")
-def test_what_is_reserved_is_invisible_and_what_is_acknowledged_never_comes_back(
+def test_reserved_jobs_are_invisible_and_acknowledged_ones_never_come_back(
     conn: psycopg.Connection, clock: Clock
 ) -> None:
     maintain(conn)
@@ -295,7 +295,7 @@ def test_held_by_lists_what_a_worker_does_not_know_of_and_release_gives_it_back(
     assert (again.id, again.attempt, again.losses) == (lost.id, 1, 0)
 
 
-def test_what_is_booked_on_a_worker_that_does_not_know_of_it_is_given_back(conn: psycopg.Connection) -> None:
+def test_a_job_reserved_for_a_worker_that_does_not_know_it_is_given_back(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 4)
     known, lost, stale = reserve(conn, 3, "mine")
     [others] = reserve(conn, 1, "another worker")

@@ -276,7 +276,7 @@ def test_jobs_of_the_future_are_not_touched(explained: Explained) -> None:
 
 
 @pytest.mark.covers("D5")
-def test_enqueue_reads_no_jobs_and_asks_for_sleepers_by_a_range(explained: Explained) -> None:
+def test_enqueue_reads_no_jobs_and_asks_for_idle_workers_by_a_range(explained: Explained) -> None:
     for enqueueing in (enqueue, lambda conn: enqueue_many(conn, 50)):
         nodes = explained.nodes(enqueueing)
         check(nodes)
@@ -369,7 +369,7 @@ def maintain_without_sample(conn: psycopg.Connection) -> None:
     maintain(conn)
 
 
-def test_housekeeping_scans_nothing_that_grows(explained: Explained) -> None:
+def test_maintenance_scans_nothing_that_grows(explained: Explained) -> None:
     check(explained.nodes(maintain_without_sample))
     check(explained.nodes(lambda conn: table(conn, "idle", "w", ["default", "other"])))
     check(explained.nodes(lambda conn: call(conn, "awake", "w")))
@@ -405,7 +405,7 @@ def bounded(nodes: list[Node], rows: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "filters"), BULK)
-def test_a_bulk_call_reads_one_index_in_its_order_and_so_many_rows(
+def test_a_bulk_call_reads_one_index_in_its_order_and_a_bounded_number_of_rows(
     explained: Explained, name: str, filters: dict[str, Any]
 ) -> None:
     nodes = explained.nodes(lambda conn: table(conn, name, **filters))

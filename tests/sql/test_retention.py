@@ -31,7 +31,7 @@ def finish(conn: psycopg.Connection, end: str, **options: Any) -> int:
 
 def has_all_partitions(conn: psycopg.Connection) -> bool:
     """Whether maintenance has found nothing to attach at the present time."""
-    return value(conn, "select not exists (select from pgqueue._partition_gaps(40, 36))") is True
+    return value(conn, "select not exists (select from pgqueue._partition_gaps(14, 26))") is True
 
 
 def kept_for(conn: psycopg.Connection, end: str, **options: Any) -> timedelta | None:
@@ -120,7 +120,7 @@ def test_after_sixty_days_without_maintain_completions_go_on_and_nothing_kept_is
     assert [state(conn, job_id) for job_id in (kept, *late)] == ["dead", "cancelled", "dead"]
 
     overdue = stats(conn).housekeeping["overdue_partitions"]
-    assert overdue > 40
+    assert overdue > 14
     for gone in range(1, overdue + 1):
         # Often enough for leases, and yet at most one drop a minute.
         maintain(conn)
@@ -151,5 +151,5 @@ def test_partitions_are_attached_ahead_of_time(conn: psycopg.Connection, clock: 
         maintain(conn)
         clock.advance("1 s")
     today: datetime = clock.now()
-    assert last("d") == (today + timedelta(days=40)).strftime("history_d_%Y%m%d")
-    assert last("m") == "history_m_203301"
+    assert last("d") == (today + timedelta(days=14)).strftime("history_d_%Y%m%d")
+    assert last("m") == "history_m_203203"

@@ -42,7 +42,7 @@ def due_seconds(conn: psycopg.Connection, clock: Clock) -> dict[int, int]:
     return dict(Counter(int((due_at - clock.now()).total_seconds()) for (due_at,) in rows))
 
 
-def test_retries_are_put_off_to_the_first_second_with_room(conn: psycopg.Connection, clock: Clock) -> None:
+def test_retries_are_deferred_to_the_first_second_with_capacity(conn: psycopg.Connection, clock: Clock) -> None:
     allow(conn, 3)
     fail_all(conn, 4, "10 s")
     assert due_seconds(conn, clock) == {10: 3, 11: 1}
@@ -53,7 +53,7 @@ def test_retries_are_put_off_to_the_first_second_with_room(conn: psycopg.Connect
     assert due_seconds(conn, clock) == {10: 3, 11: 3, 12: 3, 13: 3, 14: 2, 20: 1}
 
 
-def test_whoever_fits_keeps_the_exact_time(conn: psycopg.Connection, clock: Clock) -> None:
+def test_a_retry_within_the_budget_keeps_its_exact_time(conn: psycopg.Connection, clock: Clock) -> None:
     allow(conn, 1)
     job_id = enqueue(conn)
     call(conn, "fail", job_id, reserve_one(conn).reservation, retry_in="10.25 s")
@@ -86,7 +86,7 @@ def test_without_a_budget_nothing_is_booked(conn: psycopg.Connection) -> None:
     assert value(conn, "select count(*) from pgqueue.retry_bookings") == 0
 
 
-def test_two_that_fail_at_once_do_not_take_the_same_room(database: Database, clock: Clock) -> None:
+def test_two_that_fail_at_once_do_not_take_the_same_capacity(database: Database, clock: Clock) -> None:
     conn = database.connect()
     allow(conn, 1)
     allow(conn, 1, "other")
@@ -108,7 +108,7 @@ def test_two_that_fail_at_once_do_not_take_the_same_room(database: Database, clo
     assert seconds == [5, 6, 5, 5]
 
 
-def test_room_that_is_rolled_back_is_free_again(database: Database, clock: Clock) -> None:
+def test_capacity_that_is_rolled_back_is_free_again(database: Database, clock: Clock) -> None:
     conn = database.connect()
     allow(conn, 1)
     job_id = enqueue(conn)
@@ -143,7 +143,7 @@ def test_a_storm_costs_each_failure_little(conn: psycopg.Connection, clock: Cloc
     assert max(due_seconds(conn, clock).values()) == 1
 
 
-def test_what_is_over_is_forgotten(conn: psycopg.Connection, clock: Clock) -> None:
+def test_expired_rows_are_deleted(conn: psycopg.Connection, clock: Clock) -> None:
     allow(conn, 1)
     fail_all(conn, 3, "5 s")
     clock.advance("1 min 8 s")

@@ -195,7 +195,7 @@ def test_a_worker_of_the_retry_queue_is_woken(conn: psycopg.Connection, clock: C
     assert [notice.payload for notice in conn.notifies(timeout=5, stop_after=1)] == ["due"]
 
 
-def test_a_try_that_says_so_ends_as_cancelled_with_its_reason(conn: psycopg.Connection) -> None:
+def test_an_attempt_that_asks_for_it_ends_as_cancelled_with_its_reason(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn)
     held = reserve_one(conn)
     assert call(conn, "fail", job_id, held.reservation + 1, cancel=True) is None

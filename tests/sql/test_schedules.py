@@ -135,7 +135,7 @@ def test_missed_runs(conn: psycopg.Connection, clock: Clock, options: dict[str, 
 
 
 @pytest.mark.parametrize("catch_up", ["skip", "last", "all"])
-def test_what_is_found_within_ten_seconds_was_not_missed(conn: psycopg.Connection, clock: Clock, catch_up: str) -> None:
+def test_a_run_found_within_ten_seconds_was_not_missed(conn: psycopg.Connection, clock: Clock, catch_up: str) -> None:
     schedule(conn, expression="*/2 * * * * *", catch_up=catch_up)
     tick(conn, clock, "2030-01-07 00:00:37+00")
     assert run_at(conn) == [f"2030-01-07 00:00:{at}+00" for at in (32, 34, 36)]

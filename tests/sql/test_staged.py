@@ -111,7 +111,7 @@ def test_jobs_of_a_key_run_in_the_order_of_their_rows_whatever_else_the_rows_hav
     assert ran == order
 
 
-def test_dedupe_holds_among_the_rows_and_against_what_stands(conn: psycopg.Connection) -> None:
+def test_dedupe_holds_among_the_rows_and_against_existing_jobs(conn: psycopg.Connection) -> None:
     stands = enqueue(conn, "t", {"a": 1}, dedupe="stands")
     assert load(
         conn,
@@ -252,7 +252,7 @@ def test_the_table_of_another_role_of_the_session_serves(database: Database, pro
         "create temp view pgqueue_staged as select 't'::text as task",
     ],
 )
-def test_a_table_that_somebody_else_put_there_is_refused(database: Database, producer: str, made: str) -> None:
+def test_a_table_of_another_role_is_refused(database: Database, producer: str, made: str) -> None:
     own = database.connect()
     as_role(own, producer)
     own.execute(made)
@@ -264,7 +264,7 @@ def test_a_table_that_somebody_else_put_there_is_refused(database: Database, pro
 # Plans and waking
 
 
-def test_a_sleeper_of_the_lanes_queue_is_woken_once(conn: psycopg.Connection, database: Database) -> None:
+def test_an_idle_worker_of_the_lanes_queue_is_woken_once(conn: psycopg.Connection, database: Database) -> None:
     [idle] = table(conn, "idle", "w", ["q"], "1 hour")
     listener = database.connect()
     listener.execute(sql.SQL("listen {}").format(sql.Identifier(idle.channel)))

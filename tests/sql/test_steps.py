@@ -31,7 +31,7 @@ def await_event(conn: psycopg.Connection, held: Row, event: str, **options: obje
     return [(row.arrived, row.payload) for row in rows]
 
 
-def test_the_next_attempt_finds_what_is_done(conn: psycopg.Connection) -> None:
+def test_the_next_attempt_finds_the_completed_steps(conn: psycopg.Connection) -> None:
     held = begin(conn)
     assert step(conn, held, "charge", {"id": 7})
     assert step(conn, held, "mail")

@@ -128,7 +128,7 @@ def test_a_failing_job_climbs_the_retry_ladder_and_is_dead_after_eleven_attempts
 
 
 @pytest.mark.covers("G13", "A8")
-def test_a_job_whose_task_nobody_knows_is_kept_as_any_other(conn: psycopg.Connection) -> None:
+def test_a_job_of_an_unknown_task_is_kept_as_any_other(conn: psycopg.Connection) -> None:
     job_id = enqueue(conn, "a task that no code has any more")
     reserved = reserve_one(conn)
     assert reserved.task == "a task that no code has any more"

@@ -23,7 +23,7 @@ def how(request: pytest.FixtureRequest, conn: psycopg.Connection) -> str:
     return str(request.param)
 
 
-def test_it_counts_what_is_due_and_what_executes(conn: psycopg.Connection, how: str) -> None:
+def test_it_counts_due_and_executing_jobs(conn: psycopg.Connection, how: str) -> None:
     enqueue_many(conn, 5, queue="mail")
     enqueue(conn, queue="mail", delay="1 h")
     enqueue_many(conn, 3, queue="keyed", key="k")
@@ -37,7 +37,7 @@ def test_it_counts_what_is_due_and_what_executes(conn: psycopg.Connection, how: 
     assert wanted(conn) == 8
 
 
-def test_what_is_due_in_a_paused_queue_wants_no_worker(conn: psycopg.Connection, how: str) -> None:
+def test_due_jobs_of_a_paused_queue_want_no_worker(conn: psycopg.Connection, how: str) -> None:
     enqueue_many(conn, 5, queue="mail")
     reserve(conn, 2, queues=["mail"])
     if how == "sampled":

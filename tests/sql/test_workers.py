@@ -39,7 +39,7 @@ def test_a_worker_registers_beats_and_leaves(conn: psycopg.Connection, clock: Cl
     assert state(conn, held.id) == "executing"
 
 
-def test_a_worker_that_is_silent_for_minutes_is_forgotten_and_told_by_its_next_beat(
+def test_a_worker_that_is_silent_for_minutes_is_deregistered_and_learns_it_with_its_next_beat(
     conn: psycopg.Connection, clock: Clock
 ) -> None:
     clock.set(NOON)
@@ -89,7 +89,7 @@ def test_idle_tells_when_the_next_job_of_its_queues_is_due(conn: psycopg.Connect
     assert next_due("three", "a") == timedelta(minutes=2, milliseconds=60)
 
 
-def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Connection, clock: Clock) -> None:
+def test_the_fleet_runs_maintenance_about_once_a_second(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
 
     def call_again_in() -> float:
@@ -111,7 +111,7 @@ def test_the_fleet_is_told_to_keep_house_about_once_a_second(conn: psycopg.Conne
     assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 2
 
 
-def test_idle_tells_of_what_is_due_already(conn: psycopg.Connection, clock: Clock) -> None:
+def test_idle_reports_a_job_that_is_due_already(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     enqueue(conn, queue="a")
     assert table(conn, "idle", "w", ["a", "b"])[0].next_due == clock.now()
@@ -123,7 +123,7 @@ def test_idle_tells_of_what_is_due_already(conn: psycopg.Connection, clock: Cloc
     assert table(conn, "idle", "w")[0].next_due is None
 
 
-def test_idle_finds_what_its_housekeeping_brought_back(conn: psycopg.Connection, clock: Clock) -> None:
+def test_idle_finds_what_its_maintenance_brought_back(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     maintain(conn)
     enqueue(conn)
@@ -132,7 +132,7 @@ def test_idle_finds_what_its_housekeeping_brought_back(conn: psycopg.Connection,
     assert table(conn, "idle", "w")[0].next_due == clock.now()
 
 
-def test_who_kept_house_does_so_again_and_another_takes_over_when_it_is_gone(
+def test_one_worker_keeps_running_maintenance_and_another_takes_over_when_it_has_gone(
     conn: psycopg.Connection, clock: Clock
 ) -> None:
     clock.set(NOON)
@@ -157,7 +157,7 @@ def test_who_kept_house_does_so_again_and_another_takes_over_when_it_is_gone(
     assert again <= 1.5
 
 
-def test_idle_is_a_sign_of_life_and_says_who_is_forgotten(conn: psycopg.Connection, clock: Clock) -> None:
+def test_idle_is_a_heartbeat_and_reports_a_deregistered_worker(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     assert table(conn, "idle", "w")[0].registered is False
     call(conn, "hello", "w")
@@ -168,7 +168,7 @@ def test_idle_is_a_sign_of_life_and_says_who_is_forgotten(conn: psycopg.Connecti
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_idle_works_with_an_old_snapshot_and_keeps_no_house_there(conn: psycopg.Connection, level: str) -> None:
+def test_idle_works_with_an_old_snapshot_without_maintenance(conn: psycopg.Connection, level: str) -> None:
     conn.execute(f"set default_transaction_isolation = '{level}'".encode())
     assert table(conn, "idle", "w")[0].next_due is None
     assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 0

@@ -82,7 +82,7 @@ def test_a_refuted_job_is_shown(conn: psycopg.Connection) -> None:
         refute_enqueued(conn, mail)
 
 
-def test_exactly_so_many(conn: psycopg.Connection) -> None:
+def test_exactly_that_number(conn: psycopg.Connection) -> None:
     mail.enqueue(conn, "a")
     mail.enqueue(conn, "b")
     assert_enqueued(conn, mail, count=2)

@@ -157,7 +157,7 @@ def test_inline_raises_what_a_handler_raises_and_ends_with_its_block(database: D
     assert conn.execute("select count(*) from pgqueue.jobs").fetchone() == (1,)
 
 
-def test_inline_keeps_what_stands_around_an_enqueue() -> None:
+def test_inline_keeps_the_middleware_around_an_enqueue() -> None:
     around = App()
 
     @around.enqueue_middleware

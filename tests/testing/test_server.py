@@ -109,7 +109,7 @@ def test_one_that_answers_with_an_error_is_not(tmp_path: Path) -> None:
         assert refusal(socket) == "no Docker engine answers"
 
 
-def test_one_that_nobody_serves_is_not(tmp_path: Path) -> None:
+def test_an_unserved_queue_is_not(tmp_path: Path) -> None:
     socket = tmp_path / "docker.sock"
     assert refusal(socket) == "no Docker engine answers"
     # Left behind by an engine that has ended.

@@ -30,7 +30,7 @@ async def hangs() -> None:
     await asyncio.sleep(60)
 
 
-async def test_it_runs_what_is_committed(database: Database) -> None:
+async def test_it_runs_committed_jobs(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
         assert await worker.until(fine.enqueue(conn)) == "succeeded"

@@ -79,7 +79,7 @@ def test_an_old_browser_is_known_by_its_origin(serve: Serve, ask: Ask) -> None:
         assert answer.status_code == code
 
 
-def test_a_name_of_somebody_else_that_leads_here_is_refused(serve: Serve, ask: Ask) -> None:
+def test_a_foreign_name_that_resolves_to_this_host_is_refused(serve: Serve, ask: Ask) -> None:
     address = serve(allowed_hosts=["jobs.example.com"])
     for host, code in [
         *(("evil.example", 421), ("evil.example:8081", 421), ("", 421), ("jobs.example.com.evil.example", 421)),
@@ -89,7 +89,7 @@ def test_a_name_of_somebody_else_that_leads_here_is_refused(serve: Serve, ask: A
 
 
 @pytest.mark.parametrize("path", ["/", "/jobs", "/metrics", "/series", "/nothing"])
-def test_nobody_comes_in_without_a_name(serve: Serve, ask: Ask, path: str) -> None:
+def test_no_visitor_is_admitted_without_a_name(serve: Serve, ask: Ask, path: str) -> None:
     address = serve(authorize=by_password("ops", "geheim"))
     assert ask("GET", path, at=address).status_code == 401
     with httpx.Client(base_url=address) as client:

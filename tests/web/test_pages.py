@@ -64,7 +64,7 @@ def test_every_page_shows_what_there_is(filled: psycopg.Connection, ask: Ask) ->
         "/nothing",
     ],
 )
-def test_what_is_not_there_is_404(page: str, ask: Ask) -> None:
+def test_an_unknown_address_is_404(page: str, ask: Ask) -> None:
     assert ask("GET", page).status_code == 404
 
 
@@ -81,7 +81,7 @@ def test_a_job_of_big_numbers_and_secrets(filled: psycopg.Connection, ask: Ask) 
     assert "geheim" not in text
 
 
-def test_args_are_for_those_who_may_see_them(filled: psycopg.Connection, serve: Serve, ask: Ask) -> None:
+def test_args_are_shown_to_users_with_that_right(filled: psycopg.Connection, serve: Serve, ask: Ask) -> None:
     job = value(filled, "select id from pgqueue.jobs where queue = 'reports' and key is null")
     address = serve(can={"read", "act"})
     text = ask("GET", f"/jobs/{job}", at=address).text

@@ -155,7 +155,7 @@ async def test_a_worker_without_prepared_statements_and_without_listen_works(
         assert len(backends(conn, "w")) <= 3
 
 
-async def test_a_worker_told_to_stop_while_it_starts_leaves_nothing_behind(
+async def test_a_worker_that_is_stopped_while_it_starts_leaves_nothing_behind(
     database: Database, conn: psycopg.Connection
 ) -> None:
     holder = database.session()

@@ -77,7 +77,7 @@ def test_the_tasks_beyond_the_most_count_as_other() -> None:
     assert found["other"] == 50
 
 
-def test_buckets_hold_what_is_at_most_their_bound() -> None:
+def test_buckets_hold_values_up_to_their_bound() -> None:
     times = Times()
     for bound in (*BOUNDS, 10_000.0):
         times.add(bound)

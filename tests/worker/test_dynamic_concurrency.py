@@ -44,7 +44,7 @@ def test_it_stays_where_it_is_between_the_marks() -> None:
     assert wanted.follow(Sample(True, 4, 0.05, 0.1), 2.0) == 4
 
 
-def test_it_shrinks_to_what_is_in_use_when_it_is_idle_for_some_seconds() -> None:
+def test_it_shrinks_to_the_number_in_use_when_it_is_idle_for_some_seconds() -> None:
     wanted = Concurrency(4, 64, now=0.0)
     wanted.number = 64
     numbers = [wanted.follow(Sample(False, 3, **CALM), float(now)) for now in range(1, 40)]

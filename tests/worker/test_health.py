@@ -141,7 +141,7 @@ def test_without_the_extra_the_metrics_say_what_to_install(
         (b"x" * 20_000 + b"\r\n\r\n", b""),
     ],
 )
-def test_what_is_no_question_harms_nobody(request_: bytes, answer: bytes, start_worker: Start) -> None:
+def test_a_malformed_request_does_no_harm(request_: bytes, answer: bytes, start_worker: Start) -> None:
     worker = start_worker("-r", "jobs", "--health-port", "0").started()
     with socket.create_connection(("127.0.0.1", port_of(worker)), timeout=10) as client:
         client.sendall(request_)

@@ -241,7 +241,7 @@ async def test_a_job_that_comes_back_to_the_same_worker_runs_under_the_new_reser
     assert value(conn, "select reservation from pgqueue.history where id = %s", job_id) == started[1]
 
 
-def test_a_cancel_asked_for_while_nobody_listens_is_learned_with_the_next_extension(
+def test_a_cancel_without_a_listener_arrives_with_the_next_extension(
     database: Database, conn: psycopg.Connection
 ) -> None:
     app = App()

@@ -150,7 +150,7 @@ def test_an_outage_longer_than_a_lease_runs_nothing_twice_while_the_workers_live
 
 
 @pytest.mark.covers("A11")
-def test_a_worker_told_to_stop_during_an_outage_ends_within_its_bound(server: Server, tmp_path: Path) -> None:
+def test_a_worker_that_is_stopped_during_an_outage_ends_within_its_bound(server: Server, tmp_path: Path) -> None:
     write_module(tmp_path, TASKS)
     with psycopg.connect(server.dsn, autocommit=True) as conn:
         enqueue(conn, "long")
@@ -168,7 +168,7 @@ def test_a_worker_told_to_stop_during_an_outage_ends_within_its_bound(server: Se
 
 
 @pytest.mark.covers("A10", "G3")
-async def test_a_sleeper_announces_itself_anew_after_a_crash_which_takes_all_naps(server: Server) -> None:
+async def test_a_worker_registers_as_idle_again_after_a_crash_which_takes_all_registrations(server: Server) -> None:
     app = App()
     ran = asyncio.Event()
 

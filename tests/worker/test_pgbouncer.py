@@ -274,7 +274,7 @@ async def test_a_listen_dsn_of_another_database_is_refused_at_the_start(
     other = cloner.migrated()
     try:
         worker = Worker(App(), pooler.dsn, WorkerConfig(listen_dsn=other.dsn))
-        with pytest.raises(ConfigError, match=f"does not arrive in {other.name} on .*--listen-dsn"):
+        with pytest.raises(ConfigError, match=f"do not arrive in {other.name} on .*--listen-dsn"):
             await worker.run()
         # It has said goodbye.
         assert value(conn, "select count(*) from pgqueue.workers") == 0
@@ -295,9 +295,9 @@ def test_a_listen_dsn_that_leads_to_a_pooler_ends_the_command_with_exit_code_2(
 # A pooler that refuses what it does not know, and one that is set to ignore it.
 @pytest.mark.covers("A10")
 @pytest.mark.parametrize(
-    ("settings", "why"), [({}, "leads to a pooler"), ({"ignore_startup_parameters": "options"}, "does not arrive")]
+    ("settings", "why"), [({}, "leads to a pooler"), ({"ignore_startup_parameters": "options"}, "do not arrive")]
 )
-def test_a_worker_that_was_not_told_of_the_pooler_finds_out_says_so_and_works(
+def test_a_worker_detects_a_pooler_logs_it_and_works(
     settings: dict[str, str],
     why: str,
     database: Database,

@@ -104,7 +104,7 @@ def test_a_worker_that_is_restarted_under_its_name_does_not_run_its_poison_for_e
     assert ran(tmp_path, "poison") == 4
 
 
-def test_who_was_there_when_a_worker_died_of_another_job_does_not_die_with_it(
+def test_jobs_beside_the_one_that_killed_their_worker_survive(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     innocents = [enqueue(conn, "second_long") for _ in range(5)]

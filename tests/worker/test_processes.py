@@ -205,7 +205,7 @@ def test_a_worker_in_its_sleep_ends_promptly(conn: psycopg.Connection, start_wor
 
 
 @pytest.mark.covers("A10")
-def test_an_unreachable_server_is_one_line_and_the_worker_keeps_trying_until_told_to_stop(start_worker: Start) -> None:
+def test_an_unreachable_server_is_one_line_and_the_worker_keeps_trying_until_it_is_stopped(start_worker: Start) -> None:
     # Nothing listens on port 1.
     worker = start_worker("-r", "jobs", dsn="postgresql://postgres@127.0.0.1:1/app")
     wait_until(lambda: "trying again" in worker.log(), timeout=20)

@@ -53,7 +53,7 @@ def release() -> Any:
 
 @pytest.mark.covers("L15", "A11")
 @pytest.mark.parametrize("kind", ["async", "sync"])
-async def test_handlers_are_told_that_the_worker_shuts_down(
+async def test_handlers_learn_that_the_worker_shuts_down(
     kind: str, database: Database, conn: psycopg.Connection
 ) -> None:
     app = App()

@@ -186,7 +186,7 @@ async def test_a_rule_says_when(
 
 
 @pytest.mark.covers("G10")
-async def test_a_rule_is_told_the_exception_and_the_retries_so_far_where_the_handler_ran(
+async def test_a_rule_gets_the_exception_and_the_retries_so_far_where_the_handler_ran(
     database: Database, conn: psycopg.Connection, clock: Clock, in_thread: bool
 ) -> None:
     told: list[tuple[BaseException, int, bool]] = []
@@ -320,6 +320,6 @@ async def test_what_the_code_declares_is_written_at_start(
     assert value(conn, "select declared_retry_cap from pgqueue.tasks") == timedelta(minutes=1)
 
 
-def test_a_policy_that_nobody_knows_is_refused_when_declared() -> None:
+def test_an_unknown_policy_is_refused_when_declared() -> None:
     with pytest.raises(ConfigError, match="give one of fixed, exponential"):
         raising(LookupError(), retry_policy="polynomial")

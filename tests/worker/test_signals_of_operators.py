@@ -62,7 +62,7 @@ def runs_one(worker: WorkerProcess, conn: psycopg.Connection, directory: Path, t
     return job_id
 
 
-def test_a_quiet_worker_takes_nothing_new_and_goes_on_when_told_so(
+def test_a_quiet_worker_takes_nothing_new_and_resumes_on_request(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     quiet = start_worker("-r", "jobs", "--name", "quiet").started()
@@ -86,7 +86,7 @@ def test_a_quiet_worker_takes_nothing_new_and_goes_on_when_told_so(
     assert quiet.log().count("reserving no more jobs;") == 1
 
 
-def test_nobody_wakes_a_worker_that_is_quiet(conn: psycopg.Connection, start_worker: Start) -> None:
+def test_no_producer_wakes_a_quiet_worker(conn: psycopg.Connection, start_worker: Start) -> None:
     worker = start_worker("-r", "jobs", "--name", "w", "--poll-interval", "600").started()
     wait_until(lambda: is_asleep(conn, "w"), timeout=20)
     worker.send(signal.SIGUSR1)
@@ -97,7 +97,7 @@ def test_nobody_wakes_a_worker_that_is_quiet(conn: psycopg.Connection, start_wor
 
 
 @pytest.mark.covers("L15")
-def test_a_quiet_worker_ends_when_told_to(conn: psycopg.Connection, start_worker: Start) -> None:
+def test_a_quiet_worker_ends_on_a_stop(conn: psycopg.Connection, start_worker: Start) -> None:
     worker = start_worker("-r", "jobs").started()
     worker.send(signal.SIGUSR1)
     wait_until(lambda: "quiet" in worker.log())
@@ -144,7 +144,7 @@ def test_ttin_shows_where_each_job_stands(
     assert worker.wait(10) == 0
 
 
-def test_a_supervisor_passes_on_what_it_is_told(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
+def test_a_supervisor_passes_its_options_on(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "2")
     wait_until(lambda: supervisor.log().count(" is ready") == 2, timeout=30)
     supervisor.send(signal.SIGUSR1)

@@ -141,7 +141,7 @@ async def test_a_slow_network_that_drops_everything_now_and_then_loses_no_job(
     assert value(conn, "select max(attempts) from pgqueue.history") == 1
 
 
-async def test_a_reply_of_reserve_that_breaks_off_in_the_middle_costs_its_jobs_neither_a_try_nor_a_lease(
+async def test_a_reply_of_reserve_that_breaks_off_in_the_middle_costs_its_jobs_neither_an_attempt_nor_a_lease(
     database: Database, conn: psycopg.Connection, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = App()
@@ -161,7 +161,7 @@ async def test_a_reply_of_reserve_that_breaks_off_in_the_middle_costs_its_jobs_n
 
 
 @pytest.mark.covers("A10")
-async def test_while_nobody_answers_it_neither_spins_nor_floods_its_log(
+async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
     database: Database,
     conn: psycopg.Connection,
     proxy: Proxy,
@@ -409,7 +409,7 @@ async def test_a_link_without_prepared_statements_works_in_read_committed_and_se
         await pooled.close()
 
 
-async def test_a_refusal_is_told_from_everything_else(
+async def test_a_refusal_is_distinguished_from_everything_else(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PGHOST", "PGPORT", "PGHOSTADDR", "PGSERVICE"):

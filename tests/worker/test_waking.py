@@ -92,7 +92,9 @@ async def test_without_notify_a_job_starts_within_a_second_and_the_poll_interval
             assert wait_of(conn, job_id) < 1 + 1.5
 
 
-async def test_without_listen_nobody_is_asked_to_notify(app: App, database: Database, conn: psycopg.Connection) -> None:
+async def test_without_listen_no_producer_is_asked_to_notify(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
     async with working(app, database.dsn, poll_interval=0.2, listen=False):
         await done(conn, enqueue(conn))
         assert await done(conn, enqueue(conn)) == ["succeeded"]

@@ -80,7 +80,7 @@ class ReadOnly(admin.ModelAdmin):
 
 
 class StateFilter(admin.SimpleListFilter):
-    """The states, without asking the table for those that it has."""
+    """The states, without querying the table for them."""
 
     title = "state"
     parameter_name = "state"
@@ -129,12 +129,12 @@ class JobAdmin(ReadOnly):
         return bool(request.user.has_perm("pgqueue.operate"))
 
     def act(self, request: HttpRequest, name: str, done: str, ids: list[int]) -> None:
-        """Act on jobs, write that into the admin's log, and say how many were changed."""
+        """Act on jobs, log that in the admin, and report how many were changed."""
         call = operate.bulk(name.replace("_now", ""), {"job_ids": ids}, len(ids))
         connection = connections[_database()]
         with transaction.atomic(using=_database()):
             with connection.cursor() as cursor:
-                # Until the end of this transaction: what pgqueue.audit says of who did it.
+                # Until the end of this transaction: the actor in pgqueue.audit.
                 cursor.execute("select set_config('pgqueue.actor', %s, true)", [request.user.get_username()])
             chunk: Any = drivers.run(connection, call)
         for job in self.get_queryset(request).filter(pk__in=ids):

@@ -18,7 +18,7 @@ class PgqueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the check, and what follows a migration."""
+        """Register the check, and the handler that runs after a migration."""
         checks.register(check_schema, checks.Tags.database)
         post_migrate.connect(_load_functions, sender=self, dispatch_uid="pgqueue")
 

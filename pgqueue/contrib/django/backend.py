@@ -54,7 +54,7 @@ class PgqueueTask(Task):
             run_at = timezone.make_aware(run_at)
         options = {
             "queue": self.queue_name,
-            # Zero is Django's default: then the queue, or an operator, may say otherwise.
+            # Zero is Django's default: then the queue, or an operator, may set another.
             "priority": self.priority or None,
             "run_at": run_at,
             "delay": self.delay,
@@ -113,7 +113,7 @@ class Backend(BaseTaskBackend, Generic[T]):
         self.database: str = self.options.get("database", "default")
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Enqueue a call of a task, and return its result, which is to come."""
+        """Enqueue a call of a task, and return its pending result."""
         self.validate_task(task)
         result = TaskResult(
             task=task,
@@ -136,7 +136,7 @@ class Backend(BaseTaskBackend, Generic[T]):
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return what became of a job. Raises TaskResultDoesNotExist, also when its history has expired."""
+        """Return the result of a job. Raises TaskResultDoesNotExist, also when its history has expired."""
         return results.read(self, result_id)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:

@@ -9,7 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from pgqueue.errors import ConfigError
 
-# What psycopg takes, and libpq does not.
+# Options of psycopg that libpq does not know.
 _NOT_LIBPQ = {"context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "isolation_level", "pool"}
 
 

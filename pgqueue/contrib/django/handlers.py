@@ -123,7 +123,7 @@ def _finish(result: Any, status: Any, value: Any = None) -> None:
 
 
 def _died(dead: Dead) -> None:
-    """Tell Django that a task has failed for good. Attempts that are repeated are not its end."""
+    """Signal to Django that a task has failed for good. A retried attempt is not its end."""
     clean_connections()
     try:
         task = backends.declared.get(dead.job.task)

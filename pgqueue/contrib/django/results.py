@@ -1,4 +1,4 @@
-"""What became of a job, as Django's tasks have it."""
+"""The results of jobs in the form of Django's tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATUS = {
     "cancelled": TaskResultStatus.FAILED,
 }
 
-# Ends that no exception of a handler stands for.
+# Ends that no exception of a handler caused.
 _CLASSES = {"Timeout": "builtins.TimeoutError"}
 
 
@@ -80,7 +80,7 @@ def error_of(error: Mapping[str, Any]) -> Any:
 
 
 def worker_ids(errors: list[Mapping[str, Any]], attempts: int, worker: str | None) -> list[str]:
-    """Name the worker of each attempt. Of the first ones of many, which the job has forgotten, the name is empty."""
+    """Name the worker of each attempt; "" for old attempts whose errors the job no longer keeps."""
     known = {each["attempt"]: str(each.get("worker") or "") for each in errors if "attempt" in each}
     return [known.get(n, (worker or "") if n == attempts else "") for n in range(1, attempts + 1)]
 

@@ -194,7 +194,7 @@ begin
         when 'hidden' then
             run.hidden := run.hidden + pgqueue._find_hidden();
         when 'partitions' then
-            select r.attached, r.problem into v_found from pgqueue._attach_partitions(40, 36, p_slice) r;
+            select r.attached, r.problem into v_found from pgqueue._attach_partitions(14, 26, p_slice) r;
             v_count := v_found.attached::bigint;
             problem := v_found.problem;
         when 'drop' then

@@ -43,6 +43,7 @@ TEMPLATES = [
 ]
 TEST_RUNNER = "older_python.OlderPython"
 ROOT_URLCONF = "urls"
+DEBUG = "SITE_DEBUG" in os.environ
 SECRET_KEY = "for tests"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -1,6 +1,8 @@
 """What Django asks of a backend for its tasks, and what this one adds."""
 
 import os
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from io import StringIO
@@ -255,6 +257,28 @@ class CommandTest(TransactionTestCase):
     def test_what_keeps_it_from_starting_is_one_line(self):
         with self.assertRaisesMessage(CommandError, "-q mail,x: 'x' is no weight"):
             call_command("pgqueue_worker", "--", "-q", "mail,x")
+
+
+class ProcessTest(TransactionTestCase):
+    """The command as it is typed."""
+
+    def run_command(self, *options):
+        environment = {**os.environ, "SITE_DSN": dsn_of("default"), "SITE_DEBUG": "1"}
+        command = [sys.executable, "manage.py", "pgqueue_worker", *options]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    def test_each_line_is_logged_once_with_debug_too(self):
+        result = tasks.count_orders.enqueue()
+        done = self.run_command("--until-empty")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [line for line in done.stderr.splitlines() if f"id={result.id}" in line]
+        self.assertEqual(len(lines), 2, done.stderr)
+        self.assertIn("INFO django", lines[0])
+
+    def test_its_help_names_the_command_as_it_is_typed(self):
+        done = self.run_command("--help")
+        self.assertEqual(done.stdout.splitlines()[0], "Usage: manage.py pgqueue_worker [OPTIONS]")
+        self.assertIn("--until-empty", done.stdout)
 
 
 class ChecksTest(TestCase):
