@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
-TESTS ?= -n 3 --dist worksteal
+TESTS ?= -n 4 --dist worksteal
 BENCH ?=
 # Where Debian's packages put the server, and plpgsql_check beside it.
 DEBIAN_15 ?= /usr/lib/postgresql/15
@@ -26,7 +26,7 @@ demo: $(installed) ## watch a small shop at work, on a server of its own
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
 	$(bin)/pytest -m "not long" $(TESTS)
 
-test-all: $(installed) ## run them all: also the models, soaks and random calls that take long
+test-all: $(installed) ## run them all: also the models, soaks, browser walks and random calls that take long
 	$(bin)/pytest $(TESTS)
 
 test-versions: $(installed) ## run the tests of the SQL on PostgreSQL 14 to 18; needs npm

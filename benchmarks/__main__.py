@@ -19,6 +19,7 @@ NAMES = (
     "start_latency",
     "trickle",
     "startup",
+    "transaction",
     "held_snapshot",
     "reserve_flat",
     "wal",

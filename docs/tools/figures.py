@@ -27,7 +27,7 @@ _MARKER = (
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box around (x, y). `kind`: b a state, f a final one, x what is not visited, w what waits."""
+    """A box around (x, y). `kind`: b a state, f a final one, x what is not visited, w a waiting job."""
 
     x: int
     y: int

@@ -11,6 +11,7 @@ from typing import Any
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
 from pgqueue.db import consume
+from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
 from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.blocked_loop import Watchdog
@@ -73,9 +74,9 @@ class Worker:
         self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
         self._progress = Progress(self._links.keeping)
         self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
+        self._pools = Pools(dsn, config.concurrency, prepare=not config.pooled)
         self._surroundings = Surroundings(
-            dsn,
-            not config.pooled,
+            self._pools,
             on_progress=self._progress.report,
             on_extend=self._leases.extend_soon,
             ask=self._steps.ask,
@@ -219,6 +220,7 @@ class Worker:
             self._runner.close()
             await self._links.close()
             await self._steps.close()
+            await self._pools.close()
             self._identity.leave()
 
     def _start_loops(self) -> list[asyncio.Task[None]]:

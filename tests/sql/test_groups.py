@@ -21,6 +21,7 @@ from tests.calls import (
     table,
     value,
 )
+from tests.databases import Database
 from tests.races.test_dependencies import settle
 from tests.sql.test_dependencies import finish
 
@@ -65,6 +66,30 @@ def test_many_members_leave_few_notes(conn: psycopg.Connection) -> None:
     assert value(conn, "select last_value from pgqueue.notes_n_seq") == before + 1
     maintain(conn)
     assert state(conn, group) == "succeeded"
+
+
+def test_the_end_of_a_member_walks_no_members_that_have_ended(database: Database, conn: psycopg.Connection) -> None:
+    """Beside a session with an old snapshot, which keeps the entries of all of them in the index."""
+    entries = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'jobs_group'"
+
+    def read_by_one_end() -> int:
+        conn.execute("select pg_stat_force_next_flush()")
+        before: int = value(conn, entries)
+        [row] = reserve(conn)
+        call(conn, "complete", row.id, row.reservation)
+        conn.execute("select pg_stat_force_next_flush()")
+        after: int = value(conn, entries)
+        return after - before
+
+    group, _ = group_of(conn, 3_000)
+    call(conn, "close_group", group)
+    old = database.session()
+    old.run("begin isolation level repeatable read")
+    old.run("select count(*) from pgqueue.jobs")
+    first = read_by_one_end()
+    rows = reserve(conn, 2_500)
+    column(conn, "complete_many", [row.id for row in rows], [row.reservation for row in rows])
+    assert read_by_one_end() <= first + 2
 
 
 def test_an_empty_group_ends_when_it_is_closed(conn: psycopg.Connection) -> None:
@@ -169,6 +194,7 @@ def test_cancelling_a_group_cancels_its_members(conn: psycopg.Connection) -> Non
     deep = enqueue(conn, group_id=inner)
     held = reserve_one(conn)
     assert call(conn, "cancel", group) == "requested"
+    assert value(conn, "select action from pgqueue.audit where (filter ->> 'job_id')::bigint = %s", group) == "cancel"
     maintain(conn)
     assert [state(conn, each) for each in members] == ["executing", "cancelled", "cancelled", "cancelled"]
     assert (state(conn, deep), state(conn, group)) == ("cancelled", "blocked")

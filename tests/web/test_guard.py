@@ -231,7 +231,7 @@ def test_no_text_of_a_producer_becomes_markup(conn: psycopg.Connection, ask: Ask
         assert "onerror=alert" not in re.sub(r"&[#\w]+;", "", answer.text) or "&lt;img" in answer.text
         assert not re.search(r'(href|src|action)="javascript:', answer.text)
         assert ">49<" not in answer.text
-        # A form sends a name back as it is; nobody reads it there.
+        # A form sends a name back as it is; it is not read there.
         shown = re.sub(r' value="[^"]*"', "", answer.text)
         assert not set("\u202e\u2066\x1b\x07") & set(shown)
 

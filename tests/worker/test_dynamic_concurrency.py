@@ -69,7 +69,7 @@ def test_a_range_has_its_smaller_number_first() -> None:
 
 
 @pytest.mark.covers("A12", "A9")
-@pytest.mark.parametrize("kind", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["async", pytest.param("sync", marks=pytest.mark.long)])
 async def test_a_worker_with_a_range_grows_under_load_and_shrinks_afterwards(
     kind: str, database: Database, conn: psycopg.Connection
 ) -> None:

@@ -91,13 +91,13 @@ declare
     v_state pgqueue.job_state;
 begin
     foreach v_state in array '{waiting,failed,blocked}'::pgqueue.job_state[] loop
-        if exists (
-            select
-            from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
-            order by j.group_id desc, j.state desc, j.id desc
-            limit 1
-        ) then
+        -- Not EXISTS: the planner takes the order out of that, and would walk from the lowest id.
+        perform
+        from pgqueue.jobs j
+        where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
+        order by j.group_id desc, j.state desc, j.id desc
+        limit 1;
+        if found then
             return true;
         end if;
     end loop;
