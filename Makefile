@@ -14,7 +14,7 @@ installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
 
-.PHONY: reference docs figures screens
+.PHONY: reference docs figures screens release
 .PHONY: help demo test test-all test-versions check check-sql vendor bench chaos digest clean
 
 help: ## what there is to make
@@ -51,8 +51,9 @@ vendor: $(installed) ## fetch what the pages carry of others anew from npm, and 
 reference: $(installed) ## write the pages of docs/reference/ anew from what they describe
 	PGQUEUE_WRITE_DOCS=1 $(bin)/pytest -q -n 0 tests/docs/test_reference.py
 
-figures: $(installed) ## draw the figures of docs/ anew from their text
+figures: $(installed) ## draw the figures of docs/ anew from their text, and write the index llms.txt
 	$(bin)/python -m docs.tools.figures
+	$(bin)/python -m docs.tools.llms
 
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
@@ -61,6 +62,12 @@ docs: $(installed) ## build the pages into build/docs, warnings being errors; ch
 	else \
 		echo "docs: links to other sites are not checked: there is no network"; \
 	fi
+
+screens: $(installed) ## take pictures of the pages of `pgqueue web`, wide and narrow, light and dark: make screens ADDRESS=http://127.0.0.1:8081
+	$(bin)/python -m tests.web.screenshots $(or $(ADDRESS),http://127.0.0.1:8081) build/screens
+
+release: $(installed) ## build a release up to the upload into dist/, twice and compared, with its bill of materials
+	packaging/release dist
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
