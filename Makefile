@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
-TESTS ?= -n 3 --dist worksteal
+TESTS ?= -n 4 --dist worksteal
 BENCH ?=
 # Where Debian's packages put the server, and plpgsql_check beside it.
 DEBIAN_15 ?= /usr/lib/postgresql/15
@@ -14,8 +14,8 @@ installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
 
-.PHONY: reference docs figures screens
-.PHONY: help demo test test-all test-versions check check-sql vendor bench chaos digest clean
+.PHONY: reference docs figures screens release
+.PHONY: help demo test test-all test-versions check check-sql vendor bench scale chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -26,7 +26,7 @@ demo: $(installed) ## watch a small shop at work, on a server of its own
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
 	$(bin)/pytest -m "not long" $(TESTS)
 
-test-all: $(installed) ## run them all: also the models, soaks and random calls that take long
+test-all: $(installed) ## run them all: also the models, soaks, browser walks and random calls that take long
 	$(bin)/pytest $(TESTS)
 
 test-versions: $(installed) ## run the tests of the SQL on PostgreSQL 14 to 18; needs npm
@@ -51,8 +51,9 @@ vendor: $(installed) ## fetch what the pages carry of others anew from npm, and 
 reference: $(installed) ## write the pages of docs/reference/ anew from what they describe
 	PGQUEUE_WRITE_DOCS=1 $(bin)/pytest -q -n 0 tests/docs/test_reference.py
 
-figures: $(installed) ## draw the figures of docs/ anew from their text
+figures: $(installed) ## draw the figures of docs/ anew from their text, and write the index llms.txt
 	$(bin)/python -m docs.tools.figures
+	$(bin)/python -m docs.tools.llms
 
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
@@ -62,8 +63,18 @@ docs: $(installed) ## build the pages into build/docs, warnings being errors; ch
 		echo "docs: links to other sites are not checked: there is no network"; \
 	fi
 
+screens: $(installed) ## take pictures of the pages of `pgqueue web`, wide and narrow, light and dark: make screens ADDRESS=http://127.0.0.1:8081
+	$(bin)/python -m tests.web.screenshots $(or $(ADDRESS),http://127.0.0.1:8081) build/screens
+
+release: $(installed) ## build a release up to the upload into dist/, twice and compared, with its bill of materials
+	packaging/release dist
+
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
+
+scale: $(installed) ## measure the cost of a job, and draw where the first limit is; needs matplotlib (extra docs)
+	$(bin)/python -m benchmarks.scale calibrate
+	$(bin)/python -m benchmarks.scale
 
 chaos: $(installed) ## break everything for PGQUEUE_CHAOS_MINUTES, over PGQUEUE_CHAOS_JOBS jobs; see tests/chaos/REPORT.md
 	$(bin)/python -m tests.chaos

@@ -31,7 +31,11 @@ _SYNC = "one worker, sync handlers"
 _TWO = "two worker processes, async handlers"
 
 # What part of the limit each must reach.
-_LEAST = {_ASYNC: 0.5, _SYNC: 0.15, _TWO: 0.6}
+_LEAST = {_ASYNC: 0.7, _SYNC: 0.15, _TWO: 0.6}
+_LIMIT_TO_BARE = 0.6
+_TWO_TO_ONE = 1.3
+# Of the server, against the bare loop.
+_CPU_TO_BARE = 1.5
 
 # Two statements, two commits; the arrays travel as they would from any driver.
 _LOOP = f"""
@@ -108,6 +112,11 @@ def run(server: Server) -> Report:
         [
             Bound(f"Part of the limit, {way}", median(rates[way]) / limit, least, at_least=True)
             for way, least in _LEAST.items()
+        ]
+        + [
+            Bound("the limit to the bare loop", limit / median(rates[_BARE]), _LIMIT_TO_BARE, at_least=True),
+            Bound("two processes to one", median(rates[_TWO]) / median(rates[_ASYNC]), _TWO_TO_ONE, at_least=True),
+            Bound("the server's CPU, one worker to the bare loop", median(costs[_ASYNC]) / bare, _CPU_TO_BARE),
         ],
     )
 

@@ -38,7 +38,7 @@ _TEMPLATE = "pgqueue_bench_template"
 # The variable with the size of the measurements: 0.1 is a tenth of the jobs.
 SCALE = "PGQUEUE_BENCH_SCALE"
 
-# What a small run may miss a bound by: few jobs, on a busy machine, show only what is far off.
+# The tolerance of a small run: few jobs, on a busy machine, show only large deviations.
 WIDE = 3.0
 
 Connection = psycopg.Connection[tuple[object, ...]]

@@ -10,7 +10,7 @@ fastest. Beside the speed stand the pages that a job takes: no other load on the
 so that those of the first tenth lapse within a run.
 
 With keys each job costs a little more than the one before it of its key: the unique index that keeps a key from running
-twice looks at all entries of the key that have not gone away.
+twice reads all remaining entries of the key.
 """
 
 from __future__ import annotations

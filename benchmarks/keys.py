@@ -49,8 +49,8 @@ def _hot_keys(server: Server, rows: Rows, figures: dict[str, object], bounds: li
     for size in (_SMALL, _LARGE):
         with server.database(f"hot_{size}") as dsn, _connect(dsn) as conn:
             _fill(conn, size, f"'k' || n %% {_HOT}")
-            # Parked: until a claim finds nothing in the ready index but what the ten keys give.
-            parking = _until_parked(conn)
+            # Blocked, until a claim finds only the first jobs of the ten keys in the ready index.
+            blocking = _until_blocked(conn)
             conn.execute("vacuum (analyze) pgqueue.jobs")
             took: list[float] = []
             for _ in range(_ROUNDS):
@@ -58,9 +58,9 @@ def _hot_keys(server: Server, rows: Rows, figures: dict[str, object], bounds: li
                 took.append(ms)
                 _finish(conn, got)
             times[size] = took
-            figures[f"parking {size}, s"] = parking
+            figures[f"blocking {size}, s"] = blocking
             rows.append((f"reserve(10), {size:,} waiting on {_HOT} keys, ms", f"{median(took):.2f}"))
-            rows.append(("  parking them before, s in all", f"{parking:.1f}"))
+            rows.append(("  blocking them before, s in all", f"{blocking:.1f}"))
     ratio = median(times[_LARGE]) / median(times[_SMALL])
     figures["hot keys, ratio"] = ratio
     bounds.append(Bound(f"reserve(10) with {_LARGE:,} on {_HOT} keys against {_SMALL:,}", ratio, 1.5))
@@ -111,7 +111,7 @@ def _distinct_keys(server: Server, rows: Rows, figures: dict[str, object], bound
 def _held_snapshot(server: Server, rows: Rows, figures: dict[str, object], bounds: list[Bound]) -> None:
     with server.database("snapshot") as dsn, _connect(dsn) as conn, psycopg.connect(dsn) as holder:
         _fill(conn, 20_000, "'k'")
-        _until_parked(conn)
+        _until_blocked(conn)
         holder.execute("set transaction isolation level repeatable read")
         holder.execute("select count(*) from pgqueue.settings")
         costs = []
@@ -140,9 +140,9 @@ def _limit_ahead(server: Server, rows: Rows, figures: dict[str, object], bounds:
             _fill(conn, 20_000, "null")
             if ahead:
                 calls, started = _until_plain(conn)
-                rows.append((f"{ahead:,} jobs of a full limit are parked after, s", f"{started:.1f}"))
+                rows.append((f"{ahead:,} jobs of a reached limit are blocked after, s", f"{started:.1f}"))
                 rows.append(("  calls until then: longest, 99 %, median, ms", _spread(calls)))
-                figures["parking under a limit"] = {"started_s": started, "longest_ms": max(calls)}
+                figures["blocking under a limit"] = {"started_s": started, "longest_ms": max(calls)}
             conn.execute("vacuum (analyze) pgqueue.jobs")
             times[ahead] = [_timed(conn, 10)[0] for _ in range(_ROUNDS)]
             what = f"reserve(10) of free jobs, {ahead:,} of a full limit ahead, ms"
@@ -200,7 +200,7 @@ def _finish(conn: Connection, got: tuple[Sequence[int], Sequence[int]]) -> None:
         conn.execute(_FINISH, got)
 
 
-def _until_parked(conn: Connection) -> float:
+def _until_blocked(conn: Connection) -> float:
     """Claim and give back nothing until nothing waits but what the keys give; seconds."""
     start = time.perf_counter()
     held: list[tuple[Sequence[int], Sequence[int]]] = []

@@ -20,9 +20,12 @@ from dataclasses import dataclass
 import psycopg
 
 from .cpu import server_seconds
-from .harness import Connection, Report, Server, median, sized
+from .harness import Bound, Connection, Report, Server, median, sized
 
-_RATES = (10, 50, 200)
+_RATES = (10, 20, 50, 200)
+# By jobs a second. The commits are a number, and need no baseline.
+_CPU_TO_BARE = {20: 2.0, 200: 2.0}
+_COMMITS = {20: 3.0}
 _ROUNDS = 3
 _SECONDS = sized(15_000, least=3_000) / 1000
 _OURS, _BARE = "pgqueue", "the bare loop"
@@ -63,7 +66,7 @@ def run(server: Server) -> Report:
                 costs[rate, _OURS].append(_measure_ours(dsn, rate))
             with server.database("bare") as dsn:
                 costs[rate, _BARE].append(_measure_bare(dsn, rate))
-    rows, figures = [], {}
+    rows, figures, bounds = [], {}, []
     for rate in _RATES:
         ours, bare = (_median(costs[rate, way]) for way in (_OURS, _BARE))
         for way, each in ((_OURS, ours), (_BARE, bare)):
@@ -76,11 +79,16 @@ def run(server: Server) -> Report:
                 "wal_bytes_per_job": each.wal,
                 "cpu_to_bare": ratio,
             }
+        if rate in _CPU_TO_BARE:
+            bounds.append(Bound(f"CPU to the bare loop, {rate} jobs/s", ours.cpu_ms / bare.cpu_ms, _CPU_TO_BARE[rate]))
+        if rate in _COMMITS:
+            bounds.append(Bound(f"commits per job, {rate} jobs/s", ours.commits, _COMMITS[rate]))
     return Report(
         f"trickle: what a job costs the server, {_SECONDS:g} s for each rate, median of {_ROUNDS}",
         ("", "ms of CPU", "commits", "bytes of WAL", "CPU to the bare loop"),
         rows,
         figures,
+        bounds,
     )
 
 

@@ -53,7 +53,7 @@ class NotHere(Exception):
 
 @dataclass(frozen=True)
 class Client:
-    """`command` runs it, once `build` has made what is to be run."""
+    """`command` runs it, after `build`."""
 
     command: Sequence[str]
     environment: dict[str, str]

@@ -32,7 +32,7 @@ html_theme = "furo"
 html_title = f"pgqueue {release}"
 html_static_path = ["_static"]
 html_css_files = ["pgqueue.css"]
-html_extra_path = ["llms.txt"]
+html_extra_path = ["llms.txt"]  # An index for programs that read: docs/tools/llms.py writes it.
 html_show_sphinx = False
 html_copy_source = False
 copybutton_prompt_text = r"\$ |=> "

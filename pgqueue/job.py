@@ -18,6 +18,7 @@ from pgqueue.db import drivers
 from pgqueue.db import steps as db_steps
 from pgqueue.db.call import Call
 from pgqueue.db.json import to_result
+from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
 from pgqueue.steps import Plan, Steps, perform, perform_async
@@ -105,11 +106,11 @@ class _Waking:
 class Surroundings:
     """The services of a worker for the jobs that it runs.
 
-    `doors`: how `job.transaction()` gets to the database, where a test runs the job in a transaction of its own.
+    `pools`: where `job.transaction()` takes its connection. `doors`: how it gets to the database instead, where a test
+    runs the job in a transaction of its own.
     """
 
-    dsn: str = ""
-    prepare: bool = True
+    pools: Pools | None = None
     stopping: Flag = field(default_factory=Flag)
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
@@ -240,17 +241,17 @@ class Job:
     def transaction(self, connection: Any = None) -> JobTransaction:
         """Open a transaction whose writes and the job's completion are committed together, or not at all.
 
-        `with` in a thread, `async with` on the loop. Without a `connection` it opens one to the worker's database for
-        the length of the block. Or give a connection or session of psycopg or SQLAlchemy, sync or async, without an
-        open transaction. The job's row stays locked in the block, so the lease holds. Raises LeaseLost, and rolls back,
-        when the reservation is over. Set `result` of the transaction to store a result. After the block the job has
-        ended.
+        `with` in a thread, `async with` on the loop. Without a `connection` it takes one to the worker's database from
+        a pool, for the length of the block; what the block SETs for the session stays on that connection, so use SET
+        LOCAL. Or give a connection or session of psycopg or SQLAlchemy, sync or async, without an open transaction. The
+        job's row stays locked in the block, so the lease holds. Raises LeaseLost, and rolls back, when the reservation
+        is over. Set `result` of the transaction to store a result. After the block the job has ended.
 
             with job.transaction() as connection:
                 connection.execute("update accounts set ...")
         """
         around = self._state.around
-        return JobTransaction(self.id, self.reservation, around.dsn, around.prepare, connection, self._at, around.doors)
+        return JobTransaction(self.id, self.reservation, around.pools, connection, self._at, around.doors)
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in the life of the job, even over several attempts, and return its result.

@@ -17,6 +17,7 @@ from psycopg.pq import TransactionStatus
 
 from pgqueue.db import consume, drivers
 from pgqueue.db.call import Call, T, perform, perform_async
+from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument, LeaseLost
 
 
@@ -39,16 +40,14 @@ class JobTransaction:
         self,
         job_id: int,
         reservation: int,
-        dsn: str,
-        prepare: bool,
+        pools: Pools | None,
         given: Any,
         report: Callable[[Stage], None],
         doors: Doors | None = None,
     ) -> None:
         self.result: Any = None
         self._pair = (job_id, reservation)
-        self._dsn = dsn
-        self._prepare = prepare
+        self._pools = pools
         self._given = given
         self._report = report
         self._doors = doors
@@ -56,26 +55,38 @@ class JobTransaction:
         self._async: _AsyncDoor | None = None
 
     def __enter__(self) -> Any:
-        if self._doors is not None:
-            door: _Door = self._doors.sync_door(self._given)
-        elif self._given is None:
-            own = psycopg.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
-            door = _Psycopg(own, close=True)
-        elif isinstance(self._given, psycopg.Connection):
-            door = _Psycopg(self._given, close=False)
-        elif _is_sqlalchemy(self._given, "Connection", "Session"):
-            door = _SQLAlchemy(self._given)
-        else:
-            raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
-        door.begin()
+        door = self._door()
         try:
+            self._hold(door)
+        except Exception:
+            # A connection of the pool may have broken since it was last used: its first statement shows it.
+            if not door.is_replaceable:
+                raise
+            door = self._door(check=True)
+            self._hold(door)
+        self._sync = door
+        return door.connection
+
+    def _hold(self, door: _Door) -> None:
+        try:
+            door.begin()
             if not door.run(consume.hold(*self._pair)):
                 raise self._lost()
         except BaseException as error:
             door.end(error)
             raise
-        self._sync = door
-        return door.connection
+
+    def _door(self, *, check: bool = False) -> _Door:
+        if self._doors is not None:
+            return self._doors.sync_door(self._given)
+        if self._given is None:
+            pools = self._own_pools()
+            return _Psycopg(pools.take(check=check), pools)
+        if isinstance(self._given, psycopg.Connection):
+            return _Psycopg(self._given, None)
+        if _is_sqlalchemy(self._given, "Connection", "Session"):
+            return _SQLAlchemy(self._given)
+        raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,27 +111,38 @@ class JobTransaction:
             self._report(Stage.COMPLETED)
 
     async def __aenter__(self) -> Any:
-        if self._doors is not None:
-            door: _AsyncDoor = self._doors.async_door(self._given)
-        elif self._given is None:
-            own = await psycopg.AsyncConnection.connect(self._dsn, prepare_threshold=5 if self._prepare else None)
-            door = _AsyncPsycopg(own, close=True)
-        elif isinstance(self._given, psycopg.AsyncConnection):
-            door = _AsyncPsycopg(self._given, close=False)
-        elif _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession"):
-            door = _AsyncSQLAlchemy(self._given)
-        else:
-            expected = "a psycopg AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy"
-            raise _unusable(self._given, "async with", expected)
-        await door.begin()
+        door = await self._async_door()
         try:
+            await self._hold_async(door)
+        except Exception:
+            if not door.is_replaceable:
+                raise
+            door = await self._async_door(check=True)
+            await self._hold_async(door)
+        self._async = door
+        return door.connection
+
+    async def _hold_async(self, door: _AsyncDoor) -> None:
+        try:
+            await door.begin()
             if not await door.run(consume.hold(*self._pair)):
                 raise self._lost()
         except BaseException as error:
             await door.end(error)
             raise
-        self._async = door
-        return door.connection
+
+    async def _async_door(self, *, check: bool = False) -> _AsyncDoor:
+        if self._doors is not None:
+            return self._doors.async_door(self._given)
+        if self._given is None:
+            pools = self._own_pools()
+            return _AsyncPsycopg(await pools.take_async(check=check), pools)
+        if isinstance(self._given, psycopg.AsyncConnection):
+            return _AsyncPsycopg(self._given, None)
+        if _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession"):
+            return _AsyncSQLAlchemy(self._given)
+        expected = "a psycopg AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy"
+        raise _unusable(self._given, "async with", expected)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -144,6 +166,14 @@ class JobTransaction:
         if error is None:
             self._report(Stage.COMPLETED)
 
+    def _own_pools(self) -> Pools:
+        if self._pools is None:
+            raise InvalidArgument(
+                "job.transaction() has no database: a worker did not make this job",
+                hint="give it a connection, or run the job with pgqueue.testing",
+            )
+        return self._pools
+
     def _lost(self) -> LeaseLost:
         return LeaseLost(
             f"the lease of job {self._pair[0]} is lost; its transaction is rolled back",
@@ -152,10 +182,15 @@ class JobTransaction:
 
 
 class _Door(Protocol):
-    """Access to a synchronous connection. `end` commits, or rolls back where there is an error."""
+    """Access to a synchronous connection. `end` commits, or rolls back where there is an error.
+
+    is_replaceable   the connection is broken, and another one would do
+    """
 
     connection: Any
 
+    @property
+    def is_replaceable(self) -> bool: ...
     def begin(self) -> None: ...
     def run(self, call: Call[T]) -> T: ...
     def end(self, error: BaseException | None) -> None: ...
@@ -164,6 +199,8 @@ class _Door(Protocol):
 class _AsyncDoor(Protocol):
     connection: Any
 
+    @property
+    def is_replaceable(self) -> bool: ...
     async def begin(self) -> None: ...
     async def run(self, call: Call[T]) -> T: ...
     async def end(self, error: BaseException | None) -> None: ...
@@ -177,51 +214,67 @@ class Doors(Protocol):
 
 
 class _Psycopg:
-    def __init__(self, connection: psycopg.Connection[Any], *, close: bool) -> None:
+    """A connection of psycopg, which goes back to `pools` if it is from there."""
+
+    def __init__(self, connection: psycopg.Connection[Any], pools: Pools | None) -> None:
         self.connection = connection
-        self._close = close
+        self._pools = pools
         self._block: Any = None
+
+    @property
+    def is_replaceable(self) -> bool:
+        return self._pools is not None and self.connection.closed
 
     def begin(self) -> None:
         _require_idle(self.connection.info.transaction_status)
-        self._block = self.connection.transaction()
-        self._block.__enter__()
+        block = self.connection.transaction()
+        block.__enter__()
+        self._block = block
 
     def run(self, call: Call[T]) -> T:
         return perform(self.connection, call)
 
     def end(self, error: BaseException | None) -> None:
         try:
-            self._block.__exit__(error and type(error), error, error and error.__traceback__)
+            if self._block is not None:
+                self._block.__exit__(error and type(error), error, error and error.__traceback__)
         finally:
-            if self._close:
-                self.connection.close()
+            if self._pools is not None:
+                self._pools.give_back(self.connection)
 
 
 class _AsyncPsycopg:
-    def __init__(self, connection: psycopg.AsyncConnection[Any], *, close: bool) -> None:
+    def __init__(self, connection: psycopg.AsyncConnection[Any], pools: Pools | None) -> None:
         self.connection = connection
-        self._close = close
+        self._pools = pools
         self._block: Any = None
+
+    @property
+    def is_replaceable(self) -> bool:
+        return self._pools is not None and self.connection.closed
 
     async def begin(self) -> None:
         _require_idle(self.connection.info.transaction_status)
-        self._block = self.connection.transaction()
-        await self._block.__aenter__()
+        block = self.connection.transaction()
+        await block.__aenter__()
+        self._block = block
 
     async def run(self, call: Call[T]) -> T:
         return await perform_async(self.connection, call)
 
     async def end(self, error: BaseException | None) -> None:
         try:
-            await self._block.__aexit__(error and type(error), error, error and error.__traceback__)
+            if self._block is not None:
+                await self._block.__aexit__(error and type(error), error, error and error.__traceback__)
         finally:
-            if self._close:
-                await self.connection.close()
+            if self._pools is not None:
+                await self._pools.give_back_async(self.connection)
 
 
 class _SQLAlchemy:
     """A Connection or a Session: both begin by themselves, and have the same commit and rollback."""
+
+    is_replaceable = False
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -246,6 +299,8 @@ class _SQLAlchemy:
 
 
 class _AsyncSQLAlchemy:
+    is_replaceable = False
+
     def __init__(self, connection: Any) -> None:
         self.connection = connection
 

@@ -28,8 +28,10 @@ _CLONER = pytest.StashKey[Cloner]()
 _RUN_ID = pytest.StashKey[str]()
 
 
-# Under nohup every child would ignore HUP, and tests send it.
+# Under nohup every child would ignore HUP, and in the background of a script INT: tests send both.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class XdistNode(Protocol):
@@ -114,7 +116,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if server is None else f"PostgreSQL {server.version()}: {server.description}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items[:] = _spread(items)
     # Properties travel with the reports from xdist's workers; markers do not.
     for item in items:
         for marker in item.iter_markers("covers"):
@@ -132,6 +136,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if covered:
         lines = sorted(covered, key=lambda line: (line[:1], len(line), line))
         terminalreporter.write_line(f"behaviours covered: {len(lines)} ({' '.join(lines)})")
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests with the files of each folder spread over the run: some folders wait, others compute."""
+    files: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    ordered = list(files.values())
+    return [item for start in range(7) for file in ordered[start::7] for item in file]
 
 
 def _cloner(config: pytest.Config) -> Cloner:

@@ -27,7 +27,7 @@ _MARKER = (
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box around (x, y). `kind`: b a state, f a final one, x what is not visited, w what waits."""
+    """A box around (x, y). `kind`: b a state, f a final one, x what is not visited, w a waiting job."""
 
     x: int
     y: int
@@ -105,12 +105,8 @@ def states() -> str:
             Arrow(((240, 93), (240, 225)), "behind another", 188, 165),
             Arrow(((262, 227), (262, 95)), "what is ahead ends", 328, 208),
             Arrow(((325, 262), (580, 270)), "cancel, of any live job", 452, 256),
-            Arrow(
-                ((640, 51), (640, 22), (250, 22), (250, 45)),
-                "retry by hand brings dead and cancelled jobs back",
-                445,
-                16,
-            ),
+            Arrow(((698, 270), (712, 270), (712, 22), (250, 22), (250, 45))),
+            Arrow(((698, 170), (712, 170), (712, 22), (250, 22), (250, 45)), "retry, by hand", 445, 16),
         ],
     )
 

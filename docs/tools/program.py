@@ -227,7 +227,7 @@ def errors() -> str:
         "",
         "## SQLSTATEs",
         "",
-        "What the functions of the queue raise. The message says what is wrong, the detail",
+        "The errors of the functions of the queue. The message is the problem, the detail",
     ]
     lines += ["what was found, the hint what to do. Other states are PostgreSQL's own.", ""]
     lines += ["| SQLSTATE | Python | when |", "|---|---|---|"]

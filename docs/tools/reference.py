@@ -1,6 +1,6 @@
 """Writes the reference from what it describes: `make reference`.
 
-The pages are kept in the repository, so that they are read there and built without a database; a test writes them anew
+The pages are kept in the repository, so that they are read there and built without a database; a test writes them again
 and compares. What has no description raises KeyError or ValueError here.
 """
 

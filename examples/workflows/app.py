@@ -1,6 +1,6 @@
 """Three workflows: a saga, a fan-out, a graph.
 
-`order` charges, waits for the parcel service to say that the parcel is packed, and ships; if nobody says so within two
+`order` charges, waits for the parcel service to say that the parcel is packed, and ships; without an answer within two
 days, it refunds. Killed at any moment, it goes on where it stopped.
 `import_rows` enqueues a member of a group for each page of ten thousand rows, and one report when all have ended.
 `nightly` builds the graph of a night: two exports, a report of both, an alarm if anything fails.
@@ -98,5 +98,5 @@ def report_night() -> None:
 
 @app.task
 def alarm() -> None:
-    """Call somebody."""
+    """Call the parcel service."""
     log.info("something failed this night")

@@ -16,9 +16,8 @@ import logging
 import math
 import os
 import signal
-import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +65,7 @@ class Supervisor:
     def __init__(
         self,
         command: list[str],
-        dsn: str,
+        dsns: Sequence[str],
         config: WorkerConfig,
         processes: int,
         *,
@@ -76,7 +75,7 @@ class Supervisor:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._command = command
-        self._dsn = dsn
+        self._dsns = tuple(dsns)
         self._config = config
         self._max_memory = max_memory
         self._max_jobs = max_jobs
@@ -318,7 +317,7 @@ class Supervisor:
         worker.gone.set()
         try:
             if not planned and (worker.ready.is_set() or held):
-                await give_back(self._dsn, worker, held)
+                await give_back(self._dsns, worker, held)
         finally:
             self._workers.pop(worker.number)
 
@@ -444,8 +443,3 @@ class Supervisor:
         task = asyncio.create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def same_command() -> list[str]:
-    """Return the command line of this process, to be run once more."""
-    return [sys.executable, *sys.orig_argv[1:]]

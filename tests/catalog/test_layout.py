@@ -14,7 +14,8 @@ FOLDERS = {
     *("worker", "operate", "maintain", "common", "workflows"),
 }
 
-# Folders about a thing and not about a stage of a job's life: what concerns the thing stands there, whoever calls it.
+# Folders about a thing and not about a stage of a job's life: a function about the thing is there, whichever folder
+# calls it.
 NOUNS = {"limits", "schedules", "common", "workflows"}
 
 # What maintain runs as its steps stands with the tables that it is about; and these beside what they share a rule with.

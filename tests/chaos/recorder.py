@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from pgqueue.errors import LeaseLost
 from pgqueue.signals import Suspended
 from tests.chaos import workflow_recorder
 from tests.chaos.checker import (
@@ -203,7 +204,8 @@ class Witness:
         self._write(f"l {job} {reservation} {_now():.6f}\n")
         try:
             yield
-        except Suspended:
+        except (Suspended, LeaseLost):
+            # LeaseLost: its reply was lost, and the second call finds the reservation over.
             raise
         except BaseException:
             self._write(f"b {job} {reservation} {_now():.6f}\n")

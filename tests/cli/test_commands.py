@@ -20,7 +20,7 @@ from tests.workers import environment_without_dsn
 
 @pytest.fixture
 def dead(conn: psycopg.Connection) -> int:
-    """A job that failed once and for all, with an error that looks like console markup."""
+    """A job that failed once and for all, with an error in the form of console markup."""
     job_id = enqueue(conn, "[b]mail[/b]", max_attempts=1)
     reserved = reserve_one(conn)
     error = {"class": "IndexError", "message": "[/nothing] :boom: [red]at[0]", "traceback": "Traceback"}

@@ -136,7 +136,7 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A command line, the environment, and what is typed when it asks."""
+    """A command line, the environment, and the answer typed when it asks."""
 
     arguments: list[str]
     environment: dict[str, str]

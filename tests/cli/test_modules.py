@@ -1,4 +1,4 @@
-"""The user's modules: what is wrong with one is shown with its file and line."""
+"""The user's modules: a mistake in one is shown with its file and line."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from docs.tools import figures
+from docs.tools import figures, llms
 from tests.docs.pages import pages, read
 
 
@@ -26,6 +26,14 @@ def test_every_figure_is_shown_on_a_page_with_a_text_for_those_who_do_not_see_it
         name for page in pages() for name in re.findall(r"!\[[^\]]{20,}\]\([^)]*/figures/(\w+\.svg)\)", read(page))
     }
     assert shown == set(figures.drawn()) == {path.name for path in figures.FIGURES.iterdir()}
+
+
+def test_the_index_for_programs_names_every_page_and_is_up_to_date() -> None:
+    text = read("docs/llms.txt")
+    assert text == llms.index(), "run: make figures"
+    named = set(re.findall(r"\]\(([\w/-]+)\.html\)", text))
+    found = {page.removeprefix("docs/").removesuffix(".md") for page in pages() if page.startswith("docs/")}
+    assert named == found - {"index"}
 
 
 @pytest.mark.parametrize("name", sorted(figures.drawn()))

@@ -66,7 +66,7 @@ WORKER = (
         "cron_next",
     }
 )
-# The views effective_schedules and manual call the private ones, with the rights of whoever reads them.
+# The views effective_schedules and manual call the private ones, with the rights of their reader.
 READER = (
     ANYONE
     | RELATED

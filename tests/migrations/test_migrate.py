@@ -82,6 +82,7 @@ def test_migrating_again_changes_nothing(empty_database: Database) -> None:
     assert value(conn, "select count(*) from pgqueue.releases") == 1
 
 
+@pytest.mark.long
 def test_twenty_at_once_all_succeed_and_one_does_the_work(empty_database: Database) -> None:
     dsn = empty_database.dsn
     processes = [

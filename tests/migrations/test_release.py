@@ -51,7 +51,7 @@ def fill(conn: psycopg.Connection) -> Before:
     for name in ("completes", "lapses", "is released", "fails"):
         jobs[name] = enqueue(conn, name, queue="executing")
         before.held[name] = reserve_one(conn, "old", queues=["executing"], lease="1 hour")
-    # The first of a key executes, the others are parked behind it.
+    # The first of a key executes, the others are blocked behind it.
     before.keyed = enqueue_many(conn, 6, "keyed", queue="keys", key="k")
     before.held["key"] = reserve_one(conn, "old", queues=["keys"], lease="1 hour")
     assert reserve(conn, 10, "old", queues=["keys"]) == []
@@ -72,7 +72,7 @@ def fill(conn: psycopg.Connection) -> Before:
     jobs["released"] = enqueue(conn, "plain", queue="released")
     held = reserve_one(conn, "old", queues=["released"])
     call(conn, "release", [held.id], [held.reservation])
-    # Heads of lanes stand, and somebody is asleep.
+    # Lanes have heads, and a worker is idle.
     for _ in range(3):
         call(conn, "maintain")
     call(conn, "idle", "asleep", ["waiting"])

@@ -1,4 +1,4 @@
-"""What an App puts around enqueue and execution, and what its hooks are told."""
+"""The middleware of an App around enqueue and execution, and the calls of its hooks."""
 
 from __future__ import annotations
 

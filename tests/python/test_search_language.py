@@ -1,4 +1,4 @@
-"""The language of filters: what each word becomes, and what is said of one that there is not."""
+"""The language of filters: what each word becomes, and the error for an unknown one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk operations against claims, ends and each other: they wait for nobody and block nobody."""
+"""Bulk operations against claims, ends and each other: they wait for no session and block none."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def test_deleting_a_blocked_job_leaves_the_one_that_executes_and_the_next_of_its
     conn.execute("update pgqueue.jobs set state = 'blocked' where id > %s", [first])
     [row] = table(conn, "delete_many", job_ids=[second])
     assert row.changed == 1
-    # What was released too soon is parked again by the next claim, or never was released: it does not run beside.
+    # A job released too soon is blocked again by the next claim, or never was released: it does not run at the same
+    # time.
     assert state(conn, third) in ("waiting", "blocked")
     assert state(conn, first) == "executing"
     assert held.id == first
@@ -99,14 +100,14 @@ def test_deleting_the_job_ahead_while_the_next_is_being_blocked_releases_it(data
     conn = database.connect()
     first, second = enqueue_many(conn, 2)
     conn.execute("update pgqueue.jobs set key = 'k'")
-    parking, deleting = database.session(), database.session()
-    # As a claim parks: it share-locks what is ahead, and parks behind it.
-    parking.run("begin")
-    parking.run("select from pgqueue.jobs where id = %s for share", [first])
-    parking.run("update pgqueue.jobs set state = 'blocked' where id = %s", [second])
+    blocking, deleting = database.session(), database.session()
+    # As a claim does: it share-locks the job ahead, and blocks behind it.
+    blocking.run("begin")
+    blocking.run("select from pgqueue.jobs where id = %s for share", [first])
+    blocking.run("update pgqueue.jobs set state = 'blocked' where id = %s", [second])
     deleted = deleting.start("select pgqueue.delete(%s)", [first])
-    wait_until(lambda: deleting.waits_behind(parking))
-    parking.run("commit")
+    wait_until(lambda: deleting.waits_behind(blocking))
+    blocking.run("commit")
     assert deleted.result(10) == [(True,)]
     assert state(conn, second) == "waiting"
 
@@ -116,13 +117,13 @@ def test_a_bulk_delete_skips_a_job_behind_which_another_is_being_blocked(databas
     conn.execute("set statement_timeout = '5s'")
     first, second = enqueue_many(conn, 2)
     conn.execute("update pgqueue.jobs set key = 'k'")
-    parking = database.session()
-    parking.run("begin")
-    parking.run("select from pgqueue.jobs where id = %s for share", [first])
-    parking.run("update pgqueue.jobs set state = 'blocked' where id = %s", [second])
+    blocking = database.session()
+    blocking.run("begin")
+    blocking.run("select from pgqueue.jobs where id = %s for share", [first])
+    blocking.run("update pgqueue.jobs set state = 'blocked' where id = %s", [second])
     [row] = table(conn, "delete_many", job_ids=[first, second])
     assert (row.changed, row.passed_over) == (0, 2)
-    parking.run("commit")
+    blocking.run("commit")
     [row] = table(conn, "delete_many", job_ids=[first, second])
     assert row.changed == 2
 

@@ -129,7 +129,7 @@ def test_maintenance_goes_on_after_a_step(conn: psycopg.Connection, clock: Clock
 
 
 def test_what_a_step_back_left_in_the_future_is_gone_through_to_its_end(conn: psycopg.Connection, clock: Clock) -> None:
-    """A call looks at a few, the next goes on behind them: what is scheduled there does not stand in the way."""
+    """A call reads a few, the next goes on behind them: scheduled jobs there do not stop it."""
     waiting: dict[str, list[int]] = {"default": [], "other": []}
     for n in range(12):
         for queue, jobs in waiting.items():

@@ -149,7 +149,7 @@ def test_two_last_parents_end_at_once(
     settle(conn, clock)
     assert state(conn, child) == "blocked"
     finishers[1 - first].run("commit")
-    # Each saw the other's row: without the note nobody would release it.
+    # Each saw the other's row: without the note no session would release it.
     assert state(conn, child) == "blocked"
     settle(conn, clock)
     assert state(conn, child) == "waiting"
@@ -291,12 +291,12 @@ def test_a_parent_is_retried_while_a_reader_of_notes_cancels_its_child(
     call(conn, "fail", held.id, held.reservation, retry=False)
     operator.run("rollback")
     clock.advance("1 s")
-    look = opened(database)
-    look.run("select pgqueue._read_notes(100)")
+    reader = opened(database)
+    reader.run("select pgqueue._read_notes(100)")
     retrier = opened(database)
     retrier.run("select pgqueue.retry(%s)", [parent])
     retrier.run("commit")
-    look.run("commit")
+    reader.run("commit")
     assert state(conn, child) == "cancelled"
     settle(conn, clock)
     assert state(conn, child) == "blocked"
@@ -314,12 +314,12 @@ def test_a_parent_is_retried_while_a_reader_of_notes_finds_it_dead(
     held = reserve_one(conn)
     call(conn, "fail", held.id, held.reservation, retry=False)
     producer.run("commit")
-    look = opened(database)
-    look.run("select pgqueue._read_notes(100)")
-    # Waits for the look, which has locked the row of the parent in history.
+    reader = opened(database)
+    reader.run("select pgqueue._read_notes(100)")
+    # Waits for the reader of notes, which has locked the row of the parent in history.
     retrier = opened(database)
     retried = retrier.start("select pgqueue.retry(%s)", [parent])
-    look.run("commit")
+    reader.run("commit")
     assert retried.result(timeout=5) == [(True,)]
     retrier.run("commit")
     settle(conn, clock)
@@ -381,8 +381,8 @@ def test_a_producer_hides_no_parent_from_a_claim(database: Database, conn: psyco
 def test_a_check_hides_no_parent_from_a_claim(database: Database, conn: psycopg.Connection) -> None:
     parent = enqueue(conn)
     enqueue(conn, "child", depends_on=[parent])
-    look = opened(database)
-    look.run("select pgqueue._read_notes(100)")
+    reader = opened(database)
+    reader.run("select pgqueue._read_notes(100)")
     assert reserve_one(conn).id == parent
 
 

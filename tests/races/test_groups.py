@@ -144,11 +144,11 @@ def test_a_member_is_retried_while_its_group_ends(database: Database, conn: psyc
     group = closed(conn, 1)
     [held] = reserve(conn, 1)
     call(conn, "fail", held.id, held.reservation, retry=False)
-    look = opened(database)
-    look.run("select pgqueue._read_notes(100)")
+    reader = opened(database)
+    reader.run("select pgqueue._read_notes(100)")
     # The group is ending: it is neither in jobs nor in history for the retry.
     assert call(conn, "retry", held.id)
-    look.run("commit")
+    reader.run("commit")
     assert state(conn, group) == "dead"
     settle(conn, clock)
     assert state(conn, group) == "blocked"

@@ -322,7 +322,7 @@ def test_the_head_that_a_rolled_back_claim_moved_does_not_stand(
 def test_a_transaction_that_has_its_xid_proposes_nothing(
     database: Database, conn: psycopg.Connection, clock: Clock, traffic: Traffic
 ) -> None:
-    """Between its xid and its clock others may have come whom nobody waits for."""
+    """Between its xid and its clock other transactions may have begun that nothing waits for."""
     traffic.pass_by()
     claimer, producer = database.connect(autocommit=False), database.connect(autocommit=False)
     claimer.execute("select pg_current_xact_id()")
@@ -500,7 +500,7 @@ def its_worker_crashed(conn: psycopg.Connection, clock: Clock, traffic: Traffic)
 @way
 def its_lease_lapses(conn: psycopg.Connection, clock: Clock, traffic: Traffic) -> int:
     job_id, _ = taken(conn, traffic, lease="20 s")
-    # Once it is spared, for nobody had kept house before.
+    # It gets a grace period, for maintenance had not run before.
     for _ in range(10):
         clock.advance("4 s")
         maintain(conn)
@@ -726,7 +726,7 @@ def test_a_lease_that_is_extended_to_less_lapses(conn: psycopg.Connection, clock
 
 
 @pytest.mark.parametrize("back", ["-1 hour", "-300 ms"])
-@pytest.mark.parametrize("kept", [True, False], ids=["kept house", "reserved only"])
+@pytest.mark.parametrize("kept", [True, False], ids=["with maintenance", "reserve only"])
 def test_what_comes_after_the_clock_stepped_back_is_found(
     conn: psycopg.Connection, clock: Clock, traffic: Traffic, back: str, kept: bool
 ) -> None:

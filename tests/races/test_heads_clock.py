@@ -1,6 +1,6 @@
 """A clock that steps back, forward and back again hides no job below a head.
 
-PGQUEUE_MODEL=500 looks for longer.
+PGQUEUE_MODEL=500 runs for longer.
 """
 
 from __future__ import annotations

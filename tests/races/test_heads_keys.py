@@ -86,7 +86,7 @@ def test_heads_that_move_while_a_retry_is_open_do_not_pass_it(
     run_some(conn, clock)
     assert key_head(conn) > old
     operator.commit()
-    # It is parked behind the one that runs, below where the head was, and let go by its end.
+    # It is blocked behind the one that runs, below the former head, and released by its end.
     assert reserve(conn) == []
     assert state(conn, old) == "blocked"
     call(conn, "complete", held.id, held.reservation)

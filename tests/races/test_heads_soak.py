@@ -1,7 +1,7 @@
 """Producers that hold their transactions open for random times while others flood the queue: every job runs.
 
-Heads pass what is not committed yet; none may be left below them. The report says how late jobs ran after their commit.
-PGQUEUE_SOAK_HELD=5 holds transactions open for up to so many seconds, and runs the longer for it.
+Heads move past uncommitted jobs; none may be left below them. The report says how late jobs ran after their commit.
+PGQUEUE_SOAK_HELD=5 holds transactions open for up to that many seconds, and runs longer for it.
 """
 
 from __future__ import annotations

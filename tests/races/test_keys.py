@@ -47,7 +47,7 @@ def chain(conn: psycopg.Connection, count: int, **options: object) -> tuple[Row,
     return held, job_ids[1:]
 
 
-def park(conn: psycopg.Connection) -> None:
+def block_behind(conn: psycopg.Connection) -> None:
     assert reserve(conn, 10) == []
 
 
@@ -55,7 +55,7 @@ def is_parked(conn: psycopg.Connection, *job_ids: int) -> bool:
     return all(state(conn, job_id) == "blocked" for job_id in job_ids)
 
 
-def unparked(conn: psycopg.Connection) -> int:
+def left_behind(conn: psycopg.Connection) -> int:
     """What the net of maintain had to release so far."""
     maintain(conn)
     found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
@@ -68,7 +68,7 @@ def open_with(session: Session, begin: LiteralString = "begin") -> Session:
     return session
 
 
-# A claim that parks while the job ahead ends.
+# A claim that blocks a job while the job ahead ends.
 
 
 # What makes the first job of a key leave its place: while it executes, and while it waits.
@@ -95,7 +95,7 @@ def test_a_job_ends_while_an_open_claim_blocks_behind_it_and_the_next_follows(
     assert job(conn, held.id).state != "executing"
     claim.run(end)
     assert ids(reserve(conn, 10)) == [next_id]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -117,7 +117,7 @@ def test_a_note_outlives_the_claim_that_it_waits_for(database: Database, clock: 
     claim.run(end)
     assert ids(reserve(conn, 10)) == [next_id]
     assert value(conn, "select count(*) from pgqueue.key_notes") == 0
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -131,18 +131,18 @@ def test_batches_end_while_an_open_claim_blocks_behind_all_of_them(database: Dat
     claim = open_with(database.session())
     claim.run("select id from pgqueue.reserve('other', 1000)")
     # A first claim makes its plans, and may not come to the end of the lane.
-    parked = value(
+    blocked = value(
         conn,
         "select count(*) from pg_locks where locktype = 'advisory' and mode = 'ShareLock'"
         " and database = (select oid from pg_database where datname = current_database())",
     )
-    assert parked > 0
+    assert blocked > 0
     conn.execute("set statement_timeout = '2s'")
     assert column(conn, "complete_many", *pairs(held)) == []
-    assert value(conn, "select count(*) from pgqueue.key_notes") == parked
+    assert value(conn, "select count(*) from pgqueue.key_notes") == blocked
     claim.run("commit")
     wait_until(lambda: reserve(conn, 1000) is not None and value(conn, STILL_WAITING) == 0)
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 STILL_WAITING = "select count(*) from pgqueue.jobs where state <> 'executing'"
@@ -154,7 +154,7 @@ def test_a_waiting_job_leaves_while_an_open_claim_blocks_behind_it(database: Dat
     conn = database.connect()
     call(conn, "set_limit", "limit_key", "l", max_executing=0)
     first = enqueue(conn, key="k", limit_key="l")
-    park(conn)
+    block_behind(conn)
     assert is_parked(conn, first)
     second = enqueue(conn, key="k")
     claim = open_with(database.session())
@@ -163,7 +163,7 @@ def test_a_waiting_job_leaves_while_an_open_claim_blocks_behind_it(database: Dat
     call(conn, away, first)
     claim.run("commit")
     assert ids(reserve(conn, 10)) == [second]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -188,7 +188,7 @@ def test_an_earlier_job_that_an_open_claim_blocks_follows_one_that_goes_back(
     claim.run("commit")
     assert state(conn, earlier) == "blocked"
     assert ids(reserve(conn, 10)) == [earlier]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -216,7 +216,7 @@ def test_a_claim_between_the_mark_of_a_leaving_job_and_its_check_blocks_nothing(
     assert done.result(10) == []
     clock.advance("1 s")
     assert len(reserve(conn, 100)) == count
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -239,9 +239,9 @@ def test_a_claim_defers_jobs_behind_one_that_is_being_finished(
     if end == "commit":
         assert ids(reserve(conn, 10)) == [next_id]
     else:
-        park(conn)
+        block_behind(conn)
         assert is_parked(conn, next_id)
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -281,7 +281,7 @@ def test_of_two_claims_of_one_key_the_later_drops_its_candidate_and_goes_on(
     if end == "rollback":
         assert ids(reserve(conn, 10)) == [earlier]
         return
-    park(conn)
+    block_behind(conn)
     assert is_parked(conn, earlier)
     [[reservation]] = conn.execute("select reservation from pgqueue.jobs where id = %s", [later]).fetchall()
     assert call(conn, "complete", later, reservation) is True
@@ -324,7 +324,7 @@ def test_two_claims_that_want_each_others_keys_end_without_a_deadlock(database: 
     assert {state(conn, a_early), state(conn, b_early)} <= {"waiting", "blocked"}
 
 
-# A finish against whoever takes the next job away.
+# A finish against a session that removes the next job.
 
 
 @pytest.mark.covers("L1", "A6")
@@ -335,7 +335,7 @@ def test_a_finish_passes_over_a_next_job_that_is_being_taken_away(
 ) -> None:
     conn = database.connect()
     held, [next_id, following] = chain(conn, 3)
-    park(conn)
+    block_behind(conn)
     assert is_parked(conn, next_id, following)
     taking = open_with(database.session())
     taking.run("select pgqueue.cancel(%s)" if away == "cancel" else "select pgqueue.delete(%s)", [next_id])
@@ -345,7 +345,7 @@ def test_a_finish_passes_over_a_next_job_that_is_being_taken_away(
     expected = following if end == "commit" else next_id
     claimed = reserve(conn, 10)
     assert ids(claimed) == [expected]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
     if end == "rollback":
         call(conn, "complete", next_id, claimed[0].reservation)
         assert ids(reserve(conn, 10)) == [following]
@@ -359,7 +359,7 @@ def test_removing_the_next_job_waits_for_a_finish_that_releases_it(
 ) -> None:
     conn = database.connect()
     held, [next_id, following] = chain(conn, 3)
-    park(conn)
+    block_behind(conn)
     finish, taking = open_with(database.session()), database.session()
     finish.run(COMPLETE, [held.id, held.reservation])
     taken = taking.start("select pgqueue.cancel(%s)" if away == "cancel" else "select pgqueue.delete(%s)", [next_id])
@@ -367,12 +367,12 @@ def test_removing_the_next_job_waits_for_a_finish_that_releases_it(
     finish.run(end)
     assert taken.result(10)[0][0] in ("cancelled", True)
     if end == "rollback":
-        # It was let go too early; it is parked again.
-        park(conn)
+        # It was released too early; it is blocked again.
+        block_behind(conn)
         assert is_parked(conn, following)
         assert call(conn, "complete", held.id, held.reservation) is True
     assert ids(reserve(conn, 10)) == [following]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -413,7 +413,7 @@ def test_a_completion_held_open_stops_only_its_key(database: Database, clock: Cl
     finish.run("commit")
     clock.advance("1 s")
     assert ids(reserve(conn, 1)) == behind[:1]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 # Above READ COMMITTED.
@@ -427,13 +427,13 @@ def test_a_completion_with_an_old_snapshot_releases_jobs_blocked_since(database:
     finish = database.session()
     finish.run(BEGIN[level])
     finish.run("select count(*) from pgqueue.jobs")
-    park(conn)
+    block_behind(conn)
     assert is_parked(conn, next_id)
     assert finish.run(COMPLETE, [held.id, held.reservation]) == [(True,)]
     finish.run("commit")
     assert ids(reserve(conn, 10)) == [next_id]
     assert value(conn, "select count(*) from pgqueue.key_notes") == 0
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -450,11 +450,11 @@ def test_a_failure_with_an_old_snapshot_releases_an_earlier_job_that_was_blocked
     finish = database.session()
     finish.run(BEGIN[level])
     finish.run("select count(*) from pgqueue.jobs")
-    park(conn)
+    block_behind(conn)
     assert finish.run("select pgqueue.fail(%s, %s, retry_in => '1 h')", [held.id, held.reservation]) == [("failed",)]
     finish.run("commit")
     assert ids(reserve(conn, 10)) == [earlier]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 # Calls of accumulating tasks.
@@ -559,7 +559,7 @@ def test_a_job_blocked_by_a_limit_while_the_last_one_leaves_is_released(database
     held = reserve_one(conn)
     waiting = enqueue(conn)
     claim = open_with(database.session())
-    assert claim.run(RESERVE) == []  # parked, not committed
+    assert claim.run(RESERVE) == []  # blocked, not committed
     assert call(conn, "complete", held.id, held.reservation) is True
     claim.run("commit")
     assert state(conn, waiting) == "blocked"
@@ -581,7 +581,7 @@ def test_a_check_of_a_limit_while_a_claim_blocks_jobs_on_it_loses_none(database:
     claim = open_with(database.session())
     assert claim.run(RESERVE) == []
     clock.advance("2 s")
-    # The limit is due, and no other job is parked under it that could be seen.
+    # The limit is due, and no other job that it blocks is visible.
     maintain(conn)
     claim.run("commit")
     assert state(conn, waiting) == "blocked"

@@ -1,4 +1,4 @@
-"""Registering a lane makes nobody wait and hides no committed job."""
+"""Registering a lane makes no session wait and hides no committed job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim that is left open holds the jobs that it took, and keeps nobody else from anything."""
+"""A claim that is left open holds the jobs that it took, and hinders no other session."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def claim(database: Database) -> Session:
 
 @pytest.fixture
 def other(database: Database) -> psycopg.Connection:
-    """Another worker, which waits for nobody."""
+    """Another worker, which waits for no other session."""
     conn = database.connect()
     conn.execute("set statement_timeout = '2s'")
     return conn
@@ -148,14 +148,14 @@ def test_it_holds_no_lock_of_a_limit_without_capacity(
 ) -> None:
     limit(conn, "task", "t", max_executing=1)
     held = reserve_one_of(conn)
-    parked = enqueue(conn)
+    blocked = enqueue(conn)
     assert take(claim) == []
     assert limit_locks(conn) == 0
     assert call(other, "complete", held.id, held.reservation) is True
     following = enqueue(conn)
     assert ids(reserve(other, 10)) == [following]
     claim.run("commit")
-    assert state(conn, parked) == "blocked"
+    assert state(conn, blocked) == "blocked"
 
 
 def reserve_one_of(conn: psycopg.Connection, **options: Any) -> Row:
@@ -231,13 +231,13 @@ def test_a_note_that_an_open_claim_is_reading_is_read_by_others_a_second_later(
     first, second = enqueue_many(conn, 2, key="k", queue="q")
     held = reserve_one(conn, lease="1 hour")
     assert held.id == first
-    parking = database.session()
-    parking.run("begin")
-    assert take(parking) == []
+    blocking = database.session()
+    blocking.run("begin")
+    assert take(blocking) == []
     assert call(conn, "complete", held.id, held.reservation) is True
     # A reader finds the claim still open, and stays open itself.
     assert claim.run("select pgqueue._read_key_notes(10)") == [(False,)]
-    parking.run("commit")
+    blocking.run("commit")
     assert state(conn, second) == "blocked"
     clock.advance("2 s")
     maintain(other)

@@ -1,4 +1,4 @@
-"""Exactly one job for each instant of a schedule, whoever comes, in forced orders."""
+"""Exactly one job for each instant of a schedule, in forced orders of callers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def payloads(rows: list[Row]) -> list[object]:
     return [row.args["n"] for row in rows]
 
 
-def unparked(conn: psycopg.Connection) -> int:
+def left_behind(conn: psycopg.Connection) -> int:
     maintain(conn)
     found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
@@ -103,7 +103,7 @@ def test_a_call_gets_at_most_a_thousand_payloads_of_a_key(acc: psycopg.Connectio
     assert call(acc, "complete", rows[0].id, rows[0].reservation) is True
     again = reserve(acc, 1)
     assert payloads(again) == list(range(1001, 1501))
-    assert unparked(acc) == 0
+    assert left_behind(acc) == 0
 
 
 @pytest.mark.covers("L2")
@@ -114,7 +114,7 @@ def test_payloads_that_come_while_a_call_runs_go_to_the_next(acc: psycopg.Connec
     assert reserve(acc, 10) == []
     call(acc, "complete", first.id, first.reservation)
     assert payloads(reserve(acc, 10)) == [2, 3]
-    assert unparked(acc) == 0
+    assert left_behind(acc) == 0
 
 
 @pytest.mark.covers("L5", "L7")
@@ -131,7 +131,7 @@ def test_a_failed_call_is_retried_on_its_own_count_and_fresh_payloads_wait_with_
     assert timedelta(seconds=15) <= delay <= timedelta(seconds=45)
     fresh = push(acc, 3)
     assert reserve(acc, 10) == []
-    assert [unparked(acc) for _ in range(2)] == [0, 0]
+    assert [left_behind(acc) for _ in range(2)] == [0, 0]
     assert state(acc, fresh) == "blocked"
     clock.advance("46 s")
     again = reserve(acc, 10)
@@ -148,7 +148,7 @@ def test_an_earlier_payload_that_comes_due_in_the_backoff_waits_as_well(acc: psy
     clock.advance("10 s")
     assert reserve(acc, 10) == []
     assert state(acc, early) == "blocked"
-    assert [unparked(acc) for _ in range(3)] == [0, 0, 0]
+    assert [left_behind(acc) for _ in range(3)] == [0, 0, 0]
     clock.advance("50 s")
     assert payloads(reserve(acc, 10)) == [1, 2]
 
@@ -215,7 +215,7 @@ def test_a_call_that_is_given_back_comes_back_whole_and_uncounted(
     assert call(acc, "complete", rows[0].id, rows[0].reservation) is False
     assert column(acc, "complete_many", *pairs(again)) == []
     assert {state(acc, row.id) for row in again} == {"succeeded"}
-    assert unparked(acc) == 0
+    assert left_behind(acc) == 0
 
 
 @pytest.mark.covers("L13")

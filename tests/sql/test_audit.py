@@ -1,4 +1,4 @@
-"""The audit: every function of an operator leaves a row, whoever calls it; none where nothing changed."""
+"""The audit: every function of an operator leaves a row, by any caller; none if nothing changed."""
 
 from __future__ import annotations
 

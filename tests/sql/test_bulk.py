@@ -123,19 +123,19 @@ def test_nothing_else_touches_what_executes(conn: psycopg.Connection, function: 
 
 
 FILTERS: list[tuple[dict[str, Any], set[str]]] = [
-    ({"queue": "a"}, {"a", "a old", "a u", "a held", "a parked"}),
+    ({"queue": "a"}, {"a", "a old", "a u", "a held", "a limited"}),
     ({"queue": "b"}, {"b"}),
     ({"task": "u"}, {"a u"}),
-    ({"queue": "a", "task": "t"}, {"a", "a old", "a held", "a parked"}),
+    ({"queue": "a", "task": "t"}, {"a", "a old", "a held", "a limited"}),
     ({"queue": "a", "key": "k"}, {"a held"}),
     ({"queue": "b", "key": "k"}, set()),
-    ({"state": "blocked"}, {"a held", "a parked"}),
-    ({"queue": "a", "state": "blocked"}, {"a held", "a parked"}),
+    ({"state": "blocked"}, {"a held", "a limited"}),
+    ({"queue": "a", "state": "blocked"}, {"a held", "a limited"}),
     ({"queue": "a", "state": "waiting"}, {"a", "a old", "a u"}),
     ({"created_before": NOON}, {"a old"}),
-    ({"created_after": NOON}, {"a", "a u", "a held", "a parked", "b"}),
+    ({"created_after": NOON}, {"a", "a u", "a held", "a limited", "b"}),
     ({"queue": "a", "created_before": NOON}, {"a old"}),
-    ({"everything": True}, {"a", "a old", "a u", "a held", "a parked", "b"}),
+    ({"everything": True}, {"a", "a old", "a u", "a held", "a limited", "b"}),
 ]
 
 
@@ -151,11 +151,11 @@ def test_a_filter_finds_what_it_says(
         "a": enqueue(conn, queue="a", delay="1 h"),
         "a u": enqueue(conn, "u", queue="a", priority=7),
         "a held": enqueue(conn, queue="a"),
-        "a parked": enqueue(conn, queue="a"),
+        "a limited": enqueue(conn, queue="a"),
         "b": enqueue(conn, queue="b"),
     }
     block(conn, [named["a held"]])
-    block(conn, [named["a parked"]], "task:t", key=None)
+    block(conn, [named["a limited"]], "task:t", key=None)
     consent = {} if "state" in filters else {"everything": True}
     for function, more in (("cancel_many", {"max_jobs": 1}), ("kill_many", {}), ("delete_many", consent)):
         with conn.transaction(force_rollback=True):
@@ -228,9 +228,9 @@ def test_a_queue_is_purged_of_what_waits(conn: psycopg.Connection) -> None:
 
 
 def test_a_queue_of_one_hot_key_is_purged_to_the_end(conn: psycopg.Connection) -> None:
-    _first, *parked = enqueue_many(conn, 12)
+    _first, *blocked = enqueue_many(conn, 12)
     conn.execute("update pgqueue.jobs set key = 'k'")
-    block(conn, parked)
+    block(conn, blocked)
     # Each chunk releases the next one of the key, which then no longer stands among the blocked.
     rows = in_chunks(conn, "purge_queue", "default", max_jobs=2)
     assert sum(row.changed for row in rows) == 12
@@ -290,8 +290,8 @@ def test_a_cancelled_job_of_the_future_that_is_retried_has_its_run_at_now(
 
 def test_a_wake_is_sent_once_for_each_queue_that_jobs_came_back_to(conn: psycopg.Connection) -> None:
     fail(conn, 20, dead=True)
-    call(conn, "hello", "sleeper")
-    channel = call(conn, "idle", "sleeper")
+    call(conn, "hello", "idle worker")
+    channel = call(conn, "idle", "idle worker")
     heard: list[str] = []
     conn.add_notify_handler(lambda notify: heard.append(notify.payload))
     conn.execute(f'listen "{channel}"'.encode())

@@ -238,7 +238,7 @@ NAMES = {
     "month": ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
     "weekday": ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
 }
-# Of each kind; up to four instants of each are compared. PGQUEUE_CRON=5000 looks for longer.
+# Of each kind; up to four instants of each are compared. PGQUEUE_CRON=5000 runs for longer.
 EXAMPLES = int(os.environ.get("PGQUEUE_CRON", "400"))
 STEPS = {"second": 60, "minute": 60, "hour": 24, "day": 31, "month": 12, "weekday": 7}
 

@@ -262,12 +262,12 @@ def test_a_job_that_was_ever_reserved_is_left_as_it_is(conn: psycopg.Connection,
 
 
 def test_a_blocked_job_that_is_deferred_waits_again_and_holds_its_key_no_longer(conn: psycopg.Connection) -> None:
-    parked = enqueue(conn, key="k", dedupe="d")
+    blocked = enqueue(conn, key="k", dedupe="d")
     behind = enqueue(conn, key="k")
-    for each in (parked, behind):
+    for each in (blocked, behind):
         conn.execute("update pgqueue.jobs set state = 'blocked' where id = %s", [each])
-    assert outcome(conn, dedupe="d", on_conflict="replace", delay="1 h") == (parked, "replaced")
-    assert (state(conn, parked), state(conn, behind)) == ("waiting", "waiting")
+    assert outcome(conn, dedupe="d", on_conflict="replace", delay="1 h") == (blocked, "replaced")
+    assert (state(conn, blocked), state(conn, behind)) == ("waiting", "waiting")
     assert ids(reserve(conn, 5)) == [behind]
 
 
@@ -299,9 +299,9 @@ def test_a_blocked_job_that_is_replaced_and_due_keeps_its_position_in_its_key(co
 
 
 def test_a_job_blocked_by_a_limit_that_is_deferred_waits_again(conn: psycopg.Connection) -> None:
-    parked = enqueue(conn, dedupe="d")
+    blocked = enqueue(conn, dedupe="d")
     conn.execute("update pgqueue.jobs set state = 'blocked', blocked_on = 'queue:default'")
-    assert outcome(conn, dedupe="d", on_conflict="debounce", delay="1 h") == (parked, "debounced")
+    assert outcome(conn, dedupe="d", on_conflict="debounce", delay="1 h") == (blocked, "debounced")
     assert value(conn, "select state::text from pgqueue.jobs where blocked_on is null") == "waiting"
 
 

@@ -31,7 +31,7 @@ class Model:
     nodes: list[Node] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Release and cancel what is blocked, until nothing changes."""
+        """Release and cancel blocked jobs, until nothing changes."""
         changed = True
         while changed:
             changed = False

@@ -1,4 +1,4 @@
-"""What enqueue and enqueue_many store, and where an option comes from that nobody named."""
+"""The rows that enqueue and enqueue_many store, and the defaults of options that are left out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Every public function, with whatever its types allow, in any order: the catalog says which there are.
 
 The answer is a result or an error of a documented class that says what to do, and the queue goes on as it was.
-PGQUEUE_FUZZ=1000 looks for longer.
+PGQUEUE_FUZZ=1000 runs for longer.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def calls(draw: st.DrawFn, known: list[Signature]) -> tuple[str, Arguments]:
     name, arguments, needed = draw(st.sampled_from(known))
     given_ones = {}
     for n, (argument, type_name) in enumerate(arguments):
-        # Few at a time: of twenty wild ones the first is refused, and nobody looks at the others.
+        # Few at a time: of twenty wild ones the first is refused, and the others are not read.
         if n < needed or draw(st.integers(0, 3)) == 0:
             given_ones[argument] = (type_name, draw(strategy_of(argument, type_name)))
     return name, given_ones

@@ -120,7 +120,7 @@ def test_the_next_job_of_a_key_comes_with_the_end_of_the_one_before(conn: psycop
     first, second, third = enqueue_many(conn, 3, key="k")
     plain = enqueue(conn)
     held = reserve_one(conn)
-    assert reserve(conn, 10)[0].id == plain  # and parks the others
+    assert reserve(conn, 10)[0].id == plain  # and blocks the others
     assert [state(conn, job_id) for job_id in (second, third)] == ["blocked", "blocked"]
     parts = completing([held]) if end == "completed" else {**failing([held]), "retry": [False]}
     rows = exchange(conn, 10, **parts)

@@ -143,7 +143,7 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_blocked_job_each(explained:
         "select id, reservation from pgqueue.jobs where state = 'executing' and limit_key = 'l' limit 3"
     ).fetchall()
     held: list[Row] = []
-    # On a slow machine one call may use its time up on parking.
+    # On a slow machine one call may use its time up on blocking jobs.
     wait_until(lambda: bool(held.extend(reserve(conn, 6, queues=["keyed"])) or len(held) >= 3))
     conn.execute("set auto_explain.log_min_duration = 0")
     for job_id, reservation in [*hot, limited[0]]:

@@ -37,7 +37,7 @@ def complete(conn: psycopg.Connection, *rows: Row) -> None:
 
 
 def chain(conn: psycopg.Connection, count: int = 3, **options: object) -> tuple[Row, list[int]]:
-    """Jobs of one key: the first reserved, the others parked behind it."""
+    """Jobs of one key: the first reserved, the others blocked behind it."""
     job_ids = enqueue_many(conn, count, key="k", **options)
     held = reserve_one(conn, lease="1 hour")
     assert held.id == job_ids[0]
@@ -46,7 +46,7 @@ def chain(conn: psycopg.Connection, count: int = 3, **options: object) -> tuple[
     return held, job_ids[1:]
 
 
-def unparked(conn: psycopg.Connection) -> int:
+def left_behind(conn: psycopg.Connection) -> int:
     maintain(conn)
     found: int = value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1")
     return found
@@ -62,7 +62,7 @@ def test_jobs_of_a_key_run_one_at_a_time_in_the_order_of_their_ids(conn: psycopg
         assert reserve(conn, 10, "other") == []
         complete(conn, *rows)
     assert reserve(conn, 10) == []
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1")
@@ -127,7 +127,7 @@ def test_a_job_that_was_once_reserved_holds_its_place_until_it_ends(
     AHEAD[how](conn, held)
     fresh = enqueue(conn, key="k")
     assert reserve(conn, 10) == []
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
     standing.advance("1 hour")
     again = reserve_one(conn)
     assert again.id == held.id
@@ -149,7 +149,7 @@ def test_an_earlier_job_that_came_due_meanwhile_goes_first(conn: psycopg.Connect
     assert state(conn, earlier) == "blocked"
     AHEAD[how](conn, held)
     assert ids(reserve(conn, 10)) == [earlier]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L1", "L13")
@@ -165,7 +165,7 @@ def test_a_lapsed_lease_gives_the_job_back_ahead_of_later_ones(conn: psycopg.Con
     assert call(conn, "complete", held.id, held.reservation) is False
     complete(conn, again)
     assert ids(reserve(conn, 10)) == job_ids[1:2]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 ENDS: dict[str, Callable[[psycopg.Connection, Row], object]] = {
@@ -204,7 +204,7 @@ def test_however_a_job_ends_the_next_of_its_key_is_let_go(conn: psycopg.Connecti
     assert row.id == following
     complete(conn, row)
     assert ids(reserve(conn, 10)) == [last]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("A6")
@@ -213,13 +213,13 @@ def test_blocked_jobs_may_be_removed_and_the_rest_keeps_its_order(conn: psycopg.
     held, behind = chain(conn, 6)
     for job_id in (behind[0], behind[2]):
         call(conn, function, job_id)
-    assert reserve(conn, 10) == []  # let go too early, and parked again
+    assert reserve(conn, 10) == []  # released too early, and blocked again
     complete(conn, held)
     for job_id in (behind[1], behind[3], behind[4]):
         row = reserve_one(conn)
         assert row.id == job_id
         complete(conn, row)
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 def test_a_job_ahead_that_is_edited_into_the_future_gives_its_place_up(
@@ -239,7 +239,7 @@ def test_a_job_ahead_that_is_edited_into_the_future_gives_its_place_up(
     )
     conn.execute("select pgqueue._release_next('{q}', '{k}', null)")
     assert ids(reserve(conn, 10)) == [second]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 def test_a_job_that_expires_releases_the_job_behind_it(conn: psycopg.Connection, standing: Clock) -> None:
@@ -279,7 +279,7 @@ def test_a_dead_job_that_is_retried_takes_its_old_place(conn: psycopg.Connection
     assert again.id == held.id
     complete(conn, again)
     assert ids(reserve(conn, 10)) == [third]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("L9")
@@ -293,7 +293,7 @@ def test_a_dead_job_retried_while_a_later_one_runs_is_not_left_behind_when_that_
     assert reserve(conn, 10) == []
     call(conn, "fail", second, running.reservation, retry_in="1 hour")
     assert ids(reserve(conn, 10)) == [held.id]
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
 
 
 @pytest.mark.covers("G10")
@@ -322,13 +322,13 @@ def test_maintain_releases_what_was_left_behind_and_counts_it(conn: psycopg.Conn
     for key in ("a", "b", "c"):
         enqueue_many(conn, 3, key=key)
     assert len(reserve(conn, 10)) == 3
-    assert unparked(conn) == 0
+    assert left_behind(conn) == 0
     # Two of the jobs ahead vanish as no function of the queue would make them.
     conn.execute("delete from pgqueue.jobs where state = 'executing' and key in ('a', 'b')")
     assert reserve(conn, 10) == []
-    assert unparked(conn) == 2
+    assert left_behind(conn) == 2
     assert sorted(row.key for row in reserve(conn, 10)) == ["a", "b"]
-    assert unparked(conn) == 2
+    assert left_behind(conn) == 2
 
 
 def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
@@ -339,7 +339,7 @@ def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
     while reserve(conn, 2000):
         raise AssertionError("only the first of each key was due")
     conn.execute("delete from pgqueue.jobs where state = 'executing'")
-    found = [unparked(conn) for _ in range(4)]
+    found = [left_behind(conn) for _ in range(4)]
     assert found[0] == 500
     assert found[-1] == 1200
 
@@ -347,5 +347,5 @@ def test_the_net_goes_on_where_it_stopped(conn: psycopg.Connection) -> None:
 def test_a_deferred_job_is_not_taken_for_one_left_behind(conn: psycopg.Connection, standing: Clock) -> None:
     held, _ = chain(conn)
     call(conn, "snooze", held.id, held.reservation, "1 hour")
-    assert [unparked(conn) for _ in range(3)] == [0, 0, 0]
+    assert [left_behind(conn) for _ in range(3)] == [0, 0, 0]
     assert reserve(conn, 10) == []

@@ -146,7 +146,7 @@ def test_a_limit_takes_effect_when_it_is_set_lowered_raised_and_dropped(
     assert len(reserve(conn, 10)) == 1
     conn.execute("delete from pgqueue.limits")
     standing.advance("1 s")
-    # Also where nobody calls maintain.
+    # Also if no client calls maintain.
     got = reserve(conn, 10)
     standing.advance("1 ms")
     assert len(got) + len(reserve(conn, 10)) == 4
@@ -239,8 +239,8 @@ def test_an_idle_worker_gets_the_time_of_the_next_free_start(
     assert len(reserve(conn, 10)) == 1
     standing.advance("1 s")
     assert reserve(conn, 10) == []
-    [nap] = table(conn, "idle", "w", ["q"])
-    assert nap.next_due == start + timedelta(seconds=10)
+    [registration] = table(conn, "idle", "w", ["q"])
+    assert registration.next_due == start + timedelta(seconds=10)
     standing.advance("9 s")
     assert len(reserve(conn, 10)) == 1
 

@@ -169,7 +169,7 @@ def test_a_client_that_never_calls_maintain_is_rescued_by_its_own_reserve(
     job_id = enqueue(conn)
     reserve_one(conn, "killed", lease="30 s")
     clock.advance("31 s")
-    # Nobody kept house: the holder may just not have been able to extend, and gets one length more.
+    # Maintenance did not run: the holder may not have been able to extend, and gets a grace period.
     assert reserve(conn, 1, "other") == []
     assert state(conn, job_id) == "executing"
     clock.advance("31 s")

@@ -1,4 +1,4 @@
-"""Steps of maintenance that take too long: what they did stands, what is left shows, no other step waits for them."""
+"""Steps of maintenance that take too long: their work is kept, the rest is visible, no other step waits for them."""
 
 from __future__ import annotations
 

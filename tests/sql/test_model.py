@@ -1,9 +1,9 @@
-"""Random lives of jobs, against a small model: hypothesis calls the functions in any order and looks at every job.
+"""Random lives of jobs, against a small model: hypothesis calls the functions in any order and checks every job.
 
 The model knows what a user knows: which jobs exist, which are executing, which have ended and how, which were ever
-reserved, and from when on each may run. After each step it must be so in the database, and nothing may stand parked
+reserved, and from when on each may run. After each step it must be so in the database, and no job may stay blocked
 without a reason. One session only: what two do to each other is in tests/races.
-PGQUEUE_MODEL=500 looks for longer.
+PGQUEUE_MODEL=500 runs for longer.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Queue(RuleBasedStateMachine):
         return job.state in ("executing", "asked") and job.reservation == reservation
 
     def see_lapsed(self, claimed: set[int]) -> None:
-        """Whoever reserves or keeps house may take lapsed leases back, or prolong them once."""
+        """Reserve and maintain may take lapsed leases back, or grant them a grace period once."""
         now = self.clock.now()
         executing = dict(
             self.conn.execute("select id, lease_expires_at from pgqueue.jobs where state = 'executing'").fetchall()

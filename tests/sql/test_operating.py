@@ -1,4 +1,4 @@
-"""What an operator does: cancel, retry, delete, look at the numbers."""
+"""The actions of an operator: cancel, retry, delete, read the numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a try ends: complete, fail, release, snooze, a lapsed lease; and what each costs."""
+"""How an attempt ends: complete, fail, release, snooze, a lapsed lease; and what each costs."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ def test_the_default_backoff_is_30_plus_the_fifth_power_and_at_most_a_tenth_more
         )
 
     assert backoff(0) == seconds
-    tries = [backoff(None) for _ in range(50)]
-    assert all(seconds <= delay <= seconds * 1.1 for delay in tries)
-    assert max(tries) > seconds * 1.01
+    delays = [backoff(None) for _ in range(50)]
+    assert all(seconds <= delay <= seconds * 1.1 for delay in delays)
+    assert max(delays) > seconds * 1.01
 
 
 def test_no_backoff_overflows(conn: psycopg.Connection) -> None:
@@ -267,7 +267,7 @@ def test_reserved_jobs_are_invisible_and_acknowledged_ones_never_come_back(
     assert (again.id, again.attempt) == (lost.id, 1)
     assert again.reservation > lost.reservation
     clock.advance("1 day")
-    assert ids(reserve(conn, 10, "other")) == []  # the gap gives what is held one length more
+    assert ids(reserve(conn, 10, "other")) == []  # the gap grants held jobs a grace period
     assert state(conn, done.id) == "succeeded"
 
 

@@ -235,7 +235,7 @@ def test_reserve_reads_its_lane_by_a_range_of_the_ready_index(explained: Explain
 
 
 def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) -> None:
-    """A vacuum that found nothing says that the table is empty, and to such a plan any scan looks cheap."""
+    """A vacuum that found nothing records that the table is empty, and then any scan seems cheap."""
     database = cloner.migrated()
     conn = database.connect()
     conn.execute("alter table pgqueue.jobs set (autovacuum_enabled = off)")
@@ -308,7 +308,7 @@ def test_dedupe_goes_by_keys_and_ids_alone(explained: Explained) -> None:
     assert {node.index for node in nodes if node.relation == "jobs" and node.index} == {"jobs_pkey"}
     reads = [node for node in nodes if (node.index or "").startswith("dedupe_keys")]
     assert {node.index for node in reads} == {"dedupe_keys_pkey", "dedupe_keys_by_job"}
-    # A bitmap's rows count what is dead.
+    # A bitmap's rows include dead ones.
     assert all(node.rows <= 20 and node.removed == 0 for node in reads), reads
 
 
@@ -397,7 +397,7 @@ def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explain
 
 
 def bounded(nodes: list[Node], rows: int) -> None:
-    """Nothing is scanned, and nothing is read but in the order of an index, up to so many rows."""
+    """Nothing is scanned, and nothing is read but in the order of an index, up to a number of rows."""
     for node in nodes:
         if node.relation == "jobs" or (node.relation or "").startswith("history"):
             assert node.kind not in ("Seq Scan", "Bitmap Heap Scan"), node

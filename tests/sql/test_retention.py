@@ -100,6 +100,7 @@ def test_partitions_are_cut_at_midnight_utc_whatever_the_time_zone(conn: psycopg
     assert rows == [("pgqueue.history_d_20300101",), ("pgqueue.history_d_20300102",)]
 
 
+@pytest.mark.long
 @pytest.mark.covers("G12")
 def test_after_sixty_days_without_maintain_completions_go_on_and_nothing_kept_is_lost(
     conn: psycopg.Connection, clock: Clock

@@ -1,4 +1,4 @@
-"""At most so many retries of a queue become due in a second."""
+"""At most n retries of a queue become due in a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy that is an SQL function: what it is told, what it may answer, and whose it must be."""
+"""The policy that is an SQL function: its arguments, its results, and its owner."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_a_paused_queue_is_not_drawn(conn: psycopg.Connection, strategy: str) ->
 def test_no_job_is_claimed_twice_when_the_draw_is_repeated(
     conn: psycopg.Connection, clock: Clock, strategy: str
 ) -> None:
-    # Expired jobs, a lapsed lease and empty queues make reserve look again, at rows that it has locked itself.
+    # Expired jobs, a lapsed lease and empty queues make reserve read again, also rows that it has locked itself.
     clock.set("2026-01-01 00:00:00+00")
     for queue in "abc":
         enqueue(conn, queue=queue, expires_in="1 s")

@@ -352,9 +352,9 @@ def test_runs_are_forgotten_after_a_week_save_where_a_schedule_stands(conn: psyc
 
 def test_a_sleeping_worker_is_woken(conn: psycopg.Connection, clock: Clock) -> None:
     schedule(conn)
-    conn.execute(f"listen {call(conn, '_channel', 'sleeper')}".encode())
+    conn.execute(f"listen {call(conn, '_channel', 'idle')}".encode())
     clock.set("2030-01-07 00:00:58+00")
-    call(conn, "idle", "sleeper")
+    call(conn, "idle", "idle")
     clock.set("2030-01-07 00:01:00+00")
     maintain(conn)
     assert [note.payload for note in conn.notifies(timeout=5, stop_after=1)] == ["wake"]

@@ -1,4 +1,4 @@
-"""The main job from end to end, told by SQL alone."""
+"""The main job from end to end, by SQL alone."""
 
 from __future__ import annotations
 

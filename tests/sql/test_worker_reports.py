@@ -1,4 +1,4 @@
-"""What a worker tells the queue of its jobs: timeouts, starts, crashes, progress, results."""
+"""What a worker reports about its jobs: timeouts, starts, crashes, progress, results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.databases import Database
 
 
 def lapse(conn: psycopg.Connection, clock: Clock, seconds: int = 31) -> None:
-    """Let time pass with somebody keeping house all along, until a lease of 30 s is over."""
+    """Let time pass under regular maintenance, until a lease of 30 s is over."""
     for _ in range(0, seconds, 4):
         clock.advance("4 s")
         maintain(conn)
@@ -92,7 +92,7 @@ def test_a_lapsed_lease_counts_as_a_crash_only_if_the_job_was_started_and_its_wo
     assert found[0].crashed_on == ["gone"]
     again = {row.id: row for row in reserve(conn, 3)}
     assert [(again[each].losses, again[each].crashes) for each in (gone_started, gone_unstarted)] == [(1, 1), (1, 0)]
-    # None of it was counted as a try.
+    # None of it was counted as an attempt.
     assert {row.attempt for row in again.values()} == {1}
 
 

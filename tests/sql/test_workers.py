@@ -98,7 +98,7 @@ def test_the_fleet_runs_maintenance_about_once_a_second(conn: psycopg.Connection
 
     alone = [call_again_in() for _ in range(40)]
     assert all(1 <= seconds <= 1.5 for seconds in alone)
-    # The first of them found that nobody did.
+    # The first of them found that none did.
     assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 1
     for n in range(30):
         call(conn, "hello", f"w{n}")
@@ -115,7 +115,7 @@ def test_idle_reports_a_job_that_is_due_already(conn: psycopg.Connection, clock:
     clock.set(NOON)
     enqueue(conn, queue="a")
     assert table(conn, "idle", "w", ["a", "b"])[0].next_due == clock.now()
-    # It was announced to others that sleep, and whoever heard it is about to take it.
+    # It was announced to other idle workers, and one of them is about to take it.
     assert table(conn, "idle", "late", ["a", "b"])[0].next_due == clock.now() + timedelta(milliseconds=250)
     clock.advance("1 s")
     assert table(conn, "idle", "w", ["a", "b"])[0].next_due == clock.now()

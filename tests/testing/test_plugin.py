@@ -93,7 +93,7 @@ def run(project: Path, *options: str, **environment: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("processes", ["0", pytest.param("2", marks=pytest.mark.long)])
 def test_its_fixtures_bring_a_database_and_leave_none(project: Path, cloner: Cloner, processes: str) -> None:
     known = set(databases(cloner))
     done = run(project, "-n", processes, PGQUEUE_TEST_DSN=cloner.server_dsn)
@@ -107,6 +107,7 @@ def databases(cloner: Cloner) -> list[str]:
         return [row[0] for row in conn.execute("select datname from pg_database")]
 
 
+@pytest.mark.long
 def test_without_a_server_of_yours_it_starts_one_for_the_run_and_ends_it(project: Path) -> None:
     # A directory of its own: other runs on this machine have theirs in the usual one.
     with tempfile.TemporaryDirectory() as place:

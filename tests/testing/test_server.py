@@ -126,6 +126,7 @@ def test_binaries_that_are_to_be_tested_win_over_an_engine(tmp_path: Path) -> No
     assert server.asked == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answers", [True, False], ids=["an engine that cannot run it", "no engine"])
 def test_the_plugin_tries_the_container_first_and_falls_back_to_the_embedded_server(
     tmp_path: Path, answers: bool

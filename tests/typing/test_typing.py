@@ -1,4 +1,4 @@
-"""What a type checker says to users of the package."""
+"""What users of the package see from type checkers: correct use passes, wrong use is an error."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_typed_use_is_right_and_wrong_use_is_an_error(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("basedpyright") is None, reason="basedpyright is not installed")
 def test_pyright_reports_an_error_exactly_where_mypy_does() -> None:
     done = subprocess.run(

@@ -97,6 +97,7 @@ def test_every_page_loads_without_a_word_on_the_console(
     assert said == []
 
 
+@pytest.mark.long
 def test_plots_are_drawn(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
     page.goto("/")
     page.locator(".plot canvas").first.wait_for()
@@ -106,6 +107,7 @@ def test_plots_are_drawn(filled: psycopg.Connection, page: Page, said: list[str]
     assert said == []
 
 
+@pytest.mark.long
 def test_the_page_follows_what_happens(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/queues")
     page.locator("#interval").select_option("1")
@@ -114,6 +116,7 @@ def test_the_page_follows_what_happens(filled: psycopg.Connection, page: Page) -
     assert page.locator("#interval").input_value() == "1"
 
 
+@pytest.mark.long
 def test_the_page_stands_still_while_rows_are_selected(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/jobs?q=queue:mail")
     page.locator("#interval").select_option("1")
@@ -138,6 +141,7 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page, s
     assert said == []
 
 
+@pytest.mark.long
 def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/dead")
     page.get_by_role("button", name="Retry all like").click()
@@ -145,6 +149,7 @@ def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Con
     page.get_by_text("9 of 9 jobs retried").wait_for()
 
 
+@pytest.mark.long
 def test_thousands_that_match_want_their_number_typed_and_go_on_by_themselves(
     conn: psycopg.Connection, page: Page
 ) -> None:
@@ -158,6 +163,7 @@ def test_thousands_that_match_want_their_number_typed_and_go_on_by_themselves(
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
 
 
+@pytest.mark.long
 def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Page) -> None:
     job = job_of(filled, "dead")
     page.goto(f"/jobs/{job}")
@@ -168,6 +174,7 @@ def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Pag
     assert value(filled, "select count(*) from pgqueue.history where id = %s", job) == 0
 
 
+@pytest.mark.long
 def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
     page.goto("/queue?name=mail")
     page.get_by_role("button", name="Pause").click()
@@ -182,6 +189,7 @@ def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, pag
     assert said == []
 
 
+@pytest.mark.long
 def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/limits")
     page.get_by_label("Kind").select_option("task")
@@ -201,6 +209,7 @@ def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> N
     wait_until(lambda: value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") is None)
 
 
+@pytest.mark.long
 def test_the_keyboard_alone_is_enough(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/")
     page.keyboard.press("Tab")
@@ -236,6 +245,7 @@ def test_the_pages_work_without_javascript(filled: psycopg.Connection, browser: 
     context.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [390, 768])
 def test_no_page_is_wider_than_a_narrow_screen(filled: psycopg.Connection, page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
@@ -244,6 +254,7 @@ def test_no_page_is_wider_than_a_narrow_screen(filled: psycopg.Connection, page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
     filled: psycopg.Connection, page: Page, axe: str, scheme: str

@@ -112,7 +112,7 @@ async def test_a_listener_that_was_cut_off_listens_again(database: Database, con
                 "select pid from pg_stat_activity where datname = current_database() and query ilike 'listen%'"
             )
         ]
-        # Nobody hears of this one: it is found because a listener that comes back looks at once.
+        # No notification arrives for this one: a listener that reconnects polls at once.
         terminate(conn, [pid])
         job_id = enqueue(conn)
         assert await done(conn, job_id) == ["succeeded"]

@@ -124,7 +124,7 @@ class Producer(threading.Thread):
             with suppress(psycopg.Error), psycopg.connect(self._dsn, autocommit=True, connect_timeout=2) as conn:
                 while not self._stopped.is_set():
                     self.acknowledged.append(enqueue(conn, "t", {"i": len(self.acknowledged)}))
-            # Until somebody is the primary again.
+            # Until there is a primary again.
             self._stopped.wait(0.02)
 
     def stop(self) -> None:
@@ -184,7 +184,7 @@ def test_a_worker_goes_with_the_primary_and_no_replicated_job_is_lost(
     primary, standby = pair
     write_module(tmp_path, TASKS)
     dsn = f"postgresql://postgres@/pgqueue?host={primary.host},{standby.host}&port=5432,5432"
-    # That it wants a server which can be written to, nobody has to tell it.
+    # It needs no option to choose a server that takes writes.
     worker = WorkerProcess(tmp_path, dsn, "-r", "jobs", "--lease", "6", "--name", "w").started()
     producer = Producer(f"{dsn}&target_session_attrs=read-write")
     try:

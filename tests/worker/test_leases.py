@@ -32,10 +32,10 @@ def _is_later(conn: psycopg.Connection, job_id: int, first: datetime) -> bool:
 
 
 def take_away(conn: psycopg.Connection, job_id: int) -> int:
-    """Have the queue believe that the lease lapsed, and reserve the job for somebody else; the new reservation."""
+    """Have the queue believe that the lease lapsed, and reserve the job for another worker; the new reservation."""
     with conn.transaction():
         conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
-        # Rescued once already, so that it is not prolonged.
+        # Rescued once already, so that it gets no grace period.
         conn.execute("update pgqueue.jobs set grace_given = true where id = %s", [job_id])
         taken = reserve_one(conn, "thief", lease="1 hour")
     assert taken.id == job_id
@@ -275,7 +275,7 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
 
     @app.task
     async def blocks() -> None:
-        # As when the process is stopped: the other job was claimed with this one, and somebody else has it by now.
+        # As when the process is stopped: the other job was claimed with this one, and another worker has it by now.
         if taken:
             # Its own lease lapses meanwhile as well.
             return

@@ -25,7 +25,7 @@ from tests.workers import NEVER, WorkerProcess, is_asleep, working, write_module
 
 pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 
-# Housekeeping takes what is longer than 5 s for an outage. A lease that was about to be extended must be extended
+# Maintenance takes a gap of more than 5 s for an outage. A lease that was about to be extended must be extended
 # again within five thirds of its length, so the server has about 6 s to start.
 LEASE = 10
 OUTAGE = 10.5
@@ -113,7 +113,7 @@ def test_an_outage_longer_than_a_lease_runs_nothing_twice_while_the_workers_live
         server.start()
         with psycopg.connect(server.dsn, autocommit=True) as conn:
             back_at = value(conn, "select clock_timestamp()")
-            # Housekeeping gives what is in flight one length more, once; beyond that only its workers can extend it.
+            # Maintenance grants jobs in flight a grace period, once; beyond that only its workers can extend it.
             beyond = back_at + timedelta(seconds=LEASE + 4)
             wait_until(
                 lambda: (

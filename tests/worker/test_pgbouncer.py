@@ -45,7 +45,7 @@ class PgBouncer:
     """A PgBouncer of the test's own before the test's server. `dsn` is the test's database through it."""
 
     def __init__(self, database: Database, **settings: object) -> None:
-        # Between them, because the embedded server's socket lets nobody but us in.
+        # Between them, because only our user may use the embedded server's socket.
         self._proxy = Proxy(database.dsn)
         self._directory = Path(tempfile.mkdtemp(prefix="pgqueue-pgbouncer-"))
         with closing(socket.create_server(("127.0.0.1", 0))) as free:
@@ -147,7 +147,7 @@ async def busy_neighbours(pooler: PgBouncer) -> AsyncIterator[None]:
 
 
 def sleeps_soundly(conn: psycopg.Connection) -> bool:
-    """Whether some worker lay down for NEVER so long ago that its looks after that, of a second, are over."""
+    """Whether some worker registered as idle for NEVER so long ago that its polls after that, of a second, are over."""
     return bool(
         value(
             conn,

@@ -63,7 +63,7 @@ def tasks(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def housekeeper(tasks: None, start_worker: Start) -> WorkerProcess:
-    """Somebody keeps house all along: after a gap every lease would get one more length first."""
+    """Runs maintenance regularly: after a gap every lease would get a grace period first."""
     return start_worker("-r", "jobs", "-q", "elsewhere", "--lease", "1", "--name", "housekeeper").started()
 
 
@@ -185,6 +185,6 @@ def test_under_a_supervisor_a_deaf_handler_costs_its_process_and_the_others_end(
     found = job(conn, deaf)
     assert (found.state, found.attempts, found.errors[0]["class"]) == ("failed", 1, "Timeout")
     assert "its process was replaced" in found.errors[0]["message"]
-    # That one was told to stop, and did.
+    # That one was asked to stop, and did.
     assert state(conn, other) == "succeeded"
     assert call(conn, "stats")["workers"][0]["worker"] == "housekeeper"

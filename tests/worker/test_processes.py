@@ -1,4 +1,4 @@
-"""Worker processes: killed, stopped, told to end."""
+"""Worker processes: killed, suspended, asked to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told: by real worker processes, over a datagram socket as systemd has one."""
+"""The reports to systemd: by real worker processes, over a datagram socket as systemd has one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work is spread over workers: nobody holds back what another could run now."""
+"""Work is spread over workers: none holds back a job that another could run now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a worker ends: handlers are told, get their time, and are then cut off, each as its task says."""
+"""How a worker ends: handlers are asked to end, get their time, and are then cut off, each by its task's options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def started(app: App, database: Database, **settings: Any) -> tuple[Worker, asyn
 
 
 def declare(app: App, kind: str, release: threading.Event, name: str = "t", **options: Any) -> None:
-    """A handler that goes on for ever: the async one until it is cancelled, the sync one whatever it is told."""
+    """A handler that goes on for ever: the async one until it is cancelled, the sync one even if it is asked to end."""
 
     async def asynchronous() -> None:
         await asyncio.sleep(600)

@@ -1,4 +1,4 @@
-"""What a handler, or its task, says of a try that did not succeed."""
+"""What a handler, or its task, decides after a failed attempt."""
 
 from __future__ import annotations
 

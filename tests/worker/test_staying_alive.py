@@ -70,7 +70,7 @@ async def test_each_connection_killed_in_turn_and_then_all_at_once_comes_back(
         await wait_until_async(lambda: len(backends(conn)) == 4)
         mine = backends(conn)
         for pids in [[pid] for pid in mine] + [None]:
-            # None: whoever is there by then.
+            # None: any worker that is there by then.
             conn.execute(
                 "select pg_terminate_backend(pid) from unnest(%s::int[]) pid",
                 [backends(conn) if pids is None else pids],
@@ -104,7 +104,7 @@ async def test_connections_that_hang_without_a_word_are_left_before_a_lease_laps
             await wait_until_async(lambda: is_asleep(conn, "w"))
             proxy.strand()
             stranded_at = time.monotonic()
-            # Its wake-up goes to a listener that nothing reaches; it is found by one that connects again and looks.
+            # Its wake-up goes to a listener that nothing reaches; it is found by one that reconnects and polls.
             assert await done(conn, enqueue(conn)) == ["succeeded"]
             assert time.monotonic() - stranded_at < 1.5 * LEASE
             await wait_until_async(partial(passed, stranded_at + LEASE + 1), timeout=LEASE + 2)
@@ -180,7 +180,7 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
             tried = proxy.attempts
             proxy.refuse()
             proxy.drop()
-            # Found where the worker looks first, when it is back.
+            # Found by the worker's first poll, when it is back.
             job_id = enqueue(conn)
             began = time.monotonic()
             await wait_until_async(partial(passed, began + 5.5))
@@ -238,7 +238,7 @@ def test_a_network_that_hangs_cannot_hang_the_shutdown(
 async def test_a_worker_waits_while_the_server_only_reads(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The first line tells of the connection that broke, the next ones of why there is no other.
+    # The first line reports the broken connection, the next ones why there is no other.
     monkeypatch.setattr("pgqueue.worker.outage._REMIND", 0.5)
     app = App()
 
@@ -252,7 +252,7 @@ async def test_a_worker_waits_while_the_server_only_reads(
             )
         )
 
-    # The one looks when it connects; the other finds out by SQLSTATE 25006, for it was told not to look.
+    # The one checks when it connects; the other learns by SQLSTATE 25006, for its check is switched off.
     for attrs in ("read-write", "any"):
         caplog.clear()
         with caplog.at_level(logging.INFO, "pgqueue"):
@@ -353,7 +353,7 @@ async def test_a_call_that_waits_too_long_is_given_up_on_both_sides(
             return len(seen) >= 3
 
         await wait_until_async(three_tries)
-        # Those before were cancelled: what nobody waits for any more waits for no lock.
+        # Earlier ones were cancelled: a call without a waiting caller waits for no lock.
         assert value(conn, backend) <= 1
         holder.run("commit")
         assert await asyncio.wait_for(asking, 15) == 1

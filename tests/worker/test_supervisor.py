@@ -233,7 +233,7 @@ def newest(supervisor: WorkerProcess) -> int:
 def test_a_job_that_kills_its_process_is_dead_after_three_crashes(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
-    # Under a lease so long that only the supervisor can tell of them.
+    # Under a lease so long that only the supervisor can report them.
     supervisor = start_worker("-r", "jobs", "--processes", "1", "--lease", "600", "--name", "s")
     ready(supervisor, 1)
     job_id = enqueue(conn, "kill")

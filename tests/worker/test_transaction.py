@@ -36,7 +36,7 @@ def written(conn: psycopg.Connection) -> Callable[[], list[int]]:
 def take_away(conn: psycopg.Connection, job_id: int) -> None:
     with conn.transaction():
         conn.execute(
-            # Now, and not long ago: leases have a head, below which nobody looks.
+            # Now, and not long ago: leases have a head, below which no call reads.
             "update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null), grace_given = true where id = %s",
             [job_id],
         )

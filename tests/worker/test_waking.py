@@ -1,4 +1,4 @@
-"""When a worker that has nothing to do looks for jobs: woken, at a due time, or when its patience ends."""
+"""When an idle worker polls: woken, at a due time, or at its poll interval."""
 
 from __future__ import annotations
 
@@ -136,14 +136,14 @@ async def test_a_failed_job_is_retried_at_its_due_time_without_a_poll(
     assert 1.5 <= gap < 2
 
 
-@pytest.mark.parametrize("asleep", [False, True], ids=["that began before the nap", "that began after it"])
+@pytest.mark.parametrize("asleep", [False, True], ids=["that began before the registration", "that began after it"])
 async def test_a_job_of_a_transaction_that_stays_open_is_found_right_after_its_commit(
     asleep: bool, app: App, database: Database, conn: psycopg.Connection
 ) -> None:
     producer = database.connect(autocommit=False)
     job_id = 0
     if not asleep:
-        # Nobody sleeps yet, so this enqueue notifies nobody.
+        # No worker is idle yet, so this enqueue notifies none.
         job_id = enqueue(producer)
     async with working(app, database.dsn, poll_interval=NEVER) as worker:
         if asleep:

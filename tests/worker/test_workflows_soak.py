@@ -53,7 +53,7 @@ def story(job: Job) -> None:
                 own.execute("insert into calls values (%s, %s)", [job.id, number])
             return number
         assert job.step(f"step {number}", done) == number
-        # The step stands: whoever does it again after this has done it twice.
+        # The step is stored: after this a repetition would be a second run.
         with psycopg.connect(os.environ["PGQUEUE_DSN"]) as own:
             own.execute("insert into stands values (%s, %s)", [job.id, number])
     job.sleep("nap", "0.2 s")

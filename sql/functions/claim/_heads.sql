@@ -105,16 +105,19 @@ $$;
 comment on function pgqueue._first_ready(text, smallint, boolean, timestamptz, bigint, timestamptz) is
     'Private: the first job of a sub-lane that is ready between its head and p_until.';
 
+-- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned anew in each call before PostgreSQL 18.
 create or replace function pgqueue._lease_head()
 returns timestamptz
-language sql
+language plpgsql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-    select h.head from pgqueue._head('', 0::smallint, false) h
+begin
+    return (select h.head from pgqueue._head('', 0::smallint, false) h);
+end
 $$;
 
 comment on function pgqueue._lease_head() is 'Private: no lease ends before this.';

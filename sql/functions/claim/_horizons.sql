@@ -40,12 +40,13 @@ comment on function pgqueue._propose(timestamptz, bigint) is
 -- A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
 create or replace function pgqueue._running_xids(p_snapshot pg_snapshot)
 returns xid8[]
-language sql
+language plpgsql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select array(
+begin
+    return array(
         select x.xid
         from pg_snapshot_xip(p_snapshot) x (xid)
         where not exists (
@@ -54,7 +55,8 @@ as $$
             where a.backend_xid = x.xid::xid and a.datname <> current_database()
         )
         order by x.xid
-    )
+    );
+end
 $$;
 
 comment on function pgqueue._running_xids(pg_snapshot) is

@@ -35,7 +35,7 @@ class Runs(Backend):
     """In the place of Django's ImmediateBackend, which runs a task in enqueue. Here drain does."""
 
     def enqueue(self, task, args, kwargs):
-        """Enqueue, run what is due, and return the result as it is then."""
+        """Enqueue, run due jobs, and return the result as it is then."""
         # Django's fails at once, and ours would try again.
         result = super().enqueue(task.using(max_attempts=1), args, kwargs)
         object.__setattr__(result, "task", task)

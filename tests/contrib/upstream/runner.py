@@ -28,7 +28,7 @@ if sys.version_info < (3, 12):
 
 
 class Runner(OlderPython):
-    """Skips what is listed, with the reason."""
+    """Skips the listed tests, with the reason."""
 
     def build_suite(self, *args, **kwargs):
         """Find the tests, and mark those that are not ours."""
