@@ -1,4 +1,4 @@
-"""No-op tasks, for workers that are started as users start them: `pgqueue worker -r benchmarks.noops`."""
+"""A no-op task, for workers started by `pgqueue worker -r benchmarks.noops`."""
 
 from __future__ import annotations
 

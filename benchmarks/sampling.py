@@ -1,4 +1,4 @@
-"""What does choosing a queue cost? reserve(100) over 8 queues, weighted against plain, and over 200 queues at all."""
+"""The cost of choosing queues: reserve(100) over 8 queues, weighted against plain, and reserve(10) over 200 queues."""
 
 from __future__ import annotations
 

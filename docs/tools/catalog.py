@@ -10,17 +10,17 @@ import psycopg
 
 SQL = Path(__file__).parents[2] / "sql"
 
-# Each page with its title, what it is for, and the folders of sql/functions/ whose public functions stand in it.
+# Each page with its title, its first sentence, and the folders of sql/functions/ with its public functions.
 _PAGES = {
-    "functions-produce": ("SQL functions: enqueue", "What a program that enqueues jobs calls.", ["produce"]),
+    "functions-produce": ("SQL functions: enqueue", "For programs that enqueue jobs.", ["produce"]),
     "functions-consume": (
         "SQL functions: claim, hold, finish",
-        "What a worker calls for its jobs. [The protocol](protocol.md) says in which order.",
+        "For a worker's jobs; for the order of calls see [the protocol](protocol.md).",
         ["claim", "hold", "finish"],
     ),
     "functions-workers": (
         "SQL functions: workers",
-        "What a worker calls for itself: to register, to sleep, to leave.",
+        "For a worker itself: register, go idle, deregister.",
         ["worker"],
     ),
     "functions-workflows": (
@@ -33,10 +33,10 @@ _PAGES = {
         "See [Schedules](../how-to/schedules.md) and [Keys and limits](../how-to/keys.md).",
         ["schedules", "limits"],
     ),
-    "functions-operate": ("SQL functions: operate", "What an operator calls, or a monitor.", ["operate"]),
+    "functions-operate": ("SQL functions: operate", "For operators and monitors.", ["operate"]),
     "functions-maintain": (
         "SQL functions: maintenance, rights",
-        "What keeps the queue in order.",
+        "For maintenance, and for the owner of the schema.",
         ["maintain", "common"],
     ),
 }

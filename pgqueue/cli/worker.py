@@ -18,8 +18,9 @@ from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.service_manager import ServiceManager
-from pgqueue.processes.supervisor import Supervisor, same_command
+from pgqueue.processes.supervisor import Supervisor
 from pgqueue.processes.worker_main import run_worker
+from pgqueue.processes.worker_process import same_command
 from pgqueue.worker.concurrency import parse as parse_concurrency
 from pgqueue.worker.memory import parse as parse_memory
 

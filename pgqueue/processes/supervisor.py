@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -444,8 +443,3 @@ class Supervisor:
         task = asyncio.create_task(run())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-
-def same_command() -> list[str]:
-    """Return the command line of this process, to be run once more."""
-    return [sys.executable, *sys.orig_argv[1:]]

@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -173,3 +174,8 @@ class WorkerProcess:
         if silent > SILENT:
             return {**status, "ready": False, "reason": f"it has not reported for {silent:.0f} s"}
         return status
+
+
+def same_command() -> list[str]:
+    """Return the command line of this process, to be run once more."""
+    return [sys.executable, *sys.orig_argv[1:]]

@@ -1,4 +1,4 @@
-"""What plpgsql_check says of our functions: nothing, save what stands in ALLOWED.
+"""plpgsql_check reports no warning of our functions, save those in ALLOWED.
 
 Skipped where the server has no such extension, as the embedded one: `make check-sql` runs it on Debian's.
 """
@@ -18,7 +18,7 @@ from (
     from pg_proc p join pg_language l on l.oid = p.prolang
     where p.pronamespace = 'pgqueue'::regnamespace and l.lanname = 'plpgsql' and p.prorettype <> 'trigger'::regtype
     union all
-    -- A trigger function is checked for each table that it stands on.
+    -- A trigger function is checked for each of its tables.
     select p.oid, p.proname, t.tgrelid
     from pg_proc p join pg_language l on l.oid = p.prolang join pg_trigger t on t.tgfoid = p.oid
     where p.pronamespace = 'pgqueue'::regnamespace and l.lanname = 'plpgsql'
@@ -34,29 +34,29 @@ STABLE = "routine is marked as VOLATILE, should be STABLE"
 IMMUTABLE = "routine is marked as STABLE, should be IMMUTABLE"
 NO_RETURN = "control reached end of function without RETURN"
 
-# What is right as it is, by function and message.
+# Accepted warnings, by function and message.
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
     ("_lock_failed", STABLE): "FOR UPDATE",
     ("_lock_history", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
-    # A stable one would read by the snapshot of the statement that calls it, whatever that came to do before the call.
-    # Those that claims, heads, keys and limits go by take one of their own, later than what was locked before.
+    # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
+    # limits rely on need a newer one, taken after the rows were locked.
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
-    ("_first_of", STABLE): "a snapshot later than the one that says who has ended: see _heads",
-    ("_due_queues", STABLE): "what a claim goes by",
-    ("_find_plain", STABLE): "locks rows, and goes by a snapshot of its own",
+    ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _heads",
+    ("_due_queues", STABLE): "claims rely on it",
+    ("_find_plain", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
     ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",
     ("_open_live", STABLE): "opens a cursor",
-    ("_find_ended", STABLE): "goes through history in several statements, as _find_live through what lives",
-    # They run what only the caller knows.
+    ("_find_ended", STABLE): "goes through history in several statements, as _find_live goes through live jobs",
+    # They run functions or statements that are known at run time only.
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
-    # Called with constants, an immutable one would raise while the plan is made, whether it is reached or not.
+    # Called with constants, an immutable one would raise during planning, even if it is never reached.
     ("_refuse", IMMUTABLE): "raises",
-    # Their ends are out of reach.
+    # Their ends cannot be reached.
     ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
@@ -90,13 +90,13 @@ def findings(conn: psycopg.Connection) -> dict[tuple[str, str], str]:
     return {(name, message): details for name, message, details in conn.execute(FINDINGS.encode())}
 
 
-def test_plpgsql_check_has_nothing_to_say_of_our_functions(checked: psycopg.Connection) -> None:
+def test_plpgsql_check_reports_nothing_of_our_functions(checked: psycopg.Connection) -> None:
     found = findings(checked)
     assert {what: details for what, details in found.items() if what not in ALLOWED} == {}
 
 
 def test_every_allowed_warning_still_occurs(checked: psycopg.Connection) -> None:
-    # Another release may say less.
+    # Another release may report less.
     names = {row[0] for row in checked.execute(
         "select proname::text from pg_proc where pronamespace = 'pgqueue'::regnamespace"
     )}  # fmt: skip

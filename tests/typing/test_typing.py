@@ -1,4 +1,4 @@
-"""What a type checker says to users of the package."""
+"""What users of the package see from type checkers: correct use passes, wrong use is an error."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ declare
     v_text text := lower(regexp_replace(btrim(p_expression, E' \t\r\n'), '\s+', ' ', 'g'));
     v_fields text[];
     v_spec bytea := decode(repeat('ff', 202), 'hex');
-    -- Of second, minute, hour, day of month, month: where the table begins, and the last value in it.
+    -- For second, minute, hour, day of month, month: the first byte of its table, and its last value.
     v_starts integer[] := '{0,61,122,147,180}'::integer[];
     v_ends integer[] := '{59,59,23,31,12}'::integer[];
     v_mask bigint;
@@ -61,7 +61,7 @@ begin
         end loop;
     end loop;
 
-    -- Two weeks in one mask, so that the search for the next allowed weekday passes Saturday.
+    -- Two weeks in one mask, so that the search for the next allowed weekday goes on past Saturday.
     v_mask := pgqueue._cron_field(v_fields[6], 6);
     v_mask := (v_mask | (v_mask >> 7)) & 127;
     v_mask := v_mask | (v_mask << 7);
