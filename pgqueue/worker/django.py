@@ -21,8 +21,11 @@ def set_up() -> bool:
     if not os.environ.get("DJANGO_SETTINGS_MODULE") or find_spec("django") is None:
         return False
     import django  # noqa: PLC0415
+    from django.apps import apps  # noqa: PLC0415
 
-    django.setup()
+    # Not again under manage.py: it would set the log up anew, too.
+    if not apps.ready:
+        django.setup()
     return True
 
 
