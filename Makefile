@@ -15,7 +15,7 @@ installed := $(VENV)/installed
 .DEFAULT_GOAL := help
 
 .PHONY: reference docs figures screens release
-.PHONY: help demo test test-all test-versions check check-sql vendor bench chaos digest clean
+.PHONY: help demo test test-all test-versions check check-sql vendor bench scale chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,10 @@ release: $(installed) ## build a release up to the upload into dist/, twice and 
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
+
+scale: $(installed) ## measure the cost of a job, and draw where the first limit is; needs matplotlib (extra docs)
+	$(bin)/python -m benchmarks.scale calibrate
+	$(bin)/python -m benchmarks.scale
 
 chaos: $(installed) ## break everything for PGQUEUE_CHAOS_MINUTES, over PGQUEUE_CHAOS_JOBS jobs; see tests/chaos/REPORT.md
 	$(bin)/python -m tests.chaos

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -105,6 +105,34 @@ def describe_dsn(dsn: str) -> str:
     host = parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "the local socket"
     database = parts.get("dbname") or os.environ.get("PGDATABASE") or "the default database"
     return f"{database} on {host}"
+
+
+def name_databases(dsns: Sequence[str]) -> list[str]:
+    """Return a short name for each database: its own, with the host and the port where those tell some apart.
+
+    Raises ConfigError when two DSNs name one database.
+    """
+    parts = [conninfo_to_dict(dsn) for dsn in dsns]
+    places = [(each.get("service"), *_address(each)) for each in parts]
+    for place, dsn in zip(places, dsns, strict=True):
+        if places.count(place) > 1:
+            raise ConfigError(f"--dsn names {describe_dsn(dsn)} twice", hint="give each database once")
+    names = [str(dbname or service or "default") for service, dbname, _, _ in places]
+    hosts = [f"{name}@{host}" for name, (_, _, host, _) in zip(names, places, strict=True)]
+    ports = [f"{host}:{port}" for host, (_, _, _, port) in zip(hosts, places, strict=True)]
+    services = [f"{port} {service or ''}".strip() for port, (service, *_) in zip(ports, places, strict=True)]
+    return [
+        next((form for form, all_forms in forms if all_forms.count(form) == 1), forms[-1][0])
+        for forms in (
+            list(zip(each, (names, hosts, ports, services), strict=True))
+            for each in zip(names, hosts, ports, services, strict=True)
+        )
+    ]
+
+
+def _address(parts: Mapping[str, object]) -> tuple[object, str, str]:
+    host = str(parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST") or "local")
+    return parts.get("dbname") or os.environ.get("PGDATABASE"), host, str(parts.get("port") or "5432")
 
 
 def _default_name() -> str:

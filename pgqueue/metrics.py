@@ -46,6 +46,7 @@ OF_DATABASE = {
     "pgqueue_dead_tuples": "Dead rows of a table.",
     "pgqueue_oldest_xmin_age_seconds": "Age of the oldest transaction that holds back vacuum.",
     "pgqueue_notify_queue_usage_ratio": "Used part of the queue of notifications.",
+    "pgqueue_database_up": "1 while a database can be read; where several are.",
 }
 
 
@@ -85,44 +86,76 @@ def of_database(rows: Rows) -> Iterator[Any]:
         yield family
 
 
+def of_several(found: Mapping[str, Rows], missing: Iterable[str]) -> list[tuple[str, dict[str, str], float]]:
+    """Return the rows of several databases as those of one, with the label `database`, and which can be read."""
+    rows = [
+        (name, {"database": database, **labels}, value)
+        for database, rows_of_one in found.items()
+        for name, labels, value in rows_of_one
+    ]
+    rows += [("pgqueue_database_up", {"database": database}, 1.0) for database in found]
+    return rows + [("pgqueue_database_up", {"database": database}, 0.0) for database in missing]
+
+
 def of_workers(status: Mapping[str, Any], ended: Sequence[Entry]) -> Iterator[Any]:
     """Return the families of a worker's status, or of a supervisor's with all of its workers, and of ended jobs."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415
 
-    workers = status.get("workers", [status])
+    workers = [each for worker in status.get("workers", [status]) for each in ([worker, *worker.get("databases", ())])]
+    several = any("database" in each for each in workers)
+    labels = ["worker", "database"] if several else ["worker"]
+
+    def values(each: Mapping[str, Any]) -> list[str]:
+        return [str(each.get(label, "")) for label in labels]
+
     for name, (kind, help_text) in _OF_WORKERS.items():
         family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
-            f"pgqueue_worker_{name}", help_text, labels=["worker"]
+            f"pgqueue_worker_{name}", help_text, labels=labels
         )
-        for each in workers:
-            family.add_metric([str(each.get("worker", ""))], float(each.get(name) or 0))
+        for each in _of_which(workers, name):
+            family.add_metric(values(each), float(each.get(name) or 0))
         yield family
-    slots = GaugeMetricFamily("pgqueue_worker_slots", "Slots of a worker by state.", labels=["worker", "state"])
-    for each in workers:
-        for state in ("running", "free"):
-            slots.add_metric([str(each.get("worker", "")), state], float(each.get(state) or 0))
+    slots = GaugeMetricFamily("pgqueue_worker_slots", "Slots of a worker by state.", labels=[*labels, "state"])
+    for state in ("running", "free"):
+        for each in _of_which(workers, state):
+            slots.add_metric([*values(each), state], float(each.get(state) or 0))
     yield slots
     yield _histogram(
         "pgqueue_reserve_seconds",
         "Time of a call that claims jobs.",
-        ["worker"],
-        [([str(each.get("worker", ""))], each["claims"]) for each in workers if each.get("claims")],
+        labels,
+        [(values(each), each["claims"]) for each in workers if each.get("claims")],
     )
     yield from _of_ends(ended)
+
+
+def _of_which(workers: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return where a number is taken from: of each database where it is told apart, so that no sum has it twice."""
+    found = []
+    for each in workers:
+        is_told_apart = any(name in database for database in each.get("databases", ()))
+        if name in each or "database" not in each:
+            found += [] if is_told_apart else [each]
+    return found
 
 
 def _of_ends(ended: Sequence[Entry]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
 
-    jobs = CounterMetricFamily("pgqueue_jobs_total", "Attempts by outcome.", labels=["queue", "task", "outcome"])
+    names = ["database", "queue", "task"] if any("database" in entry for entry in ended) else ["queue", "task"]
+
+    def values(entry: Entry) -> list[str]:
+        return [entry.get(name, "") for name in names]
+
+    jobs = CounterMetricFamily("pgqueue_jobs_total", "Attempts by outcome.", labels=[*names, "outcome"])
     for entry in ended:
         for outcome in OUTCOMES:
             if outcome in entry:
-                jobs.add_metric([entry["queue"], entry["task"], outcome], entry[outcome])
+                jobs.add_metric([*values(entry), outcome], entry[outcome])
     yield jobs
     for name, text in (("run", "How long handlers ran."), ("wait", "From due to reserved, of first attempts.")):
-        samples = [([entry["queue"], entry["task"]], entry[name]) for entry in ended if name in entry]
-        yield _histogram(f"pgqueue_job_{name}_seconds", text, ["queue", "task"], samples)
+        samples = [(values(entry), entry[name]) for entry in ended if name in entry]
+        yield _histogram(f"pgqueue_job_{name}_seconds", text, names, samples)
 
 
 def _histogram(name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], Entry]]) -> Any:

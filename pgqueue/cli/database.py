@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
 from pgqueue import embedded
 from pgqueue.cli import output
-from pgqueue.config import find_dsn, own_dsn
+from pgqueue.config import check_dsn, find_dsn, name_databases, own_dsn
 from pgqueue.db.call import Call, perform
-from pgqueue.errors import ConfigError
+from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.logs import one_line
 from pgqueue.schema.status import status
+
+T = TypeVar("T")
+
+# Seconds for one of several databases to answer: the others are not to wait for it.
+_WITHIN = 5
 
 
 @contextmanager
@@ -38,6 +44,18 @@ def database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
 
 
 @contextmanager
+def databases(explicit: Sequence[str] | None, *, migrated: bool = True) -> Iterator[list[str]]:
+    """Yield the DSNs to use: several only where the option is repeated."""
+    if explicit is not None and len(explicit) > 1:
+        found = [check_dsn("--dsn", each) for each in explicit]
+        name_databases(found)
+        yield found
+        return
+    with database(explicit[0] if explicit else None, migrated=migrated) as dsn:
+        yield [dsn]
+
+
+@contextmanager
 def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str]:
     """Start the embedded server of a directory for the block, with its schema up to date; yields its DSN."""
     with embedded.running(directory) as dsn:
@@ -54,6 +72,37 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
         psycopg.connect(own_dsn(dsn), autocommit=True, fallback_application_name=_program()) as connection,
     ):
         yield connection
+
+
+class Several:
+    """Connections to several databases, each made anew after it was lost. `trouble`: which cannot be used, and why."""
+
+    def __init__(self, dsns: Sequence[str]) -> None:
+        self.trouble: dict[str, str] = {}
+        self._dsns = dict(zip(name_databases(dsns), dsns, strict=True))
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
+
+    def each(self, ask: Callable[[psycopg.Connection[Any]], T]) -> dict[str, T]:
+        """Ask every database that can be used; by its name. What one refuses is noted as its trouble."""
+        found = {}
+        self.trouble = {}
+        for name, dsn in self._dsns.items():
+            try:
+                connection = self._connections.get(name)
+                if connection is None or connection.closed:
+                    connection = psycopg.connect(
+                        own_dsn(dsn), autocommit=True, connect_timeout=_WITHIN, fallback_application_name=_program()
+                    )
+                    self._connections[name] = connection
+                found[name] = ask(connection)
+            except (psycopg.Error, PgQueueError) as error:
+                self.trouble[name] = one_line(error)
+        return found
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
 
 
 def _program() -> str:

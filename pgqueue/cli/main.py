@@ -29,6 +29,7 @@ from pgqueue.logs import one_line
 COMMANDS = {
     "worker": ("worker", "Run jobs until a signal stops it."),
     "migrate": ("migrate", "Create or upgrade the schema pgqueue."),
+    "proxy": ("proxy", "Print the SQL of a PL/Proxy database before shards, for psql."),
     "enqueue": ("enqueue", "Enqueue one job and print its id."),
     "web": ("web", "Serve the operator's pages until Ctrl-C."),
     "top": ("top", "Watch queues, jobs, workers, schedules and limits, and act on them."),

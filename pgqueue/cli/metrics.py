@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from pgqueue import metrics as families
 from pgqueue.cli import output
-from pgqueue.cli.database import ask
-from pgqueue.cli.options import Dsn, commands
+from pgqueue.cli.database import Several, ask, databases
+from pgqueue.cli.options import Dsns, commands
 from pgqueue.db import observe
+from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 
 app = commands()
@@ -23,13 +25,19 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 @app.command()
 def metrics(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: name, labels and value.")] = False,
-    dsn: Dsn = None,
+    dsn: Dsns = None,
 ) -> None:
     """Print the metrics of the database in the format of Prometheus.
 
-    For the textfile collector, or a cron job; `pgqueue web` serves them at /metrics.
+    For the textfile collector, or a cron job; `pgqueue web` serves them at /metrics. With --dsn given more than once,
+    of all these databases, with the label `database`.
     """
-    rows = ask(dsn, observe.metrics())
+    if dsn is not None and len(dsn) > 1:
+        with databases(dsn) as checked, closing(Several(checked)) as several:
+            found = several.each(lambda connection: perform(connection, observe.metrics()))
+            rows = families.of_several(found, several.trouble)
+    else:
+        rows = ask(dsn[0] if dsn else None, observe.metrics())
     if as_json:
         output.print_json([{"name": name, "labels": labels, "value": value} for name, labels, value in rows])
         return

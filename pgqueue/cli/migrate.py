@@ -14,6 +14,7 @@ from pgqueue.config import describe_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.schema import bundled
 from pgqueue.schema import migrate as migrations
+from pgqueue.schema.proxy import set_shard
 
 app = commands()
 
@@ -32,6 +33,10 @@ def migrate(
     check: Annotated[
         bool, typer.Option("--check", help="Change nothing; exit 1 if there is something to migrate.")
     ] = False,
+    shard: Annotated[
+        int | None,
+        typer.Option(help="One of several databases before which PL/Proxy stands: its number, from 0; for ever."),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --to: do not ask before going below head.")] = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
@@ -41,6 +46,8 @@ def migrate(
     Below head no function of the queue exists: nothing can enqueue or run jobs until the pgqueue that belongs to that
     revision has run its own `pgqueue migrate`. So --to asks first, on a database that holds a queue.
     """
+    if shard is not None and (sql or check or to == "base"):
+        raise ConfigError("--shard does not go with --sql, --check or --to base", hint="give --shard alone")
     if sql:
         _print_script(to, start, check, as_json)
         return
@@ -50,6 +57,8 @@ def migrate(
         if to != "head" and not check and not yes:
             _confirm(found, to)
         now = migrations.status(found) if check else migrations.migrate(found, to=to)
+        if shard is not None:
+            set_shard(found, shard)
         if as_json:
             output.print_json(
                 {"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest}

@@ -23,6 +23,25 @@ Dsn = Annotated[
         show_default=False,
     ),
 ]
+
+
+def one_of_variable(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
+    """Return what was given; a variable holds one DSN, which has been cut at its spaces."""
+    whole = param.resolve_envvar_value(ctx)
+    return [whole] if value and whole is not None and value == whole.split() else value
+
+
+Dsns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dsn",
+        envvar="PGQUEUE_DSN",
+        callback=one_of_variable,
+        help="The database; repeated, one of several. Else DATABASE_URL, the libpq variables (PGHOST, ...), the"
+        " embedded server.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

@@ -23,6 +23,19 @@ def show(stats: Mapping[str, Any]) -> None:
     output.line("that will be retried. dead: in history. lag: of the oldest ready job.", "dim")
 
 
+def show_several(databases: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the numbers of each queue of several databases, and of each database."""
+    columns = ("lag", *(name for name in _NUMBERS if name != "lag"))
+    cut = frozenset({"database", "queue"})
+    table = Table(("database", "queue", *columns), "Queues", right=frozenset(columns), cut=cut)
+    for database, stats in databases.items():
+        for each in [*stats["queues"], {"queue": "total", **stats["total"]}]:
+            name = f"{each['queue']} (paused)" if each.get("paused_at") else each["queue"]
+            *counts, lag = numbers(each)
+            table.add(database, name, lag, *counts)
+    table.show()
+
+
 def numbers(queue: Mapping[str, Any]) -> tuple[object, ...]:
     """Return the numbers of one queue, from those of stats()."""
     later = queue["scheduled"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
+import typer
+
 from pgqueue.cli import output, queue_table, worker_table
-from pgqueue.cli.database import connected
-from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.database import Several, connected, databases
+from pgqueue.cli.options import AsJson, Dsns, commands
 from pgqueue.cli.output import ago, when
 from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import operate
@@ -16,9 +19,15 @@ app = commands()
 
 
 @app.command()
-def status(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Show queues, workers and maintenance."""
-    with connected(dsn) as connection:
+def status(again: Watch = False, as_json: AsJson = False, dsn: Dsns = None) -> None:
+    """Show queues, workers and maintenance.
+
+    With --dsn given more than once, of all these databases; it ends with 1 when one of them cannot be read.
+    """
+    if dsn is not None and len(dsn) > 1:
+        _several(dsn, again, as_json)
+        return
+    with connected(dsn[0] if dsn else None) as connection:
 
         def show() -> None:
             stats = perform(connection, operate.stats())
@@ -31,14 +40,41 @@ def status(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None) -> No
         watch(show, again)
 
 
+def _several(dsns: list[str], again: bool, as_json: bool) -> None:
+    with databases(dsns) as checked, closing(Several(checked)) as several:
+
+        def show() -> None:
+            found = several.each(
+                lambda connection: (perform(connection, operate.stats()), perform(connection, operate.list_workers()))
+            )
+            if as_json:
+                answers = [{"database": name, **stats, "worker_status": its} for name, (stats, its) in found.items()]
+                troubles = [{"database": name, "error": error} for name, error in several.trouble.items()]
+                output.print_json({"databases": [*answers, *troubles]})
+            else:
+                queue_table.show_several({name: stats for name, (stats, _) in found.items()})
+                worker_table.show([{**each, "database": name} for name, (_, its) in found.items() for each in its])
+                for name, (stats, _) in found.items():
+                    _show_maintenance(stats["housekeeping"], f"{name}: ")
+                for name, error in several.trouble.items():
+                    output.line(f"{name}: cannot be read: {error}", "red")
+
+        watch(show, again)
+        if several.trouble:
+            raise typer.Exit(1)
+
+
 def _show(stats: dict[str, Any], workers: list[dict[str, Any]]) -> None:
     queue_table.show(stats)
     worker_table.show(workers)
-    maintenance = stats["housekeeping"]
+    _show_maintenance(stats["housekeeping"])
+
+
+def _show_maintenance(maintenance: dict[str, Any], place: str = "") -> None:
     last = maintenance["last_at"]
     output.line(
-        f"Maintenance last ran {ago(last) if last else 'never'}; "
+        f"{place}Maintenance last ran {ago(last) if last else 'never'}; "
         f"{maintenance['rescued']} jobs rescued, {maintenance['overdue_partitions']} partitions overdue."
     )
     for step, failure in maintenance["failures"].items():
-        output.line(f"Maintenance step {step} fails since {when(failure['since'])}: {failure['error']}", "red")
+        output.line(f"{place}Maintenance step {step} fails since {when(failure['since'])}: {failure['error']}", "red")

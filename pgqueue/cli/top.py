@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Annotated, Any
 
+import psycopg
 import typer
 
 from pgqueue.cli import output
-from pgqueue.cli.database import connected, database
-from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.database import Several, connected, databases
+from pgqueue.cli.options import AsJson, Dsns, commands
 from pgqueue.cli.tables import Table
+from pgqueue.config import name_databases
 from pgqueue.db import observe
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
@@ -27,12 +30,13 @@ def top(
     seconds: Annotated[float, typer.Option("--every", help="Seconds between two readings.", min=0.2)] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the numbers once, and end.")] = False,
     as_json: AsJson = False,
-    dsn: Dsn = None,
+    dsn: Dsns = None,
 ) -> None:
     """Watch queues, jobs, workers, schedules and limits, and act on them.
 
     Keys: / filter, e explain, r run now, t retry, c cancel, p pause or resume, K kill, D delete, q quit. It reads
     samples: the cost does not depend on the backlog. With --once or --json it prints them, and the jobs of --where.
+    With --dsn given more than once it shows all these databases.
     """
     wanted = parse(line)
     if once or as_json:
@@ -43,27 +47,57 @@ def top(
     # Imported here: it takes as long as all other commands together.
     from pgqueue.top.app import Top  # noqa: PLC0415
 
-    with database(dsn) as found:
-        Top(found, seconds, line).run()
+    with databases(dsn) as found:
+        names = name_databases(found) if len(found) > 1 else [""]
+        Top(dict(zip(names, found, strict=True)), seconds, line).run()
 
 
-def _print(wanted: dict[str, Any], line: str, as_json: bool, dsn: str | None) -> None:
-    with connected(dsn) as connection:
-        stats = perform(connection, observe.stats())
-        jobs: list[dict[str, Any]] = []
+def _print(wanted: dict[str, Any], line: str, as_json: bool, dsns: list[str] | None) -> None:
+    def look(connection: psycopg.Connection[Any]) -> dict[str, Any]:
+        stats: dict[str, Any] = perform(connection, observe.stats())
         if line:
-            jobs = perform(connection, observe.jobs(perform(connection, observe.search(wanted, None, 100)).ids))
+            ids = perform(connection, observe.search(wanted, None, 100)).ids
+            stats["jobs"] = perform(connection, observe.jobs(ids))
+        return stats
+
+    if dsns is not None and len(dsns) > 1:
+        with databases(dsns) as checked, closing(Several(checked)) as several:
+            found, trouble = several.each(look), several.trouble
+    else:
+        with connected(dsns[0] if dsns else None) as connection:
+            found, trouble = {"": look(connection)}, {}
     if as_json:
-        output.print_json({**stats, **({"jobs": jobs} if line else {})})
-        return
-    table = Table(("queue", *_COLUMNS), "Queues", right=frozenset(_COLUMNS), cut=frozenset({"queue"}))
-    for each in stats["queues"]:
-        name = f"{each['queue']} (paused)" if each["paused_at"] else each["queue"]
-        table.add(name, *(each[column] for column in _COLUMNS))
-    table.show()
-    if line:
-        found = Table(("id", "task", "queue", "state", "last error"), "Jobs", cut=frozenset({"task", "last error"}))
-        for each in jobs:
-            found.add(each["id"], each["task"], each["queue"], each["state"], each["error_class"])
-        found.show()
-    output.line(f"{len(stats['workers'])} workers; counted {output.when(stats['sampled_at']) or 'never'}.")
+        each = [{**({"database": name} if name else {}), **stats} for name, stats in found.items()]
+        each += [{"database": name, "error": error} for name, error in trouble.items()]
+        output.print_json({"databases": each} if dsns is not None and len(dsns) > 1 else each[0])
+    else:
+        _print_tables(found, bool(line))
+        for name, error in trouble.items():
+            output.line(f"{name}: cannot be read: {error}", "red")
+    if trouble:
+        raise typer.Exit(1)
+
+
+def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
+    place = () if "" in found else ("database",)
+    queues = Table(
+        (*place, "queue", *_COLUMNS), "Queues", right=frozenset(_COLUMNS), cut=frozenset({"database", "queue"})
+    )
+    jobs = Table(
+        (*place, "id", "task", "queue", "state", "last error"),
+        "Jobs",
+        cut=frozenset({"database", "task", "last error"}),
+    )
+    for database, stats in found.items():
+        first = (database,) if place else ()
+        for each in stats["queues"]:
+            name = f"{each['queue']} (paused)" if each["paused_at"] else each["queue"]
+            queues.add(*first, name, *(each[column] for column in _COLUMNS))
+        for each in stats.get("jobs", ()):
+            jobs.add(*first, each["id"], each["task"], each["queue"], each["state"], each["error_class"])
+    queues.show()
+    if with_jobs:
+        jobs.show()
+    for database, stats in found.items():
+        counted = f"{len(stats['workers'])} workers; counted {output.when(stats['sampled_at']) or 'never'}."
+        output.line(f"{database}: {counted}" if place else counted)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from pgqueue.cli import output
-from pgqueue.cli.database import database
-from pgqueue.cli.options import Dsn, commands
+from pgqueue.cli.database import databases
+from pgqueue.cli.options import Dsns, commands
+from pgqueue.config import name_databases
 from pgqueue.errors import ConfigError
 
 app = commands()
@@ -39,9 +40,12 @@ def web(
         str | None, typer.Option(help="Where browsers see it, such as https://ops.example.com, behind a proxy.")
     ] = None,
     trace_url: Annotated[str | None, typer.Option(help="Address of a trace, with {trace_id}.")] = None,
-    dsn: Dsn = None,
+    dsn: Dsns = None,
 ) -> None:
     """Serve the operator's pages until Ctrl-C.
+
+    With --dsn given more than once, of all these databases: a page for all, the pages of each below /db/, and one
+    /metrics with the label database.
 
     Without --user, --trust-header or --no-auth it listens on loopback addresses only.
     """
@@ -50,22 +54,28 @@ def web(
     # Imported here: an enqueue should not wait for these.
     import uvicorn  # noqa: PLC0415
 
-    from pgqueue.web import dashboard  # noqa: PLC0415
+    from pgqueue.web.app import Options, pages_of  # noqa: PLC0415
+    from pgqueue.web.database import Database  # noqa: PLC0415
     from pgqueue.web.render import REDACT  # noqa: PLC0415
+    from pgqueue.web.several import dashboards  # noqa: PLC0415
 
     authorize = _authorize(user, password, trust_header, no_auth, host, hide_args)
     if prefix and (not prefix.startswith("/") or prefix.endswith("/")):
         raise ConfigError(f"--prefix is {prefix!r}", hint="give it as /jobs")
-    with database(dsn) as found:
-        pages: Any = dashboard(
-            found,
-            authorize=authorize,
-            read_only=read_only,
-            redact=tuple(redact) if redact else REDACT,
-            allowed_hosts=[*(allowed_host or ()), *([] if _is_wildcard(host) else [host])],
-            origin=origin,
-            trace_url=trace_url,
-        )
+    options = Options(
+        authorize=authorize,
+        read_only=read_only,
+        redact=tuple(redact) if redact else REDACT,
+        allowed_hosts=[*(allowed_host or ()), *([] if _is_wildcard(host) else [host])],
+        origin=origin,
+        trace_url=trace_url,
+    )
+    with databases(dsn) as found:
+        pages: Any
+        if len(found) > 1:
+            pages = dashboards(dict(zip(name_databases(found), found, strict=True)), options)
+        else:
+            pages = pages_of(Database(found[0]), options)
         if prefix:
             from starlette.applications import Starlette  # noqa: PLC0415
             from starlette.routing import Mount  # noqa: PLC0415

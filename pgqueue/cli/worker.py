@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from pgqueue.cli.completion import queues, strategies
-from pgqueue.cli.database import database
+from pgqueue.cli.database import databases
 from pgqueue.cli.modules import load
-from pgqueue.cli.options import Dsn, commands
-from pgqueue.config import WorkerConfig
+from pgqueue.cli.options import Dsns, commands, one_of_variable
+from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
 from pgqueue.processes.control_pipe import ControlPipe
@@ -57,10 +57,11 @@ PollInterval = Annotated[float, typer.Option(help="Seconds between polls of an i
 ShutdownTimeout = Annotated[float, typer.Option(help="Seconds for running jobs after TERM or INT.")]
 Listen = Annotated[bool, typer.Option(help="Wait for NOTIFY; without, poll only.")]
 ListenDsn = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         envvar=["PGQUEUE_LISTEN_DSN", "PGQUEUE_WORKER_LISTEN_DSN"],
-        help="Where to listen when --dsn leads to PgBouncer: the same database, directly.",
+        callback=one_of_variable,
+        help="Where to listen when --dsn leads to PgBouncer: the same database, directly. One for each --dsn.",
         show_default=False,
     ),
 ]
@@ -105,9 +106,11 @@ def worker(
     health_host: HealthHost = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = "console",
-    dsn: Dsn = None,
+    dsn: Dsns = None,
 ) -> None:
     """Run jobs until a signal stops it.
+
+    With --dsn given more than once it serves all these databases, which share --concurrency.
 
     TERM or INT: reserve nothing more, let running jobs end, release unstarted ones. A second one ends at once.
     HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: resume. TTIN: write
@@ -117,6 +120,7 @@ def worker(
     manager = ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
+    listens = [check_dsn("--listen-dsn", each) for each in listen_dsn or [] if each]
     config = WorkerConfig(
         queues=queues,
         weights=weights,
@@ -127,7 +131,7 @@ def worker(
         poll_interval=poll_interval,
         shutdown_timeout=shutdown_timeout,
         listen=listen,
-        listen_dsn=listen_dsn or None,
+        listen_dsn=listens[0] if len(listens) == 1 else None,
         prepare=prepare,
         until_empty=until_empty,
         **_identity(name, pipe),
@@ -137,8 +141,9 @@ def worker(
     memory_limit = None if max_memory is None else parse_memory(max_memory)
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
         tasks = load(require or [])
-        with database(dsn) as found:
-            code = run_worker(tasks, found, config, health=None if pipe else health, pipe=pipe, manager=manager)
+        with databases(dsn) as found:
+            served = None if pipe else health
+            code = run_worker(tasks, found, config, listen_dsns=listens, health=served, pipe=pipe, manager=manager)
         raise typer.Exit(code)
     if not require:
         load([])
@@ -147,15 +152,17 @@ def worker(
 
 
 def _supervise(
-    dsn: str | None,
+    dsns: list[str] | None,
     config: WorkerConfig,
     processes: int,
     health: tuple[str, int] | None,
     manager: ServiceManager | None,
     limits: dict[str, Any],
 ) -> int:
-    with database(dsn) as found:
-        environment = {**os.environ, **({"PGQUEUE_DSN": found} if found else {})}
+    with databases(dsns) as found:
+        # The option names several, and the children have it too.
+        one = found[0] if len(found) == 1 else ""
+        environment = {**os.environ, **({"PGQUEUE_DSN": one} if one else {})}
         supervisor = Supervisor(same_command(), found, config, processes, environment=environment, **limits)
         return asyncio.run(supervisor.run(health, manager))
 

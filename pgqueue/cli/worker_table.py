@@ -11,22 +11,29 @@ from pgqueue.cli.tables import Table
 
 
 def show(workers: Sequence[dict[str, Any]]) -> None:
-    """Print workers, a line each; then the dead ones and their leases."""
+    """Print workers, a line each; then those that died, and their leases.
+
+    Where they have a `database`, that is the first column.
+    """
     if not workers:
         output.line("No worker is registered.")
         return
     headings = ("worker", "queues", "state", "jobs", "lapsed", "heartbeat", "started", "version")
-    table = Table(headings, "Workers", frozenset({"jobs", "lapsed"}), frozenset({"worker", "queues", "version"}))
+    cut = frozenset({"database", "worker", "queues", "version"})
+    several = "database" in workers[0]
+    table = Table(("database", *headings) if several else headings, "Workers", frozenset({"jobs", "lapsed"}), cut)
     for each in workers:
         served = ", ".join(each["queues"]) if each["queues"] else "all" if each["started_at"] else ""
         # A client in another language may register with any JSON.
         info = each["info"] if isinstance(each["info"], dict) else {}
         times = (ago(each["last_heartbeat_at"]), ago(each["started_at"]))
-        table.add(each["worker"], served, _state(each), each["executing"], each["lapsed"], *times, info.get("version"))
+        place = (each["database"],) if several else ()
+        state = (_state(each), each["executing"], each["lapsed"])
+        table.add(*place, each["worker"], served, *state, *times, info.get("version"))
     table.show()
     for each in workers:
         if each["lapsed"] or not each["is_alive"]:
-            output.line(_trouble(each), "red")
+            output.line(f"{each['database']}: {_trouble(each)}" if several else _trouble(each), "red")
 
 
 def _state(worker: dict[str, Any]) -> str:

@@ -12,14 +12,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
-from pgqueue.worker.counts import Counts
+from pgqueue.worker.counts import Entry
 from pgqueue.worker.running_jobs import RunningJobs
 
 # Set in the environment of a worker process that has a supervisor, and removed from it at once.
@@ -41,6 +41,14 @@ INTERVAL = 0.5
 _MOST = 4096
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Reported(Protocol):
+    """Counts that several readers follow."""
+
+    def follow(self, reader: str) -> None: ...
+    def take(self, reader: str) -> list[Entry]: ...
+    def put_back(self, reader: str, entries: Sequence[Entry]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +96,7 @@ class ControlPipe:
 
         threading.Thread(target=listen, name="pgqueue-control-pipe", daemon=True).start()
 
-    async def report_forever(self, status: Callable[[], Mapping[str, Any]], counts: Counts) -> None:
+    async def report_forever(self, status: Callable[[], Mapping[str, Any]], counts: Reported) -> None:
         """Report the status of this process every half second, and the jobs that have ended."""
         counts.follow(_READER)
         while True:
@@ -99,6 +107,9 @@ class ControlPipe:
     def report(self, status: Mapping[str, Any]) -> bool:
         """Report a status now. Does not wait for a supervisor that does not read: False then."""
         line = orjson.dumps(status, default=str) + b"\n"
+        if len(line) > _MOST and "databases" in status:
+            # Of very many databases the sums alone.
+            line = orjson.dumps({**status, "databases": []}, default=str) + b"\n"
         if len(line) > _MOST:
             return False
         try:
@@ -107,11 +118,13 @@ class ControlPipe:
             return False
         return True
 
-    def report_ends(self, counts: Counts) -> None:
+    def report_ends(self, counts: Reported) -> None:
         """Report the jobs that ended since the last call, a few tasks a line; the rest goes with the next report."""
         ended = counts.take(_READER)
         while ended:
-            some, ended = ended[:_PER_LINE], ended[_PER_LINE:]
+            # One that names its database is longer.
+            most = 1 if "database" in ended[0] else _PER_LINE
+            some, ended = ended[:most], ended[most:]
             if not self.report({"ended": some}):
                 counts.put_back(_READER, [*some, *ended])
                 return

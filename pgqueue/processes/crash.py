@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
+from collections.abc import Sequence
 
 from pgqueue.config import worker_dsn
 from pgqueue.db import consume
@@ -43,8 +45,15 @@ class CrashLoop:
         return pause * random.uniform(0.9, 1.1)
 
 
-async def give_back(dsn: str, worker: WorkerProcess, held: list[tuple[int, int]]) -> None:
-    """Have the database give back, at once, the jobs of a crashed process. `held` are the jobs that it ran."""
+async def give_back(dsns: Sequence[str], worker: WorkerProcess, held: list[tuple[int, int]]) -> None:
+    """Have each database give back, at once, the jobs of a process that died. `held` are the ones that it ran.
+
+    A database knows its own among them by their reservations.
+    """
+    await asyncio.gather(*(_give_back(dsn, worker, held) for dsn in dsns))
+
+
+async def _give_back(dsn: str, worker: WorkerProcess, held: list[tuple[int, int]]) -> None:
     dsn = worker_dsn(dsn, f"pgqueue {worker.name}")
     link = Link(dsn, Outage(dsn), prepare=False)
     try:

@@ -17,7 +17,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Supervisor:
     def __init__(
         self,
         command: list[str],
-        dsn: str,
+        dsns: Sequence[str],
         config: WorkerConfig,
         processes: int,
         *,
@@ -75,7 +75,7 @@ class Supervisor:
         environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._command = command
-        self._dsn = dsn
+        self._dsns = tuple(dsns)
         self._config = config
         self._max_memory = max_memory
         self._max_jobs = max_jobs
@@ -317,7 +317,7 @@ class Supervisor:
         worker.gone.set()
         try:
             if not planned and (worker.ready.is_set() or held):
-                await give_back(self._dsn, worker, held)
+                await give_back(self._dsns, worker, held)
         finally:
             self._workers.pop(worker.number)
 

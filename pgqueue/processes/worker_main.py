@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from pgqueue.app import App
@@ -16,6 +17,7 @@ from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.worker import Worker
+from pgqueue.worker.fleet import Fleet
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -25,18 +27,20 @@ _PATIENCE = 5.0
 
 def run_worker(
     app: App,
-    dsn: str,
+    dsns: Sequence[str],
     config: WorkerConfig,
     *,
+    listen_dsns: Sequence[str] = (),
     health: tuple[str, int] | None = None,
     pipe: ControlPipe | None = None,
     manager: ServiceManager | None = None,
 ) -> int:
     """Work until a signal stops it; returns the exit code. `health` is where to serve it: host and port.
 
-    `manager` gets a report when the worker is ready and when it stops.
+    `listen_dsns` has one for each of several `dsns`; that of a single one is in `config`. `manager` is told when the
+    worker is ready and when it stops.
     """
-    code = asyncio.run(_run(app, dsn, config, health, pipe, manager))
+    code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe, manager))
     _end_soon(code)
     if code:
         # Threads that still run a handler would keep the process from ending; their jobs have ended.
@@ -54,13 +58,14 @@ def end_now(code: int) -> None:
 
 async def _run(
     app: App,
-    dsn: str,
+    dsns: Sequence[str],
     config: WorkerConfig,
+    listen_dsns: Sequence[str],
     health: tuple[str, int] | None,
     pipe: ControlPipe | None,
     manager: ServiceManager | None,
 ) -> int:
-    worker = Worker(app, dsn, config)
+    worker = Worker(app, dsns[0], config) if len(dsns) == 1 else Fleet(app, dsns, config, listen_dsns)
     worker.handle_signals()
     serving = Health(worker.status, worker.counts.entries)
     background: list[asyncio.Task[None]] = []
@@ -95,7 +100,7 @@ def _ignore_signals() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-async def _report(worker: Worker, pipe: ControlPipe) -> None:
+async def _report(worker: Worker | Fleet, pipe: ControlPipe) -> None:
     reports = asyncio.create_task(pipe.report_forever(worker.status, worker.counts))
     try:
         await worker.started.wait()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import psycopg
@@ -54,7 +55,11 @@ class Ask(ModalScreen[bool]):
 
 
 class Top(App[None]):
-    """Connects once, reads every `seconds`, and acts with the role's rights. `dsn`: a DSN."""
+    """Connects once to each database, reads every `seconds`, and does what the role may.
+
+    `dsns`: DSNs by the names to show; of several databases each row begins with its name. One that cannot be read is
+    reported, and the others are shown.
+    """
 
     TITLE = "pgqueue top"
     CSS = """
@@ -77,14 +82,15 @@ class Top(App[None]):
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, dsn: str, seconds: float = 2.0, line: str = "") -> None:
+    def __init__(self, dsns: Mapping[str, str], seconds: float = 2.0, line: str = "") -> None:
         super().__init__()
-        self._dsn = dsn
+        self._dsns = dict(dsns)
+        self._first = next(iter(self._dsns))
         self._seconds = seconds
         self._line = line
-        self._connection: psycopg.Connection[Any] | None = None
-        # As read: a cell may be cut.
-        self._shown: dict[str, list[Row]] = {}
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
+        # As read: a cell may be cut. With the name of the database.
+        self._shown: dict[str, list[tuple[str, Row]]] = {}
 
     def compose(self) -> ComposeResult:
         yield Header()
@@ -100,14 +106,14 @@ class Top(App[None]):
     def on_mount(self) -> None:
         """Make the columns, and begin to read."""
         for name, columns in _COLUMNS.items():
-            self._table(name).add_columns(*columns)
+            self._table(name).add_columns(*(("database",) if len(self._dsns) > 1 else ()), *columns)
         self.set_interval(self._seconds, self.refresh_now)
         self.refresh_now()
 
     def on_unmount(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
+        """Close the connections."""
+        for connection in self._connections.values():
+            connection.close()
 
     @on(TabbedContent.TabActivated)
     def refresh_now(self) -> None:
@@ -135,30 +141,33 @@ class Top(App[None]):
         found.focus()
 
     def action_explain(self) -> None:
-        """Explain why the job under the cursor is not running."""
-        if (job_id := self._job()) is not None:
-            self._do(operate.explain(job_id), lambda found: f"job {job_id}: {found['reason']}; {found['detail']}")
+        """Say why the job under the cursor is not running."""
+        database, job_id = self._job()
+        if job_id is not None:
+            self._do(
+                database, operate.explain(job_id), lambda found: f"job {job_id}: {found['reason']}; {found['detail']}"
+            )
 
     def action_pause(self) -> None:
         """Pause the queue or schedule under the cursor, or resume it."""
-        tab, row = self._row()
+        tab, database, row = self._row()
         if tab == "queues" and row:
             call = operate.resume_queue(row[0]) if row[-1] else operate.pause_queue(row[0])
-            self._do(call, lambda _: f"queue {row[0]}: {'resumed' if row[-1] else 'paused'}")
+            self._do(database, call, lambda _: f"queue {row[0]}: {'resumed' if row[-1] else 'paused'}")
         elif tab == "schedules" and row:
             call = operate.resume_schedule(row[0]) if row[5] else operate.pause_schedule(row[0])
-            self._do(call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
+            self._do(database, call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
 
     def action_act(self, action: str) -> None:
-        """Act on the job under the cursor; ask first if that cannot be undone."""
-        job_id = self._job()
+        """Act on the job under the cursor; ask first where that cannot be undone."""
+        database, job_id = self._job()
         if job_id is None:
             return
         call = operate.bulk(action, {"job_ids": [job_id]}, 1)
 
         def act(is_sure: bool | None) -> None:
             if is_sure:
-                self._do(call, lambda chunk: f"{action}: {chunk.changed} job changed")
+                self._do(database, call, lambda chunk: f"{action}: {chunk.changed} job changed")
 
         if action in ("kill", "delete"):
             self.push_screen(Ask(f"{action} job {job_id}?"), act)
@@ -167,19 +176,28 @@ class Top(App[None]):
 
     @work(thread=True, exclusive=True, group="read")
     def _read(self, tab: str, line: str) -> None:
-        try:
-            stats = self._perform(observe.stats())
-            rows = list(_rows(tab, line, stats, self._perform))
-        except (psycopg.Error, PgQueueError) as error:
-            self._connection = None
-            self._tell(self._say, f"the database cannot be read: {one_line(error)}")
-            return
-        self._tell(self._show, tab, stats, rows)
+        stats: list[dict[str, Any]] = []
+        rows: list[tuple[str, Row]] = []
+        trouble: list[str] = []
+        for name in self._dsns:
+            ask = partial(self._perform, name)
+            try:
+                stats.append(ask(observe.stats()))
+                rows += [(name, row) for row in _rows(tab, line, stats[-1], ask)]
+            except (psycopg.Error, PgQueueError) as error:
+                self._connections.pop(name, None)
+                trouble.append(f"{name} cannot be read: {one_line(error)}")
+                if len(self._dsns) == 1:
+                    self._tell(self._say, f"the database cannot be read: {one_line(error)}")
+        if stats:
+            self._tell(self._show, tab, stats, rows, trouble)
+        elif len(self._dsns) > 1:
+            self._tell(self._say, "; ".join(trouble))
 
     @work(thread=True, group="act")
-    def _do(self, call: Call[Any], say: Callable[[Any], str]) -> None:
+    def _do(self, database: str, call: Call[Any], say: Callable[[Any], str]) -> None:
         try:
-            with psycopg.connect(self._dsn, autocommit=True, fallback_application_name="pgqueue top") as connection:
+            with self._connect(database) as connection:
                 said = say(perform(connection, call))
         except (psycopg.Error, PgQueueError) as error:
             said = one_line(error)
@@ -191,25 +209,37 @@ class Top(App[None]):
         with suppress(NoMatches, RuntimeError):
             self.call_from_thread(show, *values)
 
-    def _perform(self, call: Call[Any]) -> Any:
-        if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._dsn, autocommit=True, fallback_application_name="pgqueue top")
-            self._connection.execute("set statement_timeout = '5s'")
-        return perform(self._connection, call)
+    def _perform(self, database: str, call: Call[Any]) -> Any:
+        connection = self._connections.get(database)
+        if connection is None or connection.closed:
+            connection = self._connections[database] = self._connect(database)
+            connection.execute("set statement_timeout = '5s'")
+        return perform(connection, call)
 
-    def _show(self, tab: str, stats: dict[str, Any], rows: list[Row]) -> None:
-        total = stats["total"]
-        numbers = {"lag s": total["lag"], "due": total.get("due", 0)}
-        numbers.update({name: total[name] for name in ("executing", "failed", "blocked", "dead")})
-        numbers.update(workers=len(stats["workers"]), counted=str(stats["sampled_at"])[11:19])
-        self._static("numbers").update(Text("   ".join(f"{name} {value}" for name, value in numbers.items())))
+    def _connect(self, database: str) -> psycopg.Connection[Any]:
+        # The others are not to wait long for one that does not answer.
+        wait: dict[str, Any] = {"connect_timeout": 5} if len(self._dsns) > 1 else {}
+        return psycopg.connect(self._dsns[database], autocommit=True, fallback_application_name="pgqueue top", **wait)
+
+    def _show(self, tab: str, stats: list[dict[str, Any]], rows: list[tuple[str, Row]], trouble: list[str]) -> None:
+        totals = [each["total"] for each in stats]
+        numbers = {"lag s": max(total["lag"] for total in totals), "due": sum(total.get("due", 0) for total in totals)}
+        for name in ("executing", "failed", "blocked", "dead"):
+            numbers[name] = sum(total[name] for total in totals)
+        numbers.update(workers=sum(len(each["workers"]) for each in stats), counted=str(stats[0]["sampled_at"])[11:19])
+        if len(self._dsns) > 1:
+            numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
+        shown = "   ".join(f"{name} {value}" for name, value in numbers.items())
+        # Not where the answers to keys stand.
+        self._static("numbers").update(Text("\n".join([shown, *map(printable, trouble)])))
         table = self._table(tab)
         self._shown[tab] = rows
         at = table.cursor_row
         table.clear()
-        for row in rows:
+        for name, row in rows:
             # Never as markup: names come from users.
-            table.add_row(*(Text(_short(each)) for each in row))
+            place = (name,) if len(self._dsns) > 1 else ()
+            table.add_row(*(Text(_short(each)) for each in (*place, *row)))
         if rows:
             table.move_cursor(row=min(at, len(rows) - 1))
 
@@ -227,14 +257,18 @@ class Top(App[None]):
     def _tab(self) -> str:
         return self.screen_stack[0].query_one("#tabs", TabbedContent).active or "overview"
 
-    def _row(self) -> tuple[str, list[str]]:
+    def _row(self) -> tuple[str, str, list[str]]:
+        """Return the tab, and of the row under the cursor its database and its cells."""
         tab = self._tab()
         rows, at = self._shown.get(tab, []), self._table(tab).cursor_row
-        return tab, ["" if each is None else str(each) for each in rows[at]] if at < len(rows) else []
+        if at >= len(rows):
+            return tab, self._first, []
+        database, row = rows[at]
+        return tab, database, ["" if each is None else str(each) for each in row]
 
-    def _job(self) -> int | None:
-        tab, row = self._row()
-        return int(row[0]) if tab == "jobs" and row else None
+    def _job(self) -> tuple[str, int | None]:
+        tab, database, row = self._row()
+        return database, int(row[0]) if tab == "jobs" and row else None
 
 
 def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]], Any]) -> Iterable[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psycopg
@@ -69,6 +70,20 @@ class _Static(StaticFiles):
         return response
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the pages are served; see `dashboard`. `places`: names and addresses of several databases' pages."""
+
+    authorize: Authorize
+    read_only: bool = False
+    redact: Sequence[str] = REDACT
+    allowed_hosts: Collection[str] = ()
+    origin: str | None = None
+    trace_url: str | None = None
+    title: str = "pgqueue"
+    places: tuple[tuple[str, str], ...] = ()
+
+
 def dashboard(
     database: str | Pool,
     *,
@@ -90,9 +105,22 @@ def dashboard(
     origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
     trace_url      address of a trace, with {trace_id}
     """
+    options = Options(
+        authorize=authorize,
+        read_only=read_only,
+        redact=redact,
+        allowed_hosts=allowed_hosts,
+        origin=origin,
+        trace_url=trace_url,
+        title=title,
+    )
+    return pages_of(Database(database), options)
+
+
+def pages_of(found: Database, options: Options) -> Starlette:
+    """Return the pages of one database."""
     templates = environment()
-    found = Database(database)
-    settings = Settings(read_only, tuple(redact), trace_url, title)
+    settings = Settings(options.read_only, tuple(options.redact), options.trace_url, options.title, options.places)
 
     def endpoint(handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
@@ -109,12 +137,22 @@ def dashboard(
         routes=[
             *(Route(path, endpoint(handler), methods=["GET"]) for path, handler in _PAGES.items()),
             *(Route(path, endpoint(handler), methods=["POST"]) for path, handler in _ACTIONS.items()),
-            Mount(f"/static/{__version__}", _Static(directory=Path(__file__).with_name("static"))),
+            static_files(),
         ],
-        middleware=[Middleware(Guard, authorize=authorize, hosts=allowed_hosts, origin=origin)],
+        middleware=[guard(options)],
         exception_handlers={404: _not_found(templates, found, settings)},
         lifespan=lifespan,
     )
+
+
+def static_files() -> Mount:
+    """Return where the files of the pages are."""
+    return Mount(f"/static/{__version__}", _Static(directory=Path(__file__).with_name("static")))
+
+
+def guard(options: Options) -> Middleware:
+    """Return what stands before every page."""
+    return Middleware(Guard, authorize=options.authorize, hosts=options.allowed_hosts, origin=options.origin)
 
 
 async def _answer(handler: _Handler, context: Context) -> Response:

@@ -30,12 +30,13 @@ _MOST = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the pages."""
+    """How the pages are set up. `places`: names and addresses of the databases, where there are several."""
 
     read_only: bool
     redact: tuple[str, ...]
     trace_url: str | None
     title: str
+    places: tuple[tuple[str, str], ...] = ()
 
 
 class Context:
@@ -132,6 +133,7 @@ class Context:
             why_not=self.why_not,
             rights=self.rights,
             settings=self.settings,
+            front=self._front(),
             query=self.query,
             template=template.removesuffix(".html"),
             **values,
@@ -140,6 +142,12 @@ class Context:
         if status == 200 and self.request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={"etag": tag, "cache-control": "no-cache"})
         return HTMLResponse(body, status, {"etag": tag, "cache-control": "no-cache, private"})
+
+    def _front(self) -> str:
+        """Return where the pages of all databases begin."""
+        prefix: str = self.prefix
+        head, db, slug = prefix.rpartition("/db/")
+        return head if db and slug in dict(self.settings.places).values() else prefix
 
     def problem(self, error: Exception) -> Response:
         """Answer with an error and the next step."""

@@ -24,9 +24,9 @@ log = logging.getLogger("pgqueue.worker")
 class Claimer:
     """Claims on its own connection with `claim_forever`, and sizes the claims that go along with reported ends.
 
-    `report_and_claim` performs a claim, with the waiting ends, and calls `took` with the reply. `is_behind` returns
-    whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
-    monotonic time of the last answer.
+    `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
+    tells whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
+    monotonic time of the last answer. `before_claim` is called before the capacity is read; it may change it.
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class Claimer:
         report_and_claim: Callable[[Link, int, bool], Awaitable[int]],
         is_behind: Callable[[], bool],
         hello: Callable[[], Call[str]],
+        before_claim: Callable[[], object] | None = None,
     ) -> None:
         self.jobs_wait = False
+        self.waits_for_capacity = False
         self.claimed_at: float | None = None
         self._config = config
         self._link = link
@@ -54,6 +56,7 @@ class Claimer:
         self._state = state
         self._report_and_claim = report_and_claim
         self._is_behind = is_behind
+        self._before_claim = before_claim
         self.sleeper = Sleeper(config, link, runner, state, capacity=self.capacity, hello=hello)
 
     async def claim_forever(self) -> None:
@@ -95,6 +98,8 @@ class Claimer:
         """Return how many jobs to claim now."""
         if self._state.quiet or self._is_behind():
             return 0
+        if self._before_claim is not None:
+            self._before_claim()
         return self._runner.capacity(self._exchange.coming)
 
     async def capacity_beside(self) -> int:
@@ -121,6 +126,9 @@ class Claimer:
                 taken.append(leader)
                 for held in (leader, *leader.members):
                     self._leases.add(held)
+        if self._before_claim is not None:
+            # Another claim may have been sized meanwhile.
+            self._before_claim()
         self._runner.take(taken)
         self.jobs_wait = len(taken) >= asked_for
         if rows:
@@ -151,7 +159,11 @@ class Claimer:
         self._state.freed.clear()
         must_give_back = self._exchange.reply_lost and not self._exchange.in_flight
         if self.capacity() == 0 and not self._state.stopping.is_set() and not must_give_back:
-            await self._state.freed.wait()
+            self.waits_for_capacity = True
+            try:
+                await self._state.freed.wait()
+            finally:
+                self.waits_for_capacity = False
 
     async def _wait_for_end(self) -> None:
         self._state.freed.clear()

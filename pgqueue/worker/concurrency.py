@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pgqueue.errors import ConfigError
-from pgqueue.worker.runner import Runner
-from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -100,7 +99,20 @@ class Concurrency:
         return self.number
 
 
-async def adapt_forever(runner: Runner, low: int, high: int, state: State, jobs_wait: Callable[[], bool]) -> None:
+class Adapted(Protocol):
+    """Whatever runs handlers, as many at a time as `concurrency` is set to."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+    @concurrency.setter
+    def concurrency(self, number: int) -> None: ...
+
+
+async def adapt_forever(
+    runner: Adapted, low: int, high: int, jobs_wait: Callable[[], bool], on_change: Callable[[], object]
+) -> None:
     """Set the concurrency of `runner` between `low` and `high`, by a sample every half second."""
     wanted = Concurrency(low, high)
     runner.concurrency = low
@@ -119,4 +131,4 @@ async def adapt_forever(runner: Runner, low: int, high: int, state: State, jobs_
         number = wanted.follow(sample, now)
         if number != runner.concurrency:
             runner.concurrency = number
-            state.freed.set()
+            on_change()

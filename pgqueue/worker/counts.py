@@ -63,24 +63,24 @@ class _Tally:
 
 
 class Totals:
-    """Entries that are summed by queue and task."""
+    """Entries that are summed by queue and task, and by database where they name one."""
 
     def __init__(self) -> None:
-        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._tallies: dict[tuple[str, str, str], _Tally] = {}
 
-    def tally(self, queue: str, task: str) -> _Tally:
+    def tally(self, queue: str, task: str, database: str = "") -> _Tally:
         """Return the tally of a queue and a task."""
-        found = self._tallies.get((queue, task))
+        found = self._tallies.get((queue, task, database))
         if found is None:
             if len(self._tallies) >= MOST:
                 task = "other"
-            found = self._tallies.setdefault((queue, task), _Tally())
+            found = self._tallies.setdefault((queue, task, database), _Tally())
         return found
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries, as `take` returns them."""
         for entry in entries:
-            tally = self.tally(entry["queue"], entry["task"])
+            tally = self.tally(entry["queue"], entry["task"], entry.get("database", ""))
             tally.outcomes.update({name: entry[name] for name in OUTCOMES if name in entry})
             for name, times in (("run", tally.run), ("wait", tally.wait)):
                 if name in entry:
@@ -89,8 +89,10 @@ class Totals:
     def entries(self) -> list[Entry]:
         """Return one entry for each queue and task."""
         found = []
-        for (queue, task), tally in self._tallies.items():
+        for (queue, task, database), tally in self._tallies.items():
             entry: Entry = {"queue": queue, "task": task, **tally.outcomes}
+            if database:
+                entry["database"] = database
             for name, times in (("run", tally.run), ("wait", tally.wait)):
                 if any(times.buckets):
                     entry[name] = times.as_dict()

@@ -17,11 +17,37 @@ from pgqueue.worker.held import Held
 _STOP_HOOKS = 5.0
 
 
+class Lifetime:
+    """Calls the hooks for the start and the end of a process once, however many workers are in it."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._workers = 0
+        self._has_begun = False
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """A worker starts: before the first one, call the hooks for the start."""
+        self._workers += 1
+        async with self._turn:
+            if not self._has_begun:
+                self._has_begun = True
+                await self._app.call("start")
+
+    async def stop(self) -> None:
+        """A worker has ended: after the last one, call the hooks for the end."""
+        self._workers -= 1
+        if self._workers == 0:
+            self._has_begun = False
+            await self._app.call("stop")
+
+
 class Events:
     """Calls the hooks of `app` for the worker `name`. Nothing is reported before `start`."""
 
-    def __init__(self, app: App, name: str, counts: Counts) -> None:
+    def __init__(self, app: App, name: str, counts: Counts, lifetime: Lifetime | None = None) -> None:
         self.is_on = False
+        self._lifetime = lifetime or Lifetime(app)
         self._app = app
         self._name = name
         self._counts = counts
@@ -31,7 +57,7 @@ class Events:
     async def start(self) -> None:
         """Call the hooks for the worker's start."""
         self._is_started = True
-        await self._app.call("start")
+        await self._lifetime.start()
         self.is_on = self._app.has("event")
 
     async def stop(self) -> None:
@@ -41,7 +67,7 @@ class Events:
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_HOOKS):
                 await asyncio.gather(*self._calls)
-                await self._app.call("stop")
+                await self._lifetime.stop()
 
     async def error(self, error: Exception, where: str) -> None:
         """Report an error outside handlers."""

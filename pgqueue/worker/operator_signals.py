@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pgqueue.worker import stack_dump
@@ -23,8 +23,8 @@ class Controls(Protocol):
     def resume(self) -> None: ...
 
 
-def handle(worker: Controls, handlers: Handlers, is_stopping: Callable[[], bool]) -> None:
-    """Handle signals on the running loop.
+def handle(worker: Controls, handlers: Callable[[], Sequence[Handlers]], is_stopping: Callable[[], bool]) -> None:
+    """Handle signals on the running loop. `handlers` returns what runs handlers in this process.
 
     TERM, INT and HUP: stop; a second TERM or INT: end at once, leaving what runs to its leases. USR1: be quiet; USR2:
     resume. TTIN: log the stacks of all threads and tasks. HUP stays ignored where it is (nohup).
@@ -55,6 +55,6 @@ def handle(worker: Controls, handlers: Handlers, is_stopping: Callable[[], bool]
     stack_dump.dump_on(
         signal.SIGTTIN,
         loop,
-        lambda task: str(handlers.in_tasks.get(task, "")),
-        lambda ident: str(handlers.in_threads.get(ident, "")),
+        lambda task: "".join(str(each.in_tasks.get(task, "")) for each in handlers()),
+        lambda ident: "".join(str(each.in_threads.get(ident, "")) for each in handlers()),
     )

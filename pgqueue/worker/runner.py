@@ -38,6 +38,10 @@ async def _report_nothing(held: Held) -> bool:
     return True
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Runner:
     """Runs at most `concurrency` handlers at a time: async ones as coroutines, sync ones in threads.
 
@@ -45,8 +49,10 @@ class Runner:
     job costs no task of its own. `busy` are the jobs whose handlers run.
 
     A job that was lost, or whose worker crashed, is first reported with `on_start`, and runs if that returns True. A
-    job whose worker crashed is quarantined: only one such job runs at a time, so of the many jobs that a crashed
-    process held, only the one that crashed it can do so again.
+    job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
+    when it died, only the one that killed it can do so again and again.
+
+    `on_free` is called when a slot has become free.
     """
 
     def __init__(
@@ -71,6 +77,12 @@ class Runner:
         self._quarantined: Held | None = None
         self._closed = False
         self._pace = Pace()
+        self.on_free: Callable[[], object] = _do_nothing
+
+    @property
+    def active(self) -> int:
+        """Slots in which a job runs, or is about to."""
+        return len(self._coroutines) - len(self._sleeping)
 
     @property
     def running(self) -> int:
@@ -118,15 +130,7 @@ class Runner:
     def take(self, several: Sequence[Held]) -> None:
         """Run jobs as soon as slots are free."""
         self._waiting.extend(several)
-        for _ in several:
-            if self._sleeping:
-                sleeper = self._sleeping.popleft()
-                if not sleeper.done():
-                    sleeper.set_result(None)
-            elif len(self._coroutines) < self._concurrency:
-                self._start_coroutine()
-            else:
-                break
+        self._wake(len(several))
 
     def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
         """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to check."""
@@ -207,6 +211,17 @@ class Runner:
         except IndexError:
             return None
 
+    def _wake(self, jobs: int) -> None:
+        for _ in range(jobs):
+            if self._sleeping:
+                sleeper = self._sleeping.popleft()
+                if not sleeper.done():
+                    sleeper.set_result(None)
+            elif len(self._coroutines) < self._concurrency:
+                self._start_coroutine()
+            else:
+                break
+
     def _start_coroutine(self) -> None:
         coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
         self._coroutines.add(coroutine)
@@ -220,6 +235,10 @@ class Runner:
             if len(self._coroutines) > self._concurrency:
                 # Here and not in the callback: if many end at once, enough must stay.
                 self._coroutines.discard(me)
+                if self._waiting:
+                    # It may have been woken for a job, which is left to another one.
+                    self._wake(1)
+                self.on_free()
                 return
             held = self._next()
             if held is None:
@@ -243,6 +262,7 @@ class Runner:
         set_current(None)
         sleeper = asyncio.get_running_loop().create_future()
         self._sleeping.append(sleeper)
+        self.on_free()
         await sleeper
 
     def _startable(self, held: Held) -> Task[Any, Any] | None:

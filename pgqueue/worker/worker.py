@@ -18,8 +18,9 @@ from pgqueue.worker.blocked_loop import Watchdog
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.connection import Link
 from pgqueue.worker.counts import Counts
-from pgqueue.worker.events import Events
+from pgqueue.worker.events import Events, Lifetime
 from pgqueue.worker.exchange import Exchange
+from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
 from pgqueue.worker.identity import Identity
 from pgqueue.worker.job_log import JobLog
@@ -32,6 +33,7 @@ from pgqueue.worker.reporter import Reporter
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.running_jobs import RunningJobs
 from pgqueue.worker.shutdown import Shutdown
+from pgqueue.worker.slots import Slots
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.state import State
 from pgqueue.worker.step_link import StepLink
@@ -51,9 +53,19 @@ class Worker:
     it.
 
         await Worker(app, dsn, WorkerConfig(queues=("mail",))).run()
+
+    `slots` and `lifetime` are shared with the workers of other databases in this process: see `Fleet`.
     """
 
-    def __init__(self, app: App, dsn: str, config: WorkerConfig | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        dsn: str,
+        config: WorkerConfig | None = None,
+        *,
+        slots: Slots | None = None,
+        lifetime: Lifetime | None = None,
+    ) -> None:
         self.config = config = config or WorkerConfig()
         self.started = asyncio.Event()
         self.exit_code = 0
@@ -70,7 +82,8 @@ class Worker:
         )
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
         self.counts = Counts(config.lease)
-        self._events = Events(app, config.name, self.counts)
+        self._events = Events(app, config.name, self.counts, lifetime)
+        self._slots = slots
         self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
         self._progress = Progress(self._links.keeping)
         self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
@@ -84,6 +97,8 @@ class Worker:
         )
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
+        if slots is not None:
+            self._runner.on_free = slots.freed
         self._identity = Identity(config)
         self._registration = Registration(
             config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
@@ -121,6 +136,38 @@ class Worker:
         """How many attempts failed."""
         return self._reporter.failed
 
+    @property
+    def handlers(self) -> Handlers:
+        """What runs the handlers."""
+        return self._runner.handlers
+
+    @property
+    def used(self) -> int:
+        """Slots in which jobs run, or will as soon as claims are answered."""
+        runner = self._runner
+        claimed = runner.running + runner.unstarted + self._exchange.coming
+        return max(runner.active, min(claimed, runner.concurrency))
+
+    @property
+    def wants(self) -> bool:
+        """Whether it has more due jobs than slots, or waits for a slot to find out."""
+        if self._state.quiet or self._state.stopping.is_set() or self._outage.lasts is not None:
+            return False
+        return self._claimer.jobs_wait or self._claimer.waits_for_capacity
+
+    @property
+    def concurrency(self) -> int:
+        """How many handlers may run at a time."""
+        return self._runner.concurrency
+
+    @concurrency.setter
+    def concurrency(self, number: int) -> None:
+        self._runner.concurrency = number
+
+    def rouse(self) -> None:
+        """A slot may be free: ask again."""
+        self._state.freed.set()
+
     def stop(self) -> None:
         """Claim no more jobs and let running ones end."""
         if not self._state.stopping.is_set():
@@ -151,7 +198,7 @@ class Worker:
 
     def handle_signals(self) -> None:
         """Handle the signals of an operator, on the running loop: see `operator_signals`."""
-        operator_signals.handle(self, self._runner.handlers, self._state.stopping.is_set)
+        operator_signals.handle(self, lambda: [self.handlers], self._state.stopping.is_set)
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record running handlers in this table, for the supervisor of this process."""
@@ -212,6 +259,8 @@ class Worker:
             return clean
         finally:
             self._watchdog.stop()
+            if self._slots is not None:
+                self._slots.leave(self)
             for loop in loops:
                 loop.cancel()
             if loops:
@@ -243,7 +292,7 @@ class Worker:
         if config.min_concurrency is not None:
             low = config.min_concurrency
             loops["concurrency"] = lambda: concurrency.adapt_forever(
-                self._runner, low, config.concurrency, self._state, lambda: self._claimer.jobs_wait
+                self._runner, low, config.concurrency, lambda: self._claimer.jobs_wait, self._state.freed.set
             )
         return [keep_running(name, loop, config.name, self._events) for name, loop in loops.items()]
 
@@ -269,6 +318,8 @@ class Worker:
         config = self.config
         await prepare(self._app, self._links.finishing, self._events, self._runner.handlers, self._place)
         await take_name(self._identity, config.name, self._links.finishing)
+        if self._slots is not None:
+            self._slots.join(self)
         # The first claim raises now, and not later, if the database refuses these settings.
         await self._claimer.claim(1, patient=False)
         if config.listen and config.listen_dsn is not None:
@@ -328,6 +379,7 @@ class Worker:
             report_and_claim=self._report_and_claim,
             is_behind=lambda: self._reporter.is_behind,
             hello=self._registration.hello,
+            before_claim=None if self._slots is None else self._slots.settle,
         )
 
     async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:

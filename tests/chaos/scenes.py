@@ -19,6 +19,7 @@ import psycopg
 from pgqueue import embedded
 from pgqueue.schema.migrate import migrate
 from tests.calls import value
+from tests.chaos import patroni
 from tests.chaos.checker import Findings
 from tests.chaos.faults import CLIENT_FAULTS, SERVER_FAULTS, Fault, backends_terminated, worker_killed, worker_stopped
 from tests.chaos.operators import OPERATOR_FAULTS
@@ -209,6 +210,11 @@ def _fails_over_asynchronously(pair: Pair, scene: Scene, rng: random.Random) -> 
     pair.primary.execute("alter system reset primary_conninfo")
 
 
+def under_patroni(plan: Plan, name: str, seconds: float) -> Verdict:
+    """Three servers under Patroni, synchronous: the primary is killed, or its network is cut; nothing is lost."""
+    return patroni.failovers(plan.directory, name, plan.seed, max(seconds, 60.0), run)
+
+
 def disk_full(plan: Plan, name: str, seconds: float) -> Verdict:
     """The server's disk is full for a while: it panics, or refuses to write, and recovers when there is space again."""
     disk = plan.directory / "small_disk"
@@ -259,5 +265,6 @@ def running(directory: Path, options: dict[str, str] | None = None) -> Iterator[
 OF_THEIR_OWN: dict[str, Callable[[Plan, str, float], Verdict]] = {
     "failover synchronous": synchronous,
     "failover asynchronous": asynchronous,
+    "patroni": under_patroni,
     "disk full": disk_full,
 }

@@ -45,7 +45,7 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
 def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
-        *("worker", "migrate", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
+        *("worker", "migrate", "proxy", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
         *("tasks list", "tasks set", "tasks schema", "workers list", "web", "top", "metrics", "doctor"),
@@ -78,9 +78,9 @@ def test_every_option_of_every_command_is_also_an_environment_variable(
 
 def test_everything_that_prints_prints_json_when_asked() -> None:
     printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
-    # The worker logs, web serves, and both print nothing; psql has formats of its own, and a schema is
-    # JSON. What was imported is a count for people.
-    others = {"worker", "web", "psql", "tasks schema"}
+    # The worker logs, web serves, and both print nothing; psql has formats of its own, a schema is JSON, and proxy
+    # prints SQL. What was imported is a count for people.
+    others = {"worker", "web", "psql", "tasks schema", "proxy"}
     imports = {" ".join(path) for path, _ in commands() if path[0] == "import"}
     assert printing == {" ".join(path) for path, _ in commands()} - others - imports
 

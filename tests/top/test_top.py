@@ -36,7 +36,7 @@ def filled(conn: psycopg.Connection) -> psycopg.Connection:
 
 @asynccontextmanager
 async def running(database: Database, line: str = "", **options: str) -> AsyncIterator[Pilot[None]]:
-    async with Top(uri(database.dsn, **options), 0.2, line).run_test(size=(200, 50)) as pilot:
+    async with Top({"": uri(database.dsn, **options)}, 0.2, line).run_test(size=(200, 50)) as pilot:
         yield pilot
 
 
@@ -131,7 +131,7 @@ async def test_a_reader_looks_and_is_refused_what_acts(filled: psycopg.Connectio
 
 
 async def test_a_database_that_is_away_is_reported(database: Database) -> None:
-    async with Top("postgresql://127.0.0.1:1/x", 0.2).run_test() as pilot:
+    async with Top({"": "postgresql://127.0.0.1:1/x"}, 0.2).run_test() as pilot:
         await until(pilot, lambda: "cannot be read" in said(pilot))
 
 

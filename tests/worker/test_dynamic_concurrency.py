@@ -163,3 +163,26 @@ async def test_a_worker_at_concurrency_1000_keeps_1000_handlers_in_flight(
         )
     # On average over the whole run, its beginning and its end among it.
     assert spent / (last - first) > 700
+
+
+@pytest.mark.covers("A12")
+async def test_a_job_that_comes_after_the_number_shrank_while_idle_starts_at_once(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def job(i: int) -> None:
+        await asyncio.sleep(0.01)
+
+    async with working(app, database.dsn, concurrency=16) as worker:
+        # Sixteen coroutines that wait for a job, of which two may stay.
+        enqueue_many(conn, 100, "job")
+        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 100, 30)
+        worker._runner.concurrency = 2
+        for n in range(1, 5):
+            enqueue_many(conn, 1, "job")
+            await wait_until_async(
+                lambda n=n: value(conn, "select count(*) from pgqueue.history") == 100 + n,  # type: ignore[misc]
+                10,
+            )

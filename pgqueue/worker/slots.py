@@ -1,0 +1,92 @@
+"""Slots that the workers of several databases share in one process.
+
+Each database keeps one slot, so that a due job waits for no other database. All others go to the databases with due
+jobs: to one alone while it alone has some, in equal parts while several have. A running job keeps its slot: a database
+gets its part as jobs of the others end.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pgqueue.errors import ConfigError
+
+
+class Member(Protocol):
+    """The worker of one database, as the slots see it.
+
+    used         slots in which its jobs run, or will as soon as its claims are answered
+    wants        it has more due jobs than slots, or waits for a slot to find out
+    concurrency  how many handlers it may run at a time: to be set
+    """
+
+    @property
+    def used(self) -> int: ...
+    @property
+    def wants(self) -> bool: ...
+    @property
+    def concurrency(self) -> int: ...
+    @concurrency.setter
+    def concurrency(self, number: int) -> None: ...
+    def rouse(self) -> None: ...
+
+
+class Slots:
+    """Shares `total` slots among the members, at most `most` of them."""
+
+    def __init__(self, total: int, most: int) -> None:
+        if total < most:
+            raise ConfigError(
+                f"concurrency is {total} for {most} databases", hint="give at least one slot for each database"
+            )
+        self._total = total
+        self._members: list[Member] = []
+
+    @property
+    def concurrency(self) -> int:
+        """How many handlers run at a time, of all databases."""
+        return self._total
+
+    @concurrency.setter
+    def concurrency(self, number: int) -> None:
+        self._total = max(number, len(self._members))
+
+    @property
+    def running(self) -> int:
+        """Slots in use."""
+        return sum(member.used for member in self._members)
+
+    def join(self, member: Member) -> None:
+        """One more database is served."""
+        self._members.append(member)
+        self._total = max(self._total, len(self._members))
+        self.settle()
+
+    def leave(self, member: Member) -> None:
+        """A database is not served any more."""
+        if member in self._members:
+            self._members.remove(member)
+            self.freed()
+
+    def settle(self) -> None:
+        """Set how many handlers each member may run now. To be called before each claim."""
+        wanting = [member for member in self._members if member.wants]
+        for member in self._members:
+            # Anew for each: what one got is not free any more.
+            kept = [max(each.used, 1) for each in self._members if each is not member]
+            number = self._total - sum(kept)
+            contenders = [each for each in wanting if each is not member]
+            if contenders:
+                # An equal part of what the others leave, who want no more.
+                idle = [max(each.used, 1) for each in self._members if each is not member and each not in contenders]
+                part, rest = divmod(self._total - sum(idle), len(contenders) + 1)
+                place = wanting.index(member) if member in wanting else len(wanting)
+                number = min(number, part + (place < rest))
+            if member.concurrency != max(1, number):
+                member.concurrency = max(1, number)
+
+    def freed(self) -> None:
+        """A slot has become free: members that want one claim again."""
+        for member in self._members:
+            if member.wants:
+                member.rouse()
