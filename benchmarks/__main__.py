@@ -30,6 +30,7 @@ NAMES = (
     "keys",
     "workflows",
     "pages",
+    "samples",
 )
 # Those that take seconds.
 SMALL = ("drain", "enqueue_cost", "held_snapshot", "reserve_flat", "wal", "sampling")

@@ -1,6 +1,7 @@
 """How long does the server take for what each page asks, beside millions of live jobs and as many in history?
 
-Half of the jobs wait, in ten queues and forty tasks; the others have ended, one in twenty dead. Each statement is the
+Half of the jobs wait, in ten queues and forty tasks, a tenth of them in 201 groups, one of them large; the others have
+ended, one in twenty dead, in all queues. Each statement is the
 one that its page sends, timed by the client, over one connection; the median of five. A sample, which maintain() takes
 every ten seconds, is timed too.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.db import observe, operate
+from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.search import parse
 
@@ -23,11 +24,12 @@ _JOBS = sized(10_000_000, least=40_000)
 _MOST_MS = 200.0
 
 _FILL = """
-insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, tags)
+insert into pgqueue.jobs (run_at, ready_at, created_at, state, priority, queue, task, args, tags, group_id)
 select
     now() - interval '1 hour', now() - interval '1 hour' + g * interval '1 us', now() - interval '1 hour', 'waiting', 0,
     'queue' || g %% 10, 'task' || g %% 40, jsonb_build_object('user', jsonb_build_object('id', g)),
-    case when g %% 1000 = 0 then '{vip}'::text[] end
+    case when g %% 1000 = 0 then '{vip}'::text[] end,
+    case when g <= %(jobs)s / 20 then 1 when g <= %(jobs)s / 10 then 2 + g %% 200 end
 from generate_series(1, %(jobs)s) g;
 insert into pgqueue.lanes (queue, priority, seen_at) select 'queue' || g, 0, now() from generate_series(0, 9) g;
 insert into pgqueue.history (
@@ -36,10 +38,10 @@ insert into pgqueue.history (
 )
 select
     nextval('pgqueue.jobs_id_seq'), 1, now(), now(), now(), now(), now() + interval '1 day',
-    case when g %% 20 = 0 then 'dead' else 'succeeded' end::pgqueue.job_state, 1, 0, 0, 'd', 'queue' || g %% 10,
+    case when g / 10 %% 20 = 0 then 'dead' else 'succeeded' end::pgqueue.job_state, 1, 0, 0, 'd', 'queue' || g %% 10,
     'task' || g %% 40, '{}',
     case
-        when g %% 20 = 0
+        when g / 10 %% 20 = 0
         then jsonb_build_array(jsonb_build_object('class', 'Error' || g %% 7, 'message', 'no answer'))
     end
 from generate_series(1, %(jobs)s) g;
@@ -85,6 +87,11 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
         "jobs, state:dead": jobs("state:dead"),
         "jobs, tag:vip": jobs("tag:vip"),
         "jobs, args.user.id:17": jobs("args.user.id:17"),
+        "jobs, group:1": jobs("group:1"),
+        "jobs, group:1 and a task that there is not": jobs("group:1 task:nothing"),
+        "jobs, line: that there is not": jobs("line:nothing"),
+        "groups": ask(groups.list_groups(50)),
+        "members of a group": ask(groups.relatives_of_group(1, 200)),
         "jobs, a task that there is not": jobs("task:nothing"),
         "one job": ask(observe.job(5000)),
         "explain()": ask(operate.explain(5000)),

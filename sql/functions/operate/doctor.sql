@@ -1,7 +1,8 @@
 -- doctor: lists problems, present and coming, each with its evidence and the command that solves it.
 --
 -- Reads statistics, catalogs and bounded numbers of rows; locks nothing. It runs with its owner's rights: if that role
--- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server, _doctor_queues.
+-- may not see other sessions, it reports that instead of finding nothing. Its parts: _doctor_server,
+-- _doctor_queues, _doctor_workflows.
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
@@ -35,6 +36,8 @@ begin
         select d.* from pgqueue._doctor_tasks() d
         union all
         select d.* from pgqueue._doctor_schedules(v_now) d
+        union all
+        select d.* from pgqueue._doctor_workflows(v_now) d
         union all
         select d.* from pgqueue._doctor_rights() d
     ) f (severity, topic, subject, evidence, remedy)

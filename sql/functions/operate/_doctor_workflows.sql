@@ -1,0 +1,64 @@
+-- What doctor() checks of workflows: jobs whose parents are gone, and groups that were left open.
+-- Returns rows of severity, topic, subject, evidence and remedy. Reads at most 2,000 blocked jobs of each kind.
+
+create or replace function pgqueue._doctor_workflows(p_now timestamptz)
+returns table (severity text, topic text, subject text, evidence text, remedy text)
+language sql
+stable
+parallel restricted
+rows 3
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+    (
+        select
+            'warning', 'parents', format('job %s', c.id),
+            format('it waits since %s, and none of the jobs that it depends on lives (%s)', c.created_at,
+                array_to_string(c.depends_on[1:5], ', ')),
+            format('select pgqueue.maintain(); if it still waits: select pgqueue.release_from_parents(%s);', c.id)
+        from (
+            select j.id, j.created_at, j.depends_on
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = '@parents'
+            limit 2000
+        ) c
+        where c.created_at < p_now - interval '1 min'
+            and not exists (
+                select
+                from pgqueue.dependencies d
+                cross join lateral (select from pgqueue.jobs p where p.id = d.parent limit 1) p
+                where d.child = c.id and d.ended is null
+            )
+            -- What ended just now is on its way.
+            and not exists (
+                select
+                from unnest(c.depends_on) e (id)
+                cross join lateral (select h.finished_at from pgqueue.history h where h.id = e.id limit 1) h
+                where h.finished_at > p_now - interval '1 min'
+            )
+        order by c.id
+        limit 20
+    )
+    union all
+    (
+        select
+            'warning', 'group', format('group %s', g.id),
+            format('it is open since %s and no member of it lives: it does not end, and nothing that waits for it starts', g.created_at),
+            format('select pgqueue.close_group(%s);', g.id)
+        from (
+            select j.id, j.created_at
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = '@open'
+            limit 2000
+        ) g
+        where g.created_at < p_now - interval '1 hour'
+            and not exists (select from pgqueue.jobs m where m.group_id is not null and m.group_id = g.id)
+        order by g.id
+        limit 20
+    )
+$$;
+
+comment on function pgqueue._doctor_workflows(timestamptz) is
+    'Private: doctor() of jobs whose parents are gone, and of groups that were left open.';
