@@ -79,6 +79,10 @@ def test_a_group_ends_after_its_members_and_counts_them() -> None:
     assert broken(groups=[group._replace(result=(1, 1, 0), members=(1, 1, 0))]) == ["group"]
     assert broken(groups=[group._replace(members=(3, 0, 0))], away=[(0.5, 1.5)]) == []
     assert broken(groups=[group._replace(state="cancelled", error="ParentFailed")]) == []
+    inner = group._replace(state="cancelled", error="GroupCancelled")
+    assert broken(groups=[inner]) == ["group"]
+    assert broken(groups=[inner._replace(outer_state="succeeded")]) == ["group"]
+    assert broken(groups=[inner._replace(outer_state="cancelled")]) == []
 
 
 def test_a_completed_step_is_not_called_under_a_later_claim() -> None:

@@ -39,7 +39,10 @@ class Edge(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group that has ended: what its result counts, what history counts, and the number of the last member's end."""
+    """A group that has ended: what its result counts, what history counts, and the number of the last member's end.
+
+    outer_state is how the group ended of which this one is a member.
+    """
 
     group: int
     state: str
@@ -50,6 +53,7 @@ class Group(NamedTuple):
     last_gone: int | None
     live: int
     error: str | None
+    outer_state: str | None = None
 
 
 class Call(NamedTuple):
@@ -199,9 +203,14 @@ def _check_group(group: Group, away: Sequence[tuple[float, float]]) -> Iterator[
         yield Violation("group", subject, f"its result counts {group.result}, and its members are {group.members}")
     _, dead, cancelled = group.members
     should = "dead" if dead else "cancelled" if cancelled else SUCCEEDED
-    if group.state != should and not (group.state == "cancelled" and group.error == "ParentFailed"):
+    is_cancelled_whole = group.error == "ParentFailed" or (
+        group.error == "GroupCancelled" and group.outer_state == "cancelled"
+    )
+    if group.state != should and not (group.state == "cancelled" and is_cancelled_whole):
         yield Violation(
-            "group", subject, f"it is {group.state}, and of its members {dead} are dead, {cancelled} cancelled"
+            "group",
+            subject,
+            f"it is {group.state} ({group.error}), and of its members {dead} are dead, {cancelled} cancelled",
         )
 
 

@@ -69,8 +69,9 @@ _GROUPS = """
 select g.id, g.state::text, l.n, extract(epoch from l.at)::float8,
     array[(g.result ->> 'succeeded')::int, (g.result ->> 'dead')::int, (g.result ->> 'cancelled')::int],
     array[coalesce(m.succeeded, 0), coalesce(m.dead, 0), coalesce(m.cancelled, 0)], m.n, coalesce(j.live, 0),
-    g.errors -> -1 ->> 'class'
+    g.errors -> -1 ->> 'class', o.state::text
 from pgqueue.history g
+left join pgqueue.history o on o.id = g.group_id
 join (select job, min(n) as n, min(at) as at from chaos.ledger where what = 'g' group by job) l on l.job = g.id
 left join (
     select h.group_id, max(x.n) as n, count(*) filter (where h.state = 'succeeded')::int as succeeded,
