@@ -278,7 +278,7 @@ def test_a_retry_function_that_was_canceled_is_not_asked_again_in_the_same_batch
     conn.execute("reset statement_timeout")
     assert [row.state for row in rows] == ["failed"] * 3
     assert "57014" in rows[0].policy_error
-    assert all("not asked" in row.policy_error for row in rows[1:])
+    assert all("not called" in row.policy_error for row in rows[1:])
     [(asked,)] = conn.execute("select last_value from app.asked").fetchall()
     assert asked == 1
 
