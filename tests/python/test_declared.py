@@ -138,7 +138,9 @@ def test_what_no_code_can_declare_is_refused(declared: str, conn: psycopg.Connec
         "select pgqueue.enqueue('t', declared => %s, tags => '{x}')",
         "select pgqueue.enqueue_many('t', '{{}}'::jsonb[], declared => %s)",
     ):
-        with pytest.raises(psycopg.errors.InvalidParameterValue, match="declared must be options that a task can declare"):
+        with pytest.raises(
+            psycopg.errors.InvalidParameterValue, match="declared must be options that a task can declare"
+        ):
             conn.execute(statement.replace("{{}}", '{"{}"}'), [declared])
     row = conn.execute(
         "select outcome, error ->> 'message' from pgqueue.enqueue_batch("
