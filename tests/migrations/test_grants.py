@@ -26,7 +26,7 @@ PRODUCER = (
     }
 )
 # What a job waits for, its steps, and the members of its group.
-RELATED = {"parents", "children", "groups", "members", "group_progress", "steps"}
+RELATED = {"parents", "children", "members", "group_progress", "steps"}
 WORKER = (
     ANYONE
     | RELATED
@@ -73,6 +73,7 @@ READER = (
     | {
         "stats",
         "search",
+        "groups",
         "dead_groups",
         "doctor",
         "metrics",

@@ -192,7 +192,7 @@ as $$
             ('steps', '{worker,reader,operator}'),
             ('members', '{worker,reader,operator}'),
             ('group_progress', '{worker,reader,operator}'),
-            ('groups', '{worker,reader,operator}'),
+            ('groups', '{reader,operator}'),
             ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),
