@@ -5,7 +5,7 @@ from __future__ import annotations
 EXAMPLES = {
     "worker": "pgqueue worker -r shop.tasks -q critical,8 -q default --concurrency 50",
     "migrate": "pgqueue migrate --check || pgqueue migrate",
-    "proxy": "pgqueue proxy --dsn service=shard0 --dsn service=shard1 | psql service=proxy",
+    "proxy": "pgqueue proxy --dsn service=shard0 --dsn service=shard1",
     "enqueue": """pgqueue enqueue send_email '{"to": "a@b.c"}' --delay '5 min' --tag welcome""",
     "web": "pgqueue web --port 8081 --read-only",
     "top": "pgqueue top",

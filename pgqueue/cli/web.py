@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ from pgqueue.cli.database import databases
 from pgqueue.cli.options import Dsns, commands
 from pgqueue.config import name_databases
 from pgqueue.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pgqueue.web.app import Options
 
 app = commands()
 
@@ -54,10 +57,8 @@ def web(
     # Imported here: an enqueue should not wait for these.
     import uvicorn  # noqa: PLC0415
 
-    from pgqueue.web.app import Options, pages_of  # noqa: PLC0415
-    from pgqueue.web.database import Database  # noqa: PLC0415
+    from pgqueue.web.app import Options  # noqa: PLC0415
     from pgqueue.web.render import REDACT  # noqa: PLC0415
-    from pgqueue.web.several import dashboards  # noqa: PLC0415
 
     authorize = _authorize(user, password, trust_header, no_auth, host, hide_args)
     if prefix and (not prefix.startswith("/") or prefix.endswith("/")):
@@ -71,19 +72,26 @@ def web(
         trace_url=trace_url,
     )
     with databases(dsn) as found:
-        pages: Any
-        if len(found) > 1:
-            pages = dashboards(dict(zip(name_databases(found), found, strict=True)), options)
-        else:
-            pages = pages_of(Database(found[0]), options)
-        if prefix:
-            from starlette.applications import Starlette  # noqa: PLC0415
-            from starlette.routing import Mount  # noqa: PLC0415
-
-            pages = Starlette(routes=[Mount(prefix, pages)])
+        pages = _pages(found, options, prefix)
         shown = f"[{host}]" if ":" in host else host
         output.message(f"The pages are at http://{shown}:{port}{prefix}/ until Ctrl-C.")
         uvicorn.run(pages, host=host, port=port, log_level="warning", server_header=False, lifespan="on")
+
+
+def _pages(dsns: list[str], options: Options, prefix: str) -> Any:
+    from starlette.applications import Starlette  # noqa: PLC0415
+    from starlette.routing import Mount  # noqa: PLC0415
+
+    from pgqueue.web.app import pages_of  # noqa: PLC0415
+    from pgqueue.web.database import Database  # noqa: PLC0415
+    from pgqueue.web.several import dashboards  # noqa: PLC0415
+
+    pages: Any
+    if len(dsns) > 1:
+        pages = dashboards(dict(zip(name_databases(dsns), dsns, strict=True)), options)
+    else:
+        pages = pages_of(Database(dsns[0]), options)
+    return Starlette(routes=[Mount(prefix, pages)]) if prefix else pages
 
 
 def _authorize(

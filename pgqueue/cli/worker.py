@@ -137,21 +137,19 @@ def worker(
         **_identity(name, pipe),
     )
     set_up_logs(log_level, log_format, config.name)
-    health = None if health_port is None else (health_host, health_port)
+    health = None if health_port is None or pipe is not None else (health_host, health_port)
     memory_limit = None if max_memory is None else parse_memory(max_memory)
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
         tasks = load(require or [])
         with databases(dsn) as found:
-            served = None if pipe else health
-            code = run_worker(tasks, found, config, listen_dsns=listens, health=served, pipe=pipe, manager=manager)
+            code = run_worker(tasks, found, config, listen_dsns=listens, health=health, pipe=pipe, manager=manager)
         raise typer.Exit(code)
-    if not require:
-        load([])
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
-    raise typer.Exit(_supervise(dsn, config, processes or 1, health, manager, limits))
+    raise typer.Exit(_supervise(require, dsn, config, processes or 1, health, manager, limits))
 
 
 def _supervise(
+    modules: list[str] | None,
     dsns: list[str] | None,
     config: WorkerConfig,
     processes: int,
@@ -159,6 +157,9 @@ def _supervise(
     manager: ServiceManager | None,
     limits: dict[str, Any],
 ) -> int:
+    if not modules:
+        # Refuses that.
+        load([])
     with databases(dsns) as found:
         # The option names several, and the children have it too.
         one = found[0] if len(found) == 1 else ""

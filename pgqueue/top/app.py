@@ -112,7 +112,8 @@ class Top(App[None]):
 
     def on_unmount(self) -> None:
         """Close the connections."""
-        for connection in self._connections.values():
+        # A copy: a thread may be adding one.
+        for connection in list(self._connections.values()):
             connection.close()
 
     @on(TabbedContent.TabActivated)

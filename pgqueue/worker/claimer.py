@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from pgqueue.config import WorkerConfig
+from pgqueue.db import consume
 from pgqueue.db.call import Call
 from pgqueue.worker.connection import Link
 from pgqueue.worker.events import Events
@@ -19,6 +20,9 @@ from pgqueue.worker.sleeper import Sleeper
 from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
+
+# With until_empty the worker stops after so many claims in a row that find nothing.
+_EMPTY_CLAIMS = 3
 
 
 class Claimer:
@@ -47,6 +51,7 @@ class Claimer:
         self.jobs_wait = False
         self.waits_for_capacity = False
         self.claimed_at: float | None = None
+        self._empty_claims = 0
         self._config = config
         self._link = link
         self._exchange = exchange
@@ -77,12 +82,12 @@ class Claimer:
             claimed = await self.claim(capacity)
             if claimed == 0:
                 if self._config.until_empty:
-                    if nothing_held:
-                        self._state.stop()
-                    await self._wait_for_end()
+                    await self._stop_if_empty(nothing_held)
                 else:
                     await self.sleeper.sleep()
-            elif claimed == capacity or self._runner.is_busy:
+                continue
+            self._empty_claims = 0
+            if claimed == capacity or self._runner.is_busy:
                 await self.sleeper.wake_up()
             elif self.sleeper.is_registered:
                 # No other job was due, and producers announce new ones.
@@ -164,6 +169,19 @@ class Claimer:
                 await self._state.freed.wait()
             finally:
                 self.waits_for_capacity = False
+
+    async def _stop_if_empty(self, nothing_held: bool) -> None:
+        """Stop after some claims in a row that find nothing, with maintenance between them.
+
+        An end may release a child, and that one's group another, each in a later transaction.
+        """
+        if nothing_held:
+            self._empty_claims += 1
+            if self._empty_claims == _EMPTY_CLAIMS:
+                self._state.stop()
+                return
+            await self._link.perform(consume.maintain())
+        await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:
         self._state.freed.clear()

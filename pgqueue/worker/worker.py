@@ -104,17 +104,7 @@ class Worker:
             config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
         )
         self._claimer = self._make_claimer()
-        self._shutdown = Shutdown(
-            app,
-            config,
-            self._links.finishing,
-            self._exchange,
-            self._runner,
-            self._leases,
-            self._reporter,
-            self._state,
-            self._registration.report_rest,
-        )
+        self._shutdown = self._make_shutdown()
         self._listener = make_listener(
             dsn,
             config,
@@ -380,6 +370,19 @@ class Worker:
             is_behind=lambda: self._reporter.is_behind,
             hello=self._registration.hello,
             before_claim=None if self._slots is None else self._slots.settle,
+        )
+
+    def _make_shutdown(self) -> Shutdown:
+        return Shutdown(
+            self._app,
+            self.config,
+            self._links.finishing,
+            self._exchange,
+            self._runner,
+            self._leases,
+            self._reporter,
+            self._state,
+            self._registration.report_rest,
         )
 
     async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:

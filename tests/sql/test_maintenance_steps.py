@@ -219,5 +219,5 @@ def test_idle_makes_and_drops_no_tables_that_others_have_a_day_for(conn: psycopg
 
 
 def test_a_migration_leaves_no_partitions_to_make(conn: psycopg.Connection) -> None:
-    assert value(conn, "select count(*) from pgqueue._partitions()") == 41 + 37
-    assert value(conn, "select count(*) from pgqueue._partition_gaps(40, 36)") == 0
+    assert value(conn, "select count(*) from pgqueue._partitions()") == 15 + 27
+    assert value(conn, "select count(*) from pgqueue._partition_gaps(14, 26)") == 0
