@@ -116,8 +116,7 @@ def worker(
     HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: resume. TTIN: write
     all stacks to the log.
     """
-    pipe = ControlPipe.take()
-    manager = ServiceManager.take()
+    pipe, manager = ControlPipe.take(), ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
     listens = [check_dsn("--listen-dsn", each) for each in listen_dsn or [] if each]

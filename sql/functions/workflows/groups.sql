@@ -163,9 +163,9 @@ begin
     executing := pgqueue._live_members(p_id, 'executing', p_most);
     is_cut := greatest(waiting, failed, blocked, executing) >= p_most;
     if p_result ?& '{succeeded,dead,cancelled}' and waiting + failed + blocked + executing = 0 then
-        succeeded := p_result ->> 'succeeded';
-        dead := p_result ->> 'dead';
-        cancelled := p_result ->> 'cancelled';
+        succeeded := (p_result ->> 'succeeded')::bigint;
+        dead := (p_result ->> 'dead')::bigint;
+        cancelled := (p_result ->> 'cancelled')::bigint;
         return;
     end if;
     select
