@@ -52,7 +52,9 @@ class Steps:
         """Plan to call a function, unless its result is stored."""
         self._name(name)
         if self._known is None:
-            self._known = yield db.steps(self._pair[0])
+            self._known = yield db.steps(*self._pair)
+            if self._known is None:
+                raise self._lost()
         if name in self._known:
             return self._decode({"result": self._known[name]})["result"] if self._known[name] is not None else None
         value = yield partial(function, *args, **kwargs)

@@ -10,9 +10,17 @@ from pgqueue.db.call import Call, Row, read_first
 from pgqueue.db.json import from_json, interval_text, to_json
 
 
-def steps(job_id: int) -> Call[dict[str, Any]]:
-    """Read the results of a job's steps by name."""
-    return Call(b"select name, result::text from pgqueue.steps(%s::bigint)", (job_id,), _by_name)
+def steps(job_id: int, reservation: int) -> Call[dict[str, Any] | None]:
+    """Read the results of a job's steps by name; None: the job is not held any more.
+
+    Of a job that has ended history keeps the names without the results.
+    """
+    return Call(
+        b"select h.held, s.name, s.result::text from (select pgqueue.hold(%s::bigint, %s::bigint)) h (held)"
+        b" left join lateral pgqueue.steps(%s::bigint) s on h.held",
+        (job_id, reservation, job_id),
+        _by_name,
+    )
 
 
 def complete_step(job_id: int, reservation: int, name: str, result: str) -> Call[bool]:
@@ -76,8 +84,10 @@ def emit_event(name: str, payload: object, keep_for: timedelta | str | None) -> 
     )
 
 
-def _by_name(rows: list[Row]) -> dict[str, Any]:
-    return {row[0]: _read(row[1]) for row in rows}
+def _by_name(rows: list[Row]) -> dict[str, Any] | None:
+    if not rows[0][0]:
+        return None
+    return {name: _read(result) for _, name, result in rows if name is not None}
 
 
 def _read(text: str | None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -13,10 +14,12 @@ import examples.workflows.app as examples
 import pgqueue
 from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
-from pgqueue.errors import DuplicateStep, EventTimeout, InvalidArgument
+from pgqueue.db.call import perform as ask
+from pgqueue.errors import DuplicateStep, EventTimeout, InvalidArgument, LeaseLost
+from pgqueue.steps import Steps, perform
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
-from tests.calls import call, job, state, table, value
+from tests.calls import call, enqueue, job, reserve_one, state, table, value
 from tests.databases import Database
 from tests.workers import done, working
 
@@ -127,6 +130,22 @@ async def test_a_step_that_is_done_is_not_done_again(
     assert calls == [("charge", 17), stored, "mail", stored, "mail"]
     assert (state(conn, job_id), job(conn, job_id).attempts) == ("succeeded", 2)
     assert [row.name for row in table(conn, "steps", job_id)] == ["charge", "mail"]
+
+
+def test_a_handler_whose_job_has_ended_gets_no_results_of_steps(conn: psycopg.Connection) -> None:
+    """History keeps the steps of a job that succeeded without their results: they must not pass for results."""
+    enqueue(conn)
+    held = reserve_one(conn)
+    assert call(conn, "complete_step", held.id, held.reservation, "pay", Jsonb(7))
+    call(conn, "fail", held.id, held.reservation, retry_in="0 s")
+    stale = reserve_one(conn)
+    steps = Steps(stale.id, stale.reservation, lambda leaving: None)
+    assert perform(steps.step("pay", pytest.fail, ("it is stored",), {}), partial(ask, conn)) == 7
+    assert call(conn, "complete", stale.id, stale.reservation)
+    assert [step.name for step in table(conn, "steps", stale.id)] == ["pay"]
+    late = Steps(stale.id, stale.reservation, lambda leaving: None)
+    with pytest.raises(LeaseLost):
+        perform(late.step("pay", pytest.fail, ("its lease is lost",), {}), partial(ask, conn))
 
 
 async def test_two_steps_of_one_name_are_refused(database: Database, conn: psycopg.Connection) -> None:
