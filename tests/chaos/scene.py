@@ -276,10 +276,12 @@ class Scene:
         return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
 
     def _refusals(self) -> Iterator[Violation]:
-        """Parents that were committed, and were unknown though history was whole."""
+        """Parents and groups that were committed, and were unknown though history was whole."""
         for each in self.walkers:
             for at in each.weaver.refusals if isinstance(each, Mixed) else ():
-                if not any(start <= at <= end for start, end in (*self.records.losses, *self.records.away)):
+                # What a server has lost stays unknown.
+                is_lost = any(start <= at for start, _ in self.records.losses)
+                if not is_lost and not any(start <= at <= end for start, end in self.records.away):
                     yield Violation("dependency", each.name, f"a parent that it had committed was unknown at {at:.3f}")
 
     # What faults use.

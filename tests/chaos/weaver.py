@@ -29,7 +29,7 @@ class Weaver:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        # When a committed parent was refused as unknown.
+        # When a committed parent or open group was refused as unknown.
         self.refusals: list[float] = []
         self._committed: list[int] = []
         self._open: list[int] = []
@@ -127,11 +127,17 @@ class Weaver:
         if not self._open:
             return []
         group = self.rng.choice(self._open)
-        if self.rng.random() < 0.5:
-            return [self._member(conn, token, group, "group") for _ in range(self.rng.randint(1, 3))]
+        try:
+            with conn.transaction():
+                if self.rng.random() < 0.5:
+                    return [self._member(conn, token, group, "group") for _ in range(self.rng.randint(1, 3))]
+                _value(conn, "select pgqueue.close_group(%s)", group)
+        except psycopg.errors.InvalidParameterValue:
+            self.refusals.append(time.time())
+            self._open.remove(group)
+            return []
         self._open.remove(group)
         self._closing.append(group)
-        _value(conn, "select pgqueue.close_group(%s)", group)
         return []
 
     def _member(self, conn: psycopg.Connection, token: str, group: int, kind: str) -> Intent:
