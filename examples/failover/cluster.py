@@ -116,6 +116,7 @@ class Cluster:
         options |= {"initial-cluster": f"default=http://127.0.0.1:{peers}"}
         command = ["etcd", *(f"--{name}={value}" for name, value in options.items())]
         self._etcd = self._run(command, self.directory / "etcd.log")
+        _wait(self._etcd_answers, 60, "etcd does not answer", self.directory / "etcd.log")
         for node in self.nodes:
             self.start_node(node)
             if node is self.nodes[0]:
@@ -184,6 +185,14 @@ class Cluster:
         if self._etcd is not None:
             self._etcd.kill()
             self._etcd.wait()
+
+    def _etcd_answers(self) -> bool:
+        # A Patroni that starts before etcd knows its own version ends at once.
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.etcd_port}/version", timeout=2) as reply:
+                return str(json.load(reply)["etcdcluster"])[0].isdigit()
+        except OSError:
+            return False
 
     def _configuration(self, node: Node) -> Mapping[str, Any]:
         dcs = {
