@@ -15,7 +15,8 @@ select
         else 10
     end) as is_alive,
     coalesce(h.executing, 0) as executing,
-    coalesce(h.lapsed, 0) as lapsed
+    coalesce(h.lapsed, 0) as lapsed,
+    w.command, w.commanded_at, w.obeyed_at
 from pgqueue.workers w
 left join lateral (
     select x.at from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
@@ -41,3 +42,6 @@ comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat
 comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';
 comment on column pgqueue.worker_status.lapsed is 'Of these, jobs whose lease is over: maintenance gives them back.';
+comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet or stop; null: nothing.';
+comment on column pgqueue.worker_status.commanded_at is 'When that was asked.';
+comment on column pgqueue.worker_status.obeyed_at is 'When the worker said that it does it; null: it has not yet.';

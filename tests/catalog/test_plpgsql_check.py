@@ -45,6 +45,8 @@ ALLOWED = {
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
     ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _heads",
     ("_due_queues", STABLE): "claims rely on it",
+    ("_circle", STABLE): "sees the jobs that its own call has inserted",
+    ("_locked_children", STABLE): "sees what was committed until the retry has locked its jobs",
     ("_find_plain", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
     ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",

@@ -10,9 +10,11 @@ import pytest
 from pgqueue.testing import Clock
 from tests.calls import Row, call, enqueue, enqueue_many, maintain, reserve, reserve_one, state, value
 from tests.databases import Database
+from tests.facts import wait_until
 from tests.sessions import Session
 
 RR: LiteralString = "begin isolation level repeatable read"
+SERIALIZABLE: LiteralString = "begin isolation level serializable"
 CHILD: LiteralString = "select pgqueue.enqueue('child', depends_on => %s::bigint[])"
 
 # How a parent that executes ends, and what becomes of its child.
@@ -188,13 +190,14 @@ def test_a_reserve_that_comes_up_short_reads_the_notes(database: Database, conn:
     assert reserve_one(conn).id == child
 
 
+@pytest.mark.parametrize("begin", [RR, SERIALIZABLE])
 @pytest.mark.parametrize("how", ["complete", "fail"])
 def test_a_finisher_with_an_old_snapshot_wakes_a_child_that_it_cannot_see(
-    database: Database, conn: psycopg.Connection, clock: Clock, how: str
+    database: Database, conn: psycopg.Connection, clock: Clock, how: str, begin: LiteralString
 ) -> None:
     enqueue(conn)
     held = reserve_one(conn)
-    finisher = opened(database, RR)
+    finisher = opened(database, begin)
     finisher.run("select count(*) from pgqueue.jobs")
     child = enqueue(conn, "child", depends_on=[held.id])
     settle(conn, clock)
@@ -396,3 +399,20 @@ def test_the_net_finds_what_no_note_names(conn: psycopg.Connection, clock: Clock
     settle(conn, clock)
     assert state(conn, child) == "waiting"
     assert value(conn, "select max(unparked) from pgqueue.maintenance_runs") == 1
+
+
+def test_a_parent_that_leaves_no_trace_ends_while_the_enqueue_waits_for_a_dedupe_key(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    parent = enqueue(conn, retention="0")
+    first = opened(database)
+    first.run("select pgqueue.enqueue('child', dedupe => 'd')")
+    producer = database.session()
+    producing = producer.start("select pgqueue.enqueue('child', dedupe => 'd', depends_on => %s::bigint[])", [[parent]])
+    wait_until(lambda: producer.waits_behind(first))
+    held = reserve_one(conn)
+    call(conn, "complete", held.id, held.reservation)
+    first.run("rollback")
+    [(child,)] = producing.result(timeout=5)
+    settle(conn, clock)
+    assert (state(conn, child), left(conn)) == ("waiting", 0)

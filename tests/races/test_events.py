@@ -140,3 +140,39 @@ def test_a_job_that_dies_between_its_wait_and_its_next_attempt_gets_the_event(
         clock.advance("40 s")
         settle(conn, clock)
     arrives(conn, held.id)
+
+
+@pytest.mark.parametrize("keep_for", ["0", "1 min"])
+def test_an_event_whose_time_is_over_reaches_a_job_that_waited_and_was_locked(
+    database: Database, conn: psycopg.Connection, clock: Clock, keep_for: str
+) -> None:
+    enqueue(conn)
+    held = reserve_one(conn)
+    conn.execute(WAIT, [held.id, held.reservation])
+    operator = opened(database)
+    operator.run("select from pgqueue.jobs where id = %s for update", [held.id])
+    call(conn, "emit_event", "paid", Jsonb(5), keep_for)
+    for _ in range(3):
+        settle(conn, clock)
+        clock.advance("5 min")
+    operator.run("rollback")
+    settle(conn, clock)
+    arrives(conn, held.id)
+
+
+def test_an_event_whose_time_is_over_reaches_a_job_that_waited_and_fails(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    enqueue(conn)
+    held = reserve_one(conn)
+    conn.execute(WAIT, [held.id, held.reservation])
+    clock.advance("1 hour")
+    held = reserve_one(conn)
+    # It executes, and reads the event itself; but it fails before it does.
+    call(conn, "emit_event", "paid", Jsonb(5), "0")
+    call(conn, "fail", held.id, held.reservation, retry_in="30 min")
+    settle(conn, clock)
+    clock.advance("30 min")
+    [again] = reserve(conn)
+    [row] = table(conn, "await_event", again.id, again.reservation, "wait", "paid")
+    assert (row.arrived, row.payload) == (True, 5)

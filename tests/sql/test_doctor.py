@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -76,6 +77,39 @@ def test_a_limit_that_nothing_can_leave(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 2)
     reserve(conn, 2)
     assert findings(conn)["limit"][:2] == ("warning", "task:t")
+
+
+@pytest.mark.parametrize(
+    "name", ["mail", "a b", "x; touch /tmp/y", "it's", "$(reboot)", "-q", "`id`", 'a"b', "a\nb", "ä"]
+)
+def test_a_name_in_a_command_is_one_word_of_a_shell(conn: psycopg.Connection, clock: Clock, name: str) -> None:
+    enqueue(conn, queue=name)
+    clock.advance(timedelta(minutes=2))
+    remedy = findings(conn)["no_worker"][2]
+    assert shlex.split(remedy) == ["pgqueue", "worker", "--queues", name]
+    assert (name == "mail") == (remedy == f"pgqueue worker --queues {name}")
+
+
+def test_a_queue_that_its_workers_do_not_keep_up_with(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, queue="mail")
+    clock.advance(timedelta(minutes=6))
+    call(conn, "hello", "w")
+    assert findings(conn)["lag"][:2] == ("warning", "mail")
+
+
+def test_jobs_that_wait_for_a_limit_that_is_gone(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "set_limit", "task", "t", max_executing=1)
+    enqueue_many(conn, 2)
+    reserve(conn, 2)
+    assert "limit" not in findings(conn)
+    # By hand, past drop_limit().
+    conn.execute("delete from pgqueue.limits")
+    severity, subject, remedy = findings(conn)["limit"]
+    assert (severity, subject) == ("warning", "task:t")
+    for _ in range(2):
+        clock.advance(timedelta(minutes=1))
+        conn.execute(remedy.partition(" releases")[0].encode())
+    assert "limit" not in findings(conn)
 
 
 def test_a_schedule_that_missed(conn: psycopg.Connection, clock: Clock) -> None:

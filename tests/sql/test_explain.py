@@ -37,7 +37,7 @@ def test_a_job_that_ended_says_how_and_when(conn: psycopg.Connection, clock: Clo
     call(conn, "fail", dead, reserve_one(conn).reservation, Jsonb({"message": "no paper"}), retry=False)
     call(conn, "cancel", cancelled)
     for job_id, state, said in (
-        (succeeded, "succeeded", "after 1 attempts"),
+        (succeeded, "succeeded", "after 1 attempt"),
         (dead, "dead", "no paper"),
         (cancelled, "cancelled", "2030-01-01"),
     ):

@@ -295,6 +295,23 @@ def test_a_group_that_was_cancelled_for_a_parent_comes_back_with_it(conn: psycop
     assert job(conn, group).result == {"succeeded": 2, "dead": 0, "cancelled": 1}
 
 
+def test_a_member_that_died_stays_dead_when_its_group_comes_back(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn, delay="1 min")
+    group = call(conn, "open_group", "g", depends_on=[parent])
+    member, other = enqueue(conn, group_id=group), enqueue(conn, group_id=group, delay="1 hour")
+    call(conn, "close_group", group)
+    held = reserve_one(conn)
+    # The name of the error that members have which are cancelled with their group.
+    call(conn, "fail", held.id, held.reservation, Jsonb({"class": "GroupCancelled"}), retry=False)
+    clock.advance("2 min")
+    finish(conn, parent, "dead")
+    settle(conn, clock)
+    assert [state(conn, each) for each in (member, other, group)] == ["dead", "cancelled", "cancelled"]
+    call(conn, "retry", parent)
+    settle(conn, clock)
+    assert [state(conn, each) for each in (member, other, group)] == ["dead", "waiting", "blocked"]
+
+
 def test_an_empty_group_that_comes_back_ends_with_its_parent(conn: psycopg.Connection, clock: Clock) -> None:
     parent = enqueue(conn)
     group = call(conn, "open_group", "g", depends_on=[parent])
@@ -339,3 +356,44 @@ def test_groups_are_no_queue_of_the_statistics(conn: psycopg.Connection) -> None
     stats = call(conn, "stats")
     assert [queue["queue"] for queue in stats["queues"]] == ["default"]
     assert stats["total"]["blocked"] == 0
+
+
+def test_a_bulk_retry_leaves_groups_to_their_members(conn: psycopg.Connection) -> None:
+    group, [member] = group_of(conn, 1)
+    call(conn, "close_group", group)
+    finish(conn, member, "dead")
+    maintain(conn)
+    [row] = table(conn, "retry_many", job_ids=[group])
+    assert (row.changed, state(conn, group)) == (0, "dead")
+    [row] = table(conn, "retry_many", everything=True)
+    assert (row.changed, state(conn, group)) == (1, "blocked")
+    finish(conn, member)
+    maintain(conn)
+    assert state(conn, group) == "succeeded"
+
+
+@pytest.mark.parametrize("how", ["dead", "cancelled"])
+def test_a_group_knows_members_that_failed_whatever_their_retention(conn: psycopg.Connection, how: str) -> None:
+    conn.execute(
+        "update pgqueue.settings set retention_dead = '0', retention_cancelled = '0', retention_succeeded = '0'"
+    )
+    group, members = group_of(conn, 2)
+    call(conn, "close_group", group)
+    then = enqueue(conn, depends_on=[group], retention="1 day")
+    finish(conn, members[0], how)
+    finish(conn, members[1])
+    maintain(conn)
+    assert (state(conn, group), state(conn, then)) == (how, "cancelled")
+    assert job(conn, members[1]) is None
+
+
+def test_a_member_adds_none_to_a_cancelled_group(conn: psycopg.Connection) -> None:
+    group, [member] = group_of(conn, 1)
+    held = reserve_one(conn)
+    call(conn, "cancel", group)
+    for joined in (group, member):
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="is cancelled"):
+            enqueue(conn, group_id=joined)
+    call(conn, "complete", held.id, held.reservation)
+    maintain(conn)
+    assert state(conn, group) == "cancelled"

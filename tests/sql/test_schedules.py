@@ -404,3 +404,31 @@ def test_the_session_does_not_matter(conn: psycopg.Connection, clock: Clock) -> 
     conn.execute("select pgqueue.schedule('s', task => 't', every => '36 hours')::text")
     conn.execute("select from pgqueue.maintain()")
     assert len(history(conn)) == 1
+
+
+def test_an_operator_sets_another_expression_and_zone(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "schedule", "s", "0 3 * * *", "t")
+    next_at = "select next_at at time zone 'UTC' from pgqueue.effective_schedules"
+    assert call(conn, "configure_schedule", "s", "30 4 * * *") is True
+    assert call(conn, "configure_schedule", "s", "30 4 * * *") is False
+    assert str(value(conn, next_at)).endswith("04:30:00")
+    assert call(conn, "configure_schedule", "s", timezone="Etc/GMT+1") is True
+    assert str(value(conn, next_at)).endswith("05:30:00")
+    # A deploy leaves it as it is.
+    call(conn, "schedule", "s", "0 2 * * *", "t")
+    assert str(value(conn, next_at)).endswith("05:30:00")
+    assert call(conn, "configure_schedule", "s", reset=["expression", "timezone"]) is True
+    assert str(value(conn, next_at)).endswith("02:00:00")
+    assert call(conn, "configure_schedule", "nobody", "30 4 * * *") is False
+    assert value(conn, "select filter from pgqueue.audit where action = 'configure_schedule' order by n limit 1") == {
+        "name": "s", "before": {}, "after": {"expression": "30 4 * * *"},
+    }  # fmt: skip
+
+
+def test_an_expression_that_never_comes_is_refused_and_nothing_is_set(conn: psycopg.Connection) -> None:
+    call(conn, "schedule", "s", every="5 min", task="t")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="next time"):
+        call(conn, "configure_schedule", "s", "0 0 30 2 *")
+    assert value(conn, "select expression is null from pgqueue.schedules") is True
+    assert call(conn, "configure_schedule", "s", "0 0 1 * *") is True
+    assert value(conn, "select every is null from pgqueue.effective_schedules") is True

@@ -9,7 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, enqueue, job, maintain, reserve, reserve_one, state, table, value
+from tests.calls import Row, call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, state, table, value
 
 
 def step(conn: psycopg.Connection, held: Row, name: str, result: object = None) -> bool:
@@ -125,7 +125,9 @@ def test_a_job_waits_for_jobs_that_it_started(conn: psycopg.Connection) -> None:
     others = [enqueue(conn, "part") for _ in range(3)]
     assert call(conn, "suspend", held.id, held.reservation, depends_on=others) == "suspended"
     assert state(conn, held.id) == "blocked"
-    assert "waits for 3" in table(conn, "explain", held.id)[0].detail
+    [row] = table(conn, "explain", held.id)
+    assert (row.reason, row.behind) == ("parents", others[0])
+    assert row.detail == "waits for 3 jobs: " + ", ".join(f"{other} waiting" for other in others)
     for number, other in enumerate(others):
         part = reserve_one(conn)
         assert part.id == other
@@ -173,6 +175,7 @@ def test_an_early_event_is_kept(conn: psycopg.Connection, clock: Clock) -> None:
     assert await_event(conn, begin(conn), "paid:1") == [(True, 1)]
     clock.advance("2 hours")
     assert await_event(conn, begin(conn), "paid:1") == [(None, None)]
+    clock.advance("1 hour")
     maintain(conn)
     assert value(conn, "select count(*) from pgqueue.events") == 0
     assert call(conn, "emit_event", "paid:1", Jsonb(2))
@@ -212,3 +215,40 @@ def test_an_event_wakes_all_its_waiters(conn: psycopg.Connection, clock: Clock) 
     assert (
         value(conn, 'select count(*) from pgqueue.steps where result = \'{"arrived": true, "payload": "now"}\'') == 1200
     )
+
+
+def test_a_job_does_not_wait_for_what_waits_for_it(conn: psycopg.Connection) -> None:
+    group = call(conn, "open_group")
+    held, other = begin(conn, group_id=group), begin(conn)
+    then = enqueue(conn, depends_on=[group])
+    after = enqueue(conn, depends_on=[held.id])
+    for waited in (group, then, after):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+            call(conn, "suspend", held.id, held.reservation, depends_on=[waited])
+    assert call(conn, "suspend", held.id, held.reservation, depends_on=[other.id]) == "suspended"
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        call(conn, "suspend", other.id, other.reservation, depends_on=[held.id])
+
+
+def test_a_job_does_not_wait_for_another_of_its_key(conn: psycopg.Connection) -> None:
+    held = begin(conn, key="k")
+    behind, elsewhere = enqueue(conn, key="k"), enqueue(conn, key="k", queue="q")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="of the same key"):
+        call(conn, "suspend", held.id, held.reservation, depends_on=[behind])
+    assert call(conn, "suspend", held.id, held.reservation, depends_on=[elsewhere]) == "suspended"
+
+
+def test_an_event_that_is_not_kept_reaches_all_that_wait(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue_many(conn, 2_500)
+    for held in reserve(conn, 2_500):
+        await_event(conn, held, "go", timeout="1 hour")
+    call(conn, "emit_event", "go", Jsonb("now"), "0")
+    # In slices; maintenance tidies events in between.
+    for _ in range(4):
+        maintain(conn)
+        clock.advance("1 s")
+    enqueue(conn, "late")
+    woken = {row.id: row for row in reserve(conn, 5_000)}
+    assert len(woken) == 2_501
+    assert await_event(conn, woken.pop(2_501), "go") == [(None, None)]
+    assert all(await_event(conn, held, "go") == [(True, "now")] for held in woken.values())

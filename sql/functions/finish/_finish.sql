@@ -67,7 +67,9 @@ begin
                 select
                     g.*,
                     greatest(
-                        case when g.id = any (v_parents) then (select s.retention_parents from pgqueue.settings s where s.one) end,
+                        -- A group counts its members at its end.
+                        case when g.id = any (v_parents) or (g.group_id is not null and p_state <> 'succeeded')
+                            then (select s.retention_parents from pgqueue.settings s where s.one) end,
                         coalesce(
                             g.retention,
                             pgqueue._retention_of(p_state, t.retention_succeeded, t.retention_dead, t.retention_cancelled),

@@ -24,12 +24,23 @@ begin
     get diagnostics v_beats = row_count;
 
     -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers again.
+    -- A row with a command stays longer: after an outage the worker is to be as quiet as before. Not one without an
+    -- instance: a new process with the name would be taken for the old one.
     delete from pgqueue.workers w
-    where w.started_at < p_now - interval '5 min'
-        and coalesce(
-            (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.n desc limit 1),
-            '-infinity'
-        ) < p_now - interval '5 min';
+    where w.ctid = any (
+        array(
+            select x.ctid
+            from pgqueue.workers x
+            where greatest(x.started_at, case when x.info ? 'instance' then x.commanded_at + interval '7 days' end)
+                    < p_now - interval '5 min'
+                and coalesce(
+                    (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1),
+                    '-infinity'
+                ) < p_now - interval '5 min'
+            -- An operator may be changing one, in a long transaction.
+            for update of x skip locked
+        )
+    );
     return greatest(v_idle, v_beats);
 end
 $$;

@@ -170,7 +170,9 @@ begin
     end if;
     if v_found.ended_ids <> '{}' then
         select p.* into v_places
-        from pgqueue._lock_history(v_found.ended_ids, v_found.granularities, v_found.kept_untils, v_states) p;
+        from pgqueue._lock_history(
+            v_found.ended_ids, v_found.granularities, v_found.kept_untils, v_states, p_action <> 'retry_many'
+        ) p;
         changed := changed + case
             when v_places.ids is null then 0
             when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.granularities, v_places.kept_untils)
@@ -265,7 +267,7 @@ comment on function pgqueue._find_jobs(jsonb, jsonb, integer, integer) is
     'Private: up to p_matches jobs of a filter among up to p_rows rows from p_after on, and where it stopped; next_after null: at the end.';
 
 create or replace function pgqueue._lock_history(
-    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[],
+    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[], p_groups boolean,
     out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
 returns record
@@ -290,12 +292,14 @@ begin
         select h.id, h.granularity, h.kept_until
         from pgqueue.history h
         where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id and h.state = any (p_states)
+            -- A group comes back with its members.
+            and (p_groups or h.task <> '@group')
         for update skip locked
     ) l;
 end
 $$;
 
-comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[]) is
+comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[], boolean) is
     'Private: locks rows of history in id order, SKIP LOCKED, and returns them.';
 
 -- The caller has locked the rows.

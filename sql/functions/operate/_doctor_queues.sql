@@ -76,14 +76,23 @@ as $$
         d.queue,
         case
             when q.paused_at is not null then format('the queue is paused since %s; its oldest job is due since %s', q.paused_at, d.oldest)
-            else format('jobs are due since %s, and no worker with a heartbeat within a minute serves the queue', d.oldest)
+            else format('jobs are due since %s, and no worker with a heartbeat within a minute claims from the queue%s', d.oldest,
+                '; worker ' || quiet.worker || ' serves it, and an operator made it quiet')
         end,
         case
             when q.paused_at is not null then format('select pgqueue.resume_queue(%L);', d.queue)
-            else format('pgqueue worker --queues %s', d.queue)
+            when quiet.worker is not null then format('select pgqueue.resume_worker(%L);', quiet.worker)
+            else 'pgqueue worker --queues ' || pgqueue._shell_quoted(d.queue)
         end
     from due d
     left join pgqueue.queues q on q.name = d.queue
+    left join lateral (
+        select w.worker
+        from pgqueue.worker_status w
+        where w.is_alive and w.command = 'quiet' and (w.queues is null or d.queue = any (w.queues))
+        order by w.worker
+        limit 1
+    ) quiet on true
     where (q.paused_at is not null or pgqueue._workers_of(d.queue, p_now) = 0)
         and d.oldest < p_now - interval '30 s'
     union all
@@ -119,6 +128,22 @@ $$;
 
 comment on function pgqueue._doctor_queues(timestamptz) is 'Private: doctor() of queues and limits.';
 
+-- A producer may name a queue as it likes, and an operator pastes the command.
+create or replace function pgqueue._shell_quoted(p_text text)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_text ~ '^[A-Za-z0-9_.:@%+/][A-Za-z0-9_.:@%+/-]*$' then p_text
+        else '''' || replace(p_text, '''', '''"''"''') || ''''
+    end
+$$;
+
+comment on function pgqueue._shell_quoted(text) is 'Private: a text as one word of a command for a shell.';
+
 create or replace function pgqueue._doctor_workers(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -134,6 +159,18 @@ as $$
         'check its process; maintain() takes the jobs back'
     from pgqueue.worker_status w
     where w.is_alive is not true and w.lapsed > 0
+    union all
+    select
+        case when w.obeyed_at is null and w.commanded_at < p_now - interval '2 min' then 'warning' else 'info' end,
+        'command', w.worker,
+        format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' else w.command end,
+            case when w.obeyed_at is null then 'has not obeyed yet' else 'obeys' end),
+        case w.command
+            when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
+            else 'wait for its jobs to end, or end its process'
+        end
+    from pgqueue.worker_status w
+    where w.command is not null and w.is_alive
     union all
     select
         case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
@@ -226,7 +263,7 @@ set search_path = pg_catalog, pg_temp
 as $$
     select
         'critical', 'schedule', s.name, format('it cannot run: %s', s.error),
-        format('pgqueue schedules show %s', s.name)
+        'pgqueue schedules show ' || pgqueue._shell_quoted(s.name)
     from pgqueue.effective_schedules s
     where s.error is not null
     union all
@@ -238,8 +275,9 @@ as $$
     union all
     select
         'warning', 'schedule', r.schedule,
-        format('%s runs within a day were left out, the last at %s: its previous job had not ended, or maintenance did not run', count(*), max(r.decided_at)),
-        format('pgqueue schedules show %s', r.schedule)
+        format('%s within a day left out, the last at %s: its previous job had not ended, or maintenance did not run',
+            case count(*) when 1 then 'one run was' else count(*) || ' runs were' end, max(r.decided_at)),
+        'pgqueue schedules show ' || pgqueue._shell_quoted(r.schedule)
     from pgqueue.schedule_runs r
     where r.decided_at > p_now - interval '1 day' and (r.outcome = 'overlap' or r.passed_from is not null)
     group by r.schedule

@@ -65,9 +65,14 @@ as $$
     union all
     select
         'warning', 'connections', 'max_connections',
-        format('%s of %s connections are in use', c.used, c.most), 'use a pooler, or raise max_connections'
+        format('%s of the %s connections that are not reserved for superusers are in use: soon producers and workers are refused', c.used, c.most),
+        'use a pooler, or raise max_connections'
     from (
-        select count(*) as used, current_setting('max_connections')::integer as most
+        select
+            count(*) as used,
+            -- reserved_connections came with PostgreSQL 16.
+            current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+                - coalesce(current_setting('reserved_connections', true)::integer, 0) as most
         from pg_stat_activity a
         where a.backend_type = 'client backend'
     ) c
@@ -136,10 +141,12 @@ as $$
     union all
     select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
-        format('the oldest row is %s transactions old; at 2 billion the server stops to accept commands', age(d.datfrozenxid)),
+        format('the oldest row is %s transactions old; autovacuum freezes rows at %s, and something keeps it from that; at 2 billion the server stops to accept commands',
+            age(d.datfrozenxid), current_setting('autovacuum_freeze_max_age')),
         'end old transactions and drop unused replication slots, then: vacuum (freeze);'
     from pg_database d
-    where d.datname = current_database() and age(d.datfrozenxid) > 1000000000
+    where d.datname = current_database()
+        and age(d.datfrozenxid) > least(3 * current_setting('autovacuum_freeze_max_age')::bigint, 1000000000)
 $$;
 
 comment on function pgqueue._doctor_settings() is 'Private: doctor() of settings of the server.';

@@ -59,9 +59,13 @@ begin
         where d.child = p_job.id and d.ended is null
     ) p;
     detail := case
-        when v_open = 0 then 'the jobs that it depends on have ended; maintain() releases it'
+        when v_open = 0 then 'the jobs that it waits for have ended; maintain() releases it'
         else concat(
-            format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on)), v_named,
+            case
+                when p_job.blocked_on = '@jobs' then format('waits for %s jobs: ', v_open)
+                else format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on))
+            end,
+            v_named,
             case when v_open > 5 then format(', and %s more', v_open - 5) end
         )
     end;

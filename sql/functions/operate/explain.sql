@@ -158,7 +158,7 @@ begin
     reason := 'finished';
     behind := v_ended.merged_into;
     detail := concat(
-        format('%s at %s after %s attempts', v_ended.state, v_ended.finished_at, v_ended.attempts),
+        format('%s at %s after %s attempt%s', v_ended.state, v_ended.finished_at, v_ended.attempts, case v_ended.attempts when 1 then '' else 's' end),
         ', with job ' || v_ended.merged_into || ', which had the same payload',
         case
             when v_ended.state <> 'succeeded'
@@ -230,10 +230,12 @@ as $$
     select count(*)
     from pgqueue.workers w
     where (w.queues is null or p_queue = any (w.queues))
+        -- One that an operator made quiet, or stops, claims nothing.
+        and w.command is null
         and greatest(
             w.started_at, (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.worker desc, b.n desc limit 1)
         ) > p_now - interval '1 min'
 $$;
 
 comment on function pgqueue._workers_of(text, timestamptz) is
-    'Private: how many workers that serve a queue have had a heartbeat within a minute.';
+    'Private: how many workers that claim from a queue have had a heartbeat within a minute.';

@@ -137,7 +137,8 @@ begin
             select
                 g.id, g.reservation, least(g.run_at, v_now), v_now,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
-                g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, g.retry,
+                g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
+                pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
                 g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
                 g.depends_on, g.run_if, g.group_id,
                 case when g.steps is not null then true end
@@ -192,3 +193,22 @@ $$;
 
 comment on function pgqueue._requeue(bigint[], "char"[], timestamptz[]) is
     'Private: moves dead or cancelled jobs, locked by the caller, from history back to jobs, due now and with a fresh count; returns how many.';
+
+-- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
+create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,GroupCancelled,MemberFailed}'::text[])
+            and (p_state = 'cancelled' or (p_task = '@group' and p_state <> 'succeeded'))
+            then nullif(p_errors - (-1), '[]')
+        else p_errors
+    end
+$$;
+
+comment on function pgqueue._attempts_errors(jsonb, pgqueue.job_state, text) is
+    'Private: errors without the last one if that is the reason of a cancel, which is over when the job comes back.';

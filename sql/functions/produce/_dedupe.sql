@@ -226,7 +226,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
+    v_traceless bigint[] := '{}'::bigint[];
 begin
+    if v_job.dedupe is not null and v_job.depends_on is not null then
+        -- The dedupe key may wait for another session, and parents may end meanwhile.
+        v_traceless := array(select p.id from pgqueue._find_parents(v_job.depends_on) p where p.lives and p.traceless);
+    end if;
     if v_job.dedupe is null then
         perform pgqueue._insert_jobs(array[v_job]);
         job_id := v_job.id;
@@ -238,7 +243,7 @@ begin
         ) d;
     end if;
     if v_job.depends_on is not null and outcome = 'inserted' then
-        perform pgqueue._add_dependencies(array[job_id]);
+        perform pgqueue._add_dependencies(array[job_id], v_traceless);
     end if;
 end
 $$;

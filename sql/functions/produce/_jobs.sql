@@ -57,12 +57,16 @@ begin
     v_job.retention := p_options.retention;
     v_job.limit_key := p_options.limit_key;
     v_job.timeout := p_options.timeout;
+    if p_options.group_id is not null then
+        -- First: it may wait for a lock, and parents may end meanwhile.
+        v_job.group_id := pgqueue._join_group(p_options.group_id);
+    end if;
     if cardinality(p_options.depends_on) > 0 then
         perform pgqueue._refuse_unknown_parents(p_options.depends_on);
         v_job := pgqueue._as_child(v_job, p_options.depends_on, p_options.run_if);
-    end if;
-    if p_options.group_id is not null then
-        v_job.group_id := pgqueue._join_group(p_options.group_id);
+        if v_job.group_id is not null then
+            perform pgqueue._refuse_circle(null, v_job.group_id, v_job.depends_on);
+        end if;
     end if;
     if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue) > 0 then
         v_job.retry := pgqueue._job_retry(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue);

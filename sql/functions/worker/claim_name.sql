@@ -31,7 +31,10 @@ begin
     on conflict (name) do update
     set
         info = excluded.info,
-        started_at = excluded.started_at
+        started_at = excluded.started_at,
+        command = null,
+        commanded_at = null,
+        obeyed_at = null
     where coalesce(w.info ->> 'instance', '') in (claim_name.info ->> 'instance', claim_name.instead_of);
     v_taken := found;
     if v_taken then

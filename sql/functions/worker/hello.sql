@@ -25,12 +25,16 @@ begin
             'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
         );
     end if;
-    insert into pgqueue.workers (name, channel, queues, info, started_at)
+    insert into pgqueue.workers as w (name, channel, queues, info, started_at)
     values (hello.worker, v_channel, hello.queues, v_info, v_now)
     on conflict (name) do update
     set
         queues = excluded.queues,
-        info = excluded.info;
+        info = excluded.info,
+        -- A command is for the process that had the name when it was given.
+        command = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.command end,
+        commanded_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.commanded_at end,
+        obeyed_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.obeyed_at end;
     insert into pgqueue.heartbeats (worker, at) values (hello.worker, v_now);
     return v_channel;
 end

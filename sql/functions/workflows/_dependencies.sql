@@ -15,10 +15,12 @@
 --   of the one that commits last is read when both have committed.
 -- - Above READ COMMITTED no statement sees rows that are newer than the snapshot: a note with the parent.
 -- - A child whose row another session has locked: a note with the child.
+-- - A parent that had failed when its child was enqueued may be retried at the same time: a note with the child.
 -- One call closes a bounded number of rows; a note with the parent leaves the rest to a later one.
 
 -- The jobs are inserted; those that depend on others are blocked. p_ids: the jobs that may have parents.
-create or replace function pgqueue._add_dependencies(p_ids bigint[])
+-- p_traceless: parents that lived when the options were checked, and of which history keeps nothing when they succeed.
+create or replace function pgqueue._add_dependencies(p_ids bigint[], p_traceless bigint[] default '{}')
 returns void
 language plpgsql
 volatile
@@ -48,7 +50,9 @@ begin
 
     select
         array_agg(p.id) filter (where not p.lives),
-        array_agg(coalesce(p.ended, 'deleted')) filter (where not p.lives),
+        array_agg(
+            coalesce(p.ended, case when p.traceless or p.id = any (p_traceless) then 'succeeded' else 'deleted' end)
+        ) filter (where not p.lives),
         array_agg(p.id) filter (where p.lives and p.traceless)
     into v_ended, v_ends, v_traceless
     from pgqueue._find_parents(v_parents) p;
@@ -62,10 +66,23 @@ begin
     where e.state is distinct from 'succeeded';
     -- Jobs with open parents stay blocked, and get notes; the others need none.
     perform pgqueue._settle_and_follow(v_children, 'c');
+    if v_ends && '{dead,cancelled}' then
+        -- A transaction that is retrying such a parent does not see these rows.
+        perform pgqueue._leave_notes(
+            'd',
+            array(
+                select w.id
+                from unnest(v_children) w (id)
+                where exists (
+                    select from pgqueue.dependencies d where d.child = w.id and d.ended in ('dead', 'cancelled')
+                )
+            )
+        );
+    end if;
 end
 $$;
 
-comment on function pgqueue._add_dependencies(bigint[]) is
+comment on function pgqueue._add_dependencies(bigint[], bigint[]) is
     'Private: records the dependencies of new jobs, and releases or cancels jobs whose parents have ended already.';
 
 create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
@@ -170,6 +187,7 @@ declare
     v_errors jsonb[];
     v_groups bigint[];
     v_cancel_groups bigint[];
+    v_group_errors jsonb[];
 begin
     if p_children is null or p_children = '{}' then
         return '{}'::bigint[];
@@ -186,14 +204,15 @@ begin
     -- A later statement, which sees everything that was committed when the row was locked.
     with children as materialized (
         select
-            j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group,
+            j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group, j.is_cancelled,
             case
                 when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
                 else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
             end as verdict
         from unnest(v_locked) w (id)
         cross join lateral (
-            select x.id, x.reservation, x.run_if, x.blocked_on from pgqueue.jobs x where x.id = w.id limit 1
+            select x.id, x.reservation, x.run_if, x.blocked_on, x.cancel_requested_at is not null as is_cancelled
+            from pgqueue.jobs x where x.id = w.id limit 1
         ) j
         cross join lateral (
             -- From the newest parent backwards: the oldest ones have left dead entries.
@@ -223,8 +242,10 @@ begin
         array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
         array_agg(pgqueue._parent_error(c.parent, c.ended) order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
         array_agg(c.id) filter (where c.verdict = 'run' and c.is_group),
-        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group)
-    into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups
+        array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled),
+        array_agg(pgqueue._parent_error(c.parent, c.ended))
+            filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled)
+    into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups, v_group_errors
     from children c;
 
     if v_run is not null then
@@ -234,7 +255,7 @@ begin
         perform pgqueue._leave_notes('g', v_groups);
     end if;
     if v_cancel_groups is not null then
-        perform pgqueue._cancel_groups(v_cancel_groups);
+        perform pgqueue._cancel_groups(array[g.id], g.error) from unnest(v_cancel_groups, v_group_errors) g (id, error);
     end if;
     if p_note is not null and v_wait is not null then
         perform pgqueue._leave_notes(p_note, v_wait);

@@ -22,7 +22,7 @@ declare
     v_found record;
 begin
     -- A group first: a group that is a member of another one is the one to join.
-    select j.blocked_on, j.group_id, j.task
+    select j.blocked_on, j.group_id, j.task, null::boolean as is_cancelled
     into v_found
     from pgqueue.jobs j
     where j.id = p_group_id
@@ -35,6 +35,17 @@ begin
                 else 'There is no such group, or it has ended. Nothing was enqueued.'
             end,
             'Give the id that open_group() returned, or that of a member that is executing.'
+        );
+    end if;
+    v_found.is_cancelled := exists (
+        select from pgqueue.jobs j
+        where j.id = case when v_found.task = '@group' then p_group_id else v_found.group_id end
+            and j.cancel_requested_at is not null
+    );
+    if v_found.is_cancelled then
+        perform pgqueue._refuse(
+            format('the group of %s is cancelled', p_group_id), 'Nothing was enqueued.',
+            'End the job: its group waits only for the members that it has.', '55000'
         );
     elsif v_found.task <> '@group' then
         return v_found.group_id;
@@ -127,7 +138,9 @@ declare
     v_is_executing boolean;
 begin
     foreach v_id in array p_ids loop
-        select j.reservation, j.blocked_on, j.run_if, j.cancel_requested_at is not null as is_cancelled
+        select
+            j.reservation, j.blocked_on, j.cancel_requested_at is not null as is_cancelled,
+            coalesce(j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false) as by_parent
         into v_group
         from pgqueue.jobs j
         where j.id = v_id and j.task = '@group'
@@ -151,7 +164,7 @@ begin
         elsif not exists (
             select from pgqueue.dependencies d where d.child = v_id and d.ended is null
         ) or v_group.is_cancelled then
-            perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.run_if);
+            perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.by_parent);
         end if;
     end loop;
 end
@@ -183,7 +196,10 @@ $$;
 comment on function pgqueue._has_members(bigint) is 'Private: whether a group has a live member.';
 
 -- The caller has locked its row.
-create or replace function pgqueue._end_group(p_id bigint, p_reservation bigint, p_is_cancelled boolean, p_run_if text)
+-- p_by_parent: it was cancelled because of a parent, and has the error of that.
+create or replace function pgqueue._end_group(
+    p_id bigint, p_reservation bigint, p_is_cancelled boolean, p_by_parent boolean
+)
 returns void
 language plpgsql
 volatile
@@ -196,7 +212,6 @@ set enable_bitmapscan = off
 as $$
 declare
     v_ended record;
-    v_parent record;
     v_error jsonb;
     v_state pgqueue.job_state;
 begin
@@ -213,10 +228,9 @@ begin
         when v_ended.cancelled > 0 then 'cancelled'::pgqueue.job_state
         else 'succeeded'::pgqueue.job_state
     end;
-    select d.parent, d.ended into v_parent from pgqueue.dependencies d where d.child = p_id and d.ended is not null
-    order by d.child, d.parent limit 1;
-    if p_is_cancelled and pgqueue._verdict(p_run_if, false, v_parent.parent is not null) = 'cancel' then
-        v_error := pgqueue._parent_error(v_parent.parent, v_parent.ended);
+    if p_is_cancelled and p_by_parent then
+        -- The parent may have been retried since: then the group comes back.
+        perform pgqueue._leave_notes('w', array[p_id]);
     elsif p_is_cancelled then
         v_error := pgqueue._group_error(p_id);
     elsif v_state <> 'succeeded' then
@@ -235,7 +249,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._end_group(bigint, bigint, boolean, text) is
+comment on function pgqueue._end_group(bigint, bigint, boolean, boolean) is
     'Private: ends a group by the final states of its members, as far as history keeps them.';
 
 -- _revive_members finds by this class the members to bring back.
@@ -313,7 +327,8 @@ comment on function pgqueue._cancel_members(bigint) is
     'Private: cancels up to 1,000 members of a group; leaves a note if there are more.';
 
 -- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
-create or replace function pgqueue._cancel_groups(p_ids bigint[])
+-- p_error: that of a parent; null: an operator, or an outer group.
+create or replace function pgqueue._cancel_groups(p_ids bigint[], p_error jsonb default null)
 returns void
 language plpgsql
 volatile
@@ -327,14 +342,18 @@ begin
     update pgqueue.jobs j
     set
         blocked_on = '@group',
-        cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock())
+        cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock()),
+        errors = case
+            when p_error is not null then pgqueue._with_error(j.errors, p_error, j.attempts, null, pgqueue._clock())
+            else pgqueue._attempts_errors(j.errors, j.state, j.task)
+        end
     where j.id = any (p_ids);
     perform pgqueue._leave_notes('m', p_ids);
     perform pgqueue._leave_notes('g', p_ids);
 end
 $$;
 
-comment on function pgqueue._cancel_groups(bigint[]) is
+comment on function pgqueue._cancel_groups(bigint[], jsonb) is
     'Private: closes groups, and leaves notes that cancel their members.';
 
 create or replace function pgqueue._members_came_back(p_group_ids bigint[])
@@ -389,8 +408,7 @@ begin
     set
         state = 'blocked',
         blocked_on = '@group',
-        resumed = false,
-        errors = nullif(j.errors - (-1), '[]')
+        resumed = false
     where j.id = p_id;
     perform pgqueue._leave_notes('g', array[p_id]);
     perform pgqueue._reopen_children(array[p_id]);

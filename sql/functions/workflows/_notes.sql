@@ -42,6 +42,7 @@ declare
     v_children bigint[];
     v_waiting bigint[];
     v_retried bigint[];
+    v_doubtful bigint[];
     v_groups bigint[];
     v_cancelled bigint[];
     v_events text[];
@@ -72,14 +73,15 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'c'),
         array_agg(distinct t.id) filter (where t.kind = 'w'),
         array_agg(distinct t.id) filter (where t.kind = 'r'),
+        array_agg(distinct t.id) filter (where t.kind = 'd'),
         array_agg(distinct t.id) filter (where t.kind = 'g'),
         array_agg(distinct t.id) filter (where t.kind = 'm'),
         array_agg(distinct t.name) filter (where t.kind = 'e'),
         array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
             filter (where t.kind = 'b')
-    into v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back
+    into v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_groups, v_cancelled, v_events, v_back) = 0 then
+    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back) = 0 then
         return false;
     end if;
 
@@ -100,7 +102,10 @@ begin
     end if;
     if v_waiting is not null then
         perform pgqueue._settle_and_follow(v_waiting, null);
-        perform pgqueue._revive_children(v_waiting);
+        perform pgqueue._reopen_children(pgqueue._revive_children(v_waiting));
+    end if;
+    if v_doubtful is not null then
+        perform pgqueue._check_failed_parents(v_doubtful);
     end if;
     perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
     perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);

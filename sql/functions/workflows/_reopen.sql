@@ -107,6 +107,7 @@ begin
         where h.id = w.id and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
         for update skip locked
     ) l;
+    perform pgqueue._leave_notes('w', pgqueue._locked_children(p_children, v_locked), interval '200 ms');
     if v_locked is null then
         return '{}'::bigint[];
     end if;
@@ -129,6 +130,35 @@ $$;
 comment on function pgqueue._revive_children(bigint[]) is
     'Private: brings back the jobs among these that were cancelled because a parent failed and have no failed parent any more; returns their ids.';
 
+create or replace function pgqueue._locked_children(p_children bigint[], p_locked bigint[])
+returns bigint[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return array(
+        select distinct u.id
+        from unnest(p_children) u (id)
+        cross join lateral (
+            select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1
+        ) h
+        where u.id <> all (coalesce(p_locked, '{}'))
+            and h.state = 'cancelled'
+            and h.errors -> -1 ->> 'class' = 'ParentFailed'
+            and not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
+            and not exists (select from pgqueue.dependencies d where d.child = u.id and d.ended is not null)
+    );
+end
+$$;
+
+comment on function pgqueue._locked_children(bigint[], bigint[]) is
+    'Private: the jobs among these that are to come back, and whose row of history another session has locked.';
+
 -- The caller has just brought the jobs back. Groups are blocked again, and their members come back after them.
 create or replace function pgqueue._forget_cancelled(p_ids bigint[])
 returns void
@@ -146,8 +176,6 @@ begin
     with back as (
         update pgqueue.jobs j
         set
-            -- The error was that of a parent or group.
-            errors = nullif(j.errors - (-1), '[]'),
             state = case when j.task = '@group' then 'blocked'::pgqueue.job_state else j.state end,
             blocked_on = case when j.task = '@group' then '@group' else j.blocked_on end,
             resumed = j.resumed and j.task <> '@group'
@@ -162,7 +190,7 @@ end
 $$;
 
 comment on function pgqueue._forget_cancelled(bigint[]) is
-    'Private: removes the error of the cancel from jobs that came back, and closes the groups among them.';
+    'Private: closes the groups among jobs that came back, and leaves notes that bring back their members.';
 
 -- Members that were cancelled with their group, in slices of 1,000; a note leaves the rest to a later call.
 create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
@@ -179,6 +207,8 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    -- A variable: see extend.
+    v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_found record;
 begin
     if not exists (select from pgqueue.jobs j where j.id = p_group_id and j.cancel_requested_at is null) then
@@ -195,6 +225,7 @@ begin
         where h.group_id is not null
             and h.group_id = p_group_id
             and h.id > p_after
+            and h.state = v_cancelled
             and h.errors -> -1 ->> 'class' = 'GroupCancelled'
         order by h.id
         limit 1000
@@ -217,8 +248,8 @@ $$;
 comment on function pgqueue._revive_members(bigint, bigint) is
     'Private: brings back up to 1,000 members with ids above p_after that were cancelled with their group, which came back.';
 
--- The caller has just brought the jobs back, in waiting. A job that never started waits again for its open parents; if one
--- of them failed, the retry of the job means that it is to run.
+-- The caller has just brought the jobs back, in waiting. A job that never started waits again for its open parents, those
+-- among them that came back before it or with it. A parent that stays failed counts no more: the retry of the job says so.
 create or replace function pgqueue._block_again(p_ids bigint[])
 returns void
 language plpgsql
@@ -233,33 +264,42 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    v_children bigint[];
     v_blocked bigint[];
     v_free bigint[];
 begin
+    select array_agg(w.id)
+    into v_children
+    from unnest(p_ids) w (id)
+    cross join lateral (
+        select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
+    ) j;
+    perform pgqueue._reopen_rows(v_children);
     select
         array_agg(c.id) filter (where c.verdict = 'wait'),
         array_agg(c.id) filter (where c.verdict <> 'wait')
     into v_blocked, v_free
     from (
         select
-            j.id,
+            w.id,
             pgqueue._verdict(
-                j.run_if,
+                case when j.run_if = 'failed' then 'failed' else 'finished' end,
                 exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is null),
                 exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null)
             ) as verdict
-        from unnest(p_ids) w (id)
-        cross join lateral (
-            select x.id, x.run_if
-            from pgqueue.jobs x
-            where x.id = w.id and x.depends_on is not null and x.reservation = 0
-            limit 1
-        ) j
+        from unnest(v_children) w (id)
+        cross join lateral (select x.run_if from pgqueue.jobs x where x.id = w.id limit 1) j
     ) c;
     if v_blocked is not null then
-        update pgqueue.jobs j set state = 'blocked', blocked_on = '@parents', resumed = false where j.id = any (v_blocked);
-        -- A transaction that ends a parent at the same time may have seen no live child.
-        perform pgqueue._leave_notes('w', v_blocked);
+        perform pgqueue._drop_dependencies(v_blocked, true);
+        update pgqueue.jobs j
+        set
+            state = 'blocked',
+            blocked_on = case when j.task = '@group' then '@group' else '@parents' end,
+            resumed = false
+        where j.id = any (v_blocked);
+        -- A transaction that ends a parent at the same time may have seen no live child, or no open row.
+        perform pgqueue._leave_notes('c', v_blocked);
     end if;
     if v_free is not null then
         perform pgqueue._drop_dependencies(v_free, false);
@@ -269,3 +309,113 @@ $$;
 
 comment on function pgqueue._block_again(bigint[]) is
     'Private: makes jobs that came back from history wait for their open parents.';
+
+-- A parent that lives again is open again.
+create or replace function pgqueue._reopen_rows(p_children bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    update pgqueue.dependencies d
+    set ended = null
+    where d.ctid = any (
+        array(
+            select l.row_ctid
+            from unnest(p_children) w (id)
+            cross join lateral (
+                select x.parent, x.ctid as row_ctid
+                from pgqueue.dependencies x
+                where x.child = w.id and x.ended in ('dead', 'cancelled')
+                for update skip locked
+            ) l
+            where exists (select from pgqueue.jobs j where j.id = l.parent limit 1)
+        )
+    );
+end
+$$;
+
+comment on function pgqueue._reopen_rows(bigint[]) is
+    'Private: opens the dependencies of jobs on parents that had ended and live again.';
+
+-- A child whose parent had ended badly when it was enqueued. Another session may have been retrying that parent, and could
+-- not see the child. Locks ended parents in history, so that no retry brings them back at the same time.
+create or replace function pgqueue._check_failed_parents(p_children bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_failed bigint[];
+    v_succeeded bigint[];
+begin
+    perform pgqueue._reopen_rows(p_children);
+    select
+        array_agg(l.id) filter (where l.state <> 'succeeded'),
+        array_agg(l.id) filter (where l.state = 'succeeded')
+    into v_failed, v_succeeded
+    from (
+        select distinct d.parent as id
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended in ('dead', 'cancelled')
+        ) d
+        order by d.parent
+    ) w
+    cross join lateral (
+        select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
+    ) l;
+    delete from pgqueue.dependencies d
+    where d.ctid = any (
+        array(
+            select l.row_ctid
+            from unnest(p_children) w (id)
+            cross join lateral (
+                select x.ctid as row_ctid
+                from pgqueue.dependencies x
+                where x.child = w.id and x.parent = any (v_succeeded) and x.ended is not null
+                for update skip locked
+            ) l
+        )
+    );
+    -- A parent that is neither: it is being retried, or just was.
+    perform pgqueue._leave_notes(
+        'd',
+        array(
+            select distinct w.id
+            from unnest(p_children) w (id)
+            cross join lateral (
+                select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended in ('dead', 'cancelled')
+            ) d
+            where d.parent <> all (coalesce(v_failed, '{}'))
+                and (
+                    exists (select from pgqueue.jobs j where j.id = d.parent limit 1)
+                    or exists (select from pgqueue.history h where h.id = d.parent limit 1)
+                )
+        ),
+        interval '200 ms'
+    );
+    -- Live ones have an open parent more, or none.
+    perform pgqueue._leave_notes('c', p_children);
+    perform pgqueue._reopen_children(pgqueue._revive_children(p_children));
+end
+$$;
+
+comment on function pgqueue._check_failed_parents(bigint[]) is
+    'Private: brings back children that were enqueued while a failed parent of theirs was being retried.';

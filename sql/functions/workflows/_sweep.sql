@@ -25,7 +25,7 @@ declare
 begin
     released := 0;
     with slice as materialized (
-        select d.child, d.parent, d.ended, d.ctid as row_ctid
+        select d.child, d.parent, d.ended, d.ctid as row_ctid, d.xmin as row_xmin
         from pgqueue.dependencies d
         where (d.child, d.parent) > (coalesce(p_cursor[1]::bigint, 0), coalesce(p_cursor[2]::bigint, 0))
         order by d.child, d.parent
@@ -34,31 +34,39 @@ begin
     seen as materialized (
         select
             s.*,
-            c.blocked_on,
-            c.id is not null as is_live,
-            -- Only a cancelled child may come back.
-            c.id is null
-                and not exists (select from pgqueue.history h where h.id = s.child and h.state = v_cancelled) as is_gone,
+            case
+                -- Only a cancelled child may come back.
+                when c.blocked_on is null then
+                    not exists (select from pgqueue.history h where h.id = s.child and h.state = v_cancelled)
+                else c.blocked_on not in ('@parents', '@jobs', '@group', '@open')
+            end as is_over,
             s.ended is null
                 and c.blocked_on in ('@parents', '@jobs')
                 and not exists (select from pgqueue.jobs p where p.id = s.parent limit 1)
                 and not exists (select from pgqueue.notes n where n.id in (s.parent, s.child)) as is_left
         from slice s
         left join lateral (
-            select j.id, coalesce(j.blocked_on, '') as blocked_on from pgqueue.jobs j where j.id = s.child limit 1
+            select coalesce(j.blocked_on, '') as blocked_on from pgqueue.jobs j where j.id = s.child limit 1
         ) c on true
     )
     select
         (select array[s.child::text, s.parent::text] from slice s order by s.child desc, s.parent desc limit 1) as cursor,
         array_agg(distinct s.child) filter (where s.is_left) as left_behind,
-        array_agg(distinct s.child)
-            filter (where s.is_gone or (s.is_live and s.blocked_on not in ('@parents', '@jobs', '@group', '@open'))) as done
+        array_agg(s.row_ctid) filter (where s.is_over) as ctids,
+        array_agg(s.row_xmin::text) filter (where s.is_over) as xmins
     into v_found
     from seen s;
     next_cursor := v_found.cursor;
-    if v_found.done is not null then
-        perform pgqueue._drop_dependencies(v_found.done, false);
-    end if;
+    -- Only as they were seen: the child may have begun to wait again since.
+    delete from pgqueue.dependencies d
+    where d.ctid = any (
+        array(
+            select x.ctid
+            from unnest(v_found.ctids, v_found.xmins) w (row_ctid, row_xmin)
+            join pgqueue.dependencies x on x.ctid = w.row_ctid and x.xmin::text = w.row_xmin
+            for update of x skip locked
+        )
+    );
     if v_found.left_behind is not null then
         released := cardinality(v_found.left_behind);
         perform pgqueue._leave_notes('c', v_found.left_behind);

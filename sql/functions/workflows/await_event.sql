@@ -31,15 +31,17 @@ begin
     end if;
     select s.result into v_step from pgqueue.steps s where s.job_id = await_event.job_id and s.name = await_event.step;
     if not found then
-        select e.payload into v_event from pgqueue.events e where e.name = await_event.event and e.kept_until > v_now;
+        select w.since, w.until into v_wait
+        from pgqueue.event_waits w
+        where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
+        select e.payload into v_event
+        from pgqueue.events e
+        where e.name = await_event.event and e.kept_until > coalesce(v_wait.since, v_now);
         if found then
             perform pgqueue._store_step(
                 await_event.job_id, await_event.step, jsonb_build_object('arrived', true, 'payload', v_event.payload)
             );
         else
-            select w.until into v_wait
-            from pgqueue.event_waits w
-            where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
             if v_wait.until <= v_now then
                 perform pgqueue._store_step(await_event.job_id, await_event.step, '{"arrived": false}');
             else
@@ -74,8 +76,8 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    insert into pgqueue.event_waits (name, job_id, step, until)
-    values (p_event, p_job_id, p_step, p_until)
+    insert into pgqueue.event_waits (name, job_id, step, until, since)
+    values (p_event, p_job_id, p_step, p_until, p_now)
     on conflict (name, job_id, step) do nothing;
     update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
@@ -102,17 +104,16 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    v_payload jsonb;
+    v_event record;
     v_ids bigint[];
     v_lane record;
     v_ready_at timestamptz;
 begin
     -- An event whose time is over goes only to jobs that waited before.
-    select e.payload
-    into v_payload
-    from pgqueue.events e
-    where e.name = p_name and e.kept_until > pgqueue._clock() - interval '1 min';
-    if not found or not exists (select from pgqueue.event_waits w where w.name = p_name) then
+    select e.payload, e.kept_until into v_event from pgqueue.events e where e.name = p_name;
+    if not found or not exists (
+        select from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until
+    ) then
         return;
     end if;
     select array_agg(l.id)
@@ -120,16 +121,20 @@ begin
     from (
         select o.id
         from (
-            select distinct x.job_id from pgqueue.event_waits x where x.name = p_name order by x.job_id limit 1000
+            select distinct x.job_id
+            from pgqueue.event_waits x
+            where x.name = p_name and x.since < v_event.kept_until
+            order by x.job_id
+            limit 1000
         ) w
         cross join lateral (
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
         ) o
     ) l;
     v_ready_at := pgqueue._ready_at(null);
-    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('arrived', true, 'payload', v_payload))
+    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('arrived', true, 'payload', v_event.payload))
     from pgqueue.event_waits w
-    where w.name = p_name and w.job_id = any (v_ids);
+    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     for v_lane in
         with woken as (
             update pgqueue.jobs j
@@ -142,14 +147,15 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
-    delete from pgqueue.event_waits w where w.name = p_name and w.job_id = any (v_ids);
+    delete from pgqueue.event_waits w
+    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     if exists (
         select
         from pgqueue.event_waits w
         cross join lateral (
             select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1
         ) j
-        where w.name = p_name
+        where w.name = p_name and w.since < v_event.kept_until
     ) then
         insert into pgqueue.notes (kind, name, look_at, xid)
         values ('e', p_name, pgqueue._clock() + interval '200 ms', pg_current_xact_id());

@@ -9,10 +9,14 @@ volatile
 parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
+    v_kept_until timestamptz;
 begin
     perform pgqueue._check_name('name', emit_event.name, 512);
     perform pgqueue._check_step('payload', emit_event.payload);
@@ -22,8 +26,12 @@ begin
             'Give keep_for as an interval: how long a job that begins to wait later still gets the event.'
         );
     end if;
+    if emit_event.keep_for < '1 day' then
+        -- Whatever the clock did meanwhile: it is for all that wait.
+        v_kept_until := (select max(w.since) + interval '1 us' from pgqueue.event_waits w where w.name = emit_event.name);
+    end if;
     insert into pgqueue.events as e (name, payload, emitted_at, kept_until)
-    values (emit_event.name, emit_event.payload, v_now, v_now + emit_event.keep_for)
+    values (emit_event.name, emit_event.payload, v_now, greatest(v_now + emit_event.keep_for, v_kept_until))
     on conflict (name) do update
     set payload = excluded.payload, emitted_at = excluded.emitted_at, kept_until = excluded.kept_until
     where e.kept_until <= v_now;
@@ -50,13 +58,24 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
     delete from pgqueue.events e
     where e.ctid = any (
         array(
-            select x.ctid from pgqueue.events x where x.kept_until <= p_now order by x.kept_until limit p_limit for update skip locked
+            select x.ctid
+            from pgqueue.events x
+            where x.kept_until <= p_now - interval '10 min'
+                -- It may not have reached all jobs that waited when it was emitted.
+                and not exists (
+                    select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until
+                )
+            order by x.kept_until
+            limit p_limit
+            for update of x skip locked
         )
     )
 $$;
 
-comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: deletes up to p_limit events whose time is over.';
+comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: deletes up to p_limit events whose time has been over for ten minutes.';

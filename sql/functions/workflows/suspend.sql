@@ -17,6 +17,7 @@ as $$
 #variable_conflict use_column
 declare
     v_open bigint[];
+    v_job record;
     v_until timestamptz := suspend.until;
 begin
     if num_nonnulls(v_until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
@@ -45,6 +46,20 @@ begin
     );
     if v_open = '{}' then
         return 'ready';
+    end if;
+    select j.queue, j.key, j.group_id into v_job from pgqueue.jobs j where j.id = suspend.job_id;
+    perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
+    if v_job.key is not null and exists (
+        select from unnest(v_open) o (id)
+        cross join lateral (
+            select from pgqueue.jobs p where p.id = o.id and p.queue = v_job.queue and p.key = v_job.key limit 1
+        ) p
+    ) then
+        perform pgqueue._refuse(
+            'depends_on names a job of the same key',
+            format('Jobs of key %s run one at a time, and this one keeps its position.', quote_literal(v_job.key)),
+            'Give the jobs to wait for another key, or none.'
+        );
     end if;
     perform pgqueue._put_back(array[suspend.job_id], '0', false);
     update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = suspend.job_id;

@@ -1,0 +1,24 @@
+-- A wait knows when it began: an event goes to the jobs that waited when it was emitted, however late it reaches them.
+-- For the jobs that wait already it is unknown: an event that was emitted before may still have to reach them.
+alter table pgqueue.event_waits add since timestamptz not null default '-infinity';
+alter table pgqueue.event_waits alter since drop default;
+comment on column pgqueue.event_waits.since is 'When it began to wait.';
+-- A group that is being cancelled because of a parent has the error of that from the start, no longer only at its end.
+update pgqueue.jobs j
+set errors = coalesce(j.errors, '[]') || jsonb_build_array(jsonb_build_object(
+    'class', 'ParentFailed',
+    'message', format('job %s, which it depends on, did not succeed: it is %s', d.parent, d.ended),
+    'attempt', j.attempts,
+    'at', now()
+))
+from (
+    select distinct on (x.child) x.child, x.parent, x.ended
+    from pgqueue.dependencies x
+    where x.ended is not null
+    order by x.child, x.parent
+) d
+where j.id = d.child
+    and j.task = '@group'
+    and j.cancel_requested_at is not null
+    and coalesce(j.run_if, 'succeeded') = 'succeeded'
+    and (j.errors -> -1 ->> 'class') is distinct from 'ParentFailed';

@@ -1,0 +1,54 @@
+-- quiet_worker, resume_worker, stop_worker: an operator's commands to one worker.
+--
+-- Each locks and updates the worker's row, and notifies the worker. One that does not listen reads its row with its next
+-- heartbeat. The command ends with the process: another one that takes the name starts without it.
+
+create or replace function pgqueue.quiet_worker(worker text)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+begin
+    perform pgqueue._check_name('worker', quiet_worker.worker, 256);
+    return pgqueue._command_worker('quiet_worker', quiet_worker.worker, 'quiet', array['run']);
+end
+$$;
+
+comment on function pgqueue.quiet_worker(text) is
+    'Let a worker reserve no more jobs and stay, until resume_worker(); its running jobs go on. '
+    'False: there is no such worker, or it was asked already.';
+
+create or replace function pgqueue._command_worker(p_action text, p_worker text, p_command text, p_instead_of text[])
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_channel text;
+begin
+    update pgqueue.workers w
+    set
+        command = p_command,
+        commanded_at = case when p_command is not null then pgqueue._clock() end,
+        obeyed_at = null
+    where w.name = p_worker and coalesce(w.command, 'run') = any (p_instead_of)
+    returning w.channel into v_channel;
+    if not found then
+        return false;
+    end if;
+    if pgqueue._may_notify() then
+        perform pg_notify(v_channel, 'command');
+    end if;
+    perform pgqueue._audit(p_action, jsonb_build_object('worker', p_worker));
+    return true;
+end
+$$;
+
+comment on function pgqueue._command_worker(text, text, text, text[]) is
+    'Private: writes a command (null: run) to a worker that has one of these now, and notifies it; false: there is none.';

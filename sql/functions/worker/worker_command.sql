@@ -1,0 +1,42 @@
+-- worker_command: a worker asks what an operator wants of it, after each NOTIFY command and at each heartbeat.
+--
+-- The command stands in the worker's row: a NOTIFY may be lost, and any role may send one, but only operators may write
+-- the row. Locks and updates the row once for each command, when the worker says that it obeys;
+-- does not wait for an operator's open transaction, because the connection also extends leases.
+
+create or replace function pgqueue.worker_command(worker text, obeys text default null)
+returns text
+language plpgsql
+volatile
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_command text;
+    v_obeyed_at timestamptz;
+begin
+    perform pgqueue._check_name('worker', worker_command.worker, 256);
+    select w.command, w.obeyed_at into v_command, v_obeyed_at
+    from pgqueue.workers w
+    where w.name = worker_command.worker;
+    if v_command = worker_command.obeys and v_obeyed_at is null then
+        -- An operator may be changing it, in a long transaction: the next heartbeat says it.
+        update pgqueue.workers w
+        set obeyed_at = pgqueue._clock()
+        where w.ctid = (
+            select x.ctid
+            from pgqueue.workers x
+            where x.name = worker_command.worker and x.command = worker_command.obeys
+            for update skip locked
+        );
+    end if;
+    return coalesce(v_command, 'run');
+end
+$$;
+
+comment on function pgqueue.worker_command(text, text) is
+    'What an operator wants of this worker: run, quiet (reserve no more jobs, and stay) or stop (reserve no more, and end with the '
+    'last of its jobs). Call it after each notification with the payload command, and with each heartbeat. obeys: the '
+    'command that the worker carries out now, for worker_status.';
