@@ -112,11 +112,15 @@ class End(NamedTuple):
 
 
 class Live(NamedTuple):
-    """A job that is still there when everything should have ended, and why."""
+    """A job that is still there when everything should have ended, and why.
+
+    `awaited_at`: when the event that it waits for was emitted, as the emitter knows, where the database does not.
+    """
 
     job: int
     why: str
     token: str
+    awaited_at: float | None = None
 
 
 class Birth(NamedTuple):
@@ -275,7 +279,10 @@ def _check_job(story: _Story, evidence: Evidence, counts: Counter[str]) -> Itera
         counts[f"ended: {end.state}"] += 1
         yield from _check_end(story, end, evidence)
     for live in story.live:
-        yield story.breaks("stuck", live.why)
+        if live.awaited_at is not None and _is_lost(live.awaited_at, evidence):
+            counts["lost with the server: events"] += 1
+        else:
+            yield story.breaks("stuck", live.why)
 
 
 def _check_promises(story: _Story, evidence: Evidence, counts: Counter[str]) -> Iterator[Violation]:
@@ -351,6 +358,7 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
     """A lease that is held is not taken back, and no second handler starts beside the one that holds it."""
     runs = {run.reservation: run for run in story.runs}
     left = {entry.reservation: entry for entry in story.ledger if entry.what == LEFT and entry.was_executing}
+    given = {entry.reservation for entry in story.ledger if entry.what == HELD}
     counts["extended leases"] += len({each.reservation for each in story.extensions})
     over = next((each for each in story.extensions if each.until <= each.clock), None)
     if over is not None:
@@ -377,6 +385,9 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
         if first.reservation == second.reservation or entry is None or (first.ended_at or 0.0) <= second.started_at:
             continue
         counts["handlers of one job side by side"] += 1
+        if second.reservation not in given and _is_lost(second.started_at, evidence, evidence.lease):
+            # The server gave it out after the first had lapsed, and has forgotten both.
+            continue
         if not _stepped(entry, evidence.steps) and not _is_lost(entry.at, evidence):
             second_at = second.started_at + entry.clock - entry.at
             until = max(entry.lease_until or 0.0, _reported_until(story, entry, evidence.lease) or 0.0)

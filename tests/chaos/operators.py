@@ -145,7 +145,7 @@ order by random()
 limit 1
 """
 
-# A partition is in use where it has rows, and where jobs that end today and tomorrow go.
+# A partition is in use where jobs that end today and tomorrow go. Others may have rows: of jobs that died, say.
 _PARTITIONS = """
 select c.relname, p.relname, pg_get_expr(c.relpartbound, c.oid), c.relname = any (array(
     select 'history_d_' || to_char((now() at time zone 'UTC')::date + d.n, 'YYYYMMDD') from generate_series(0, 2) d (n)
@@ -214,7 +214,13 @@ def _run(conn: psycopg.Connection, statement: str, **names: str) -> None:
 
 
 def _drop(conn: psycopg.Connection, name: str, parent: str, bounds: str) -> None:
-    _run(conn, "drop table {name}", name=name)
+    """An empty one: nobody may drop rows that are to be kept."""
+    with conn.transaction():
+        # The parent first, as inserts lock them.
+        _run(conn, "lock table {parent} in access exclusive mode", parent=parent)
+        [row] = conn.execute(sql.SQL("select exists (select from {})").format(sql.Identifier("pgqueue", name)))
+        if not row[0]:
+            _run(conn, "drop table {name}", name=name)
 
 
 def _detach(conn: psycopg.Connection, name: str, parent: str, bounds: str) -> None:

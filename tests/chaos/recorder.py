@@ -289,6 +289,8 @@ class Records:
                 *workflow_recorder.TABLES,
             ):
                 conn.execute(f"analyze chaos.{table}".encode())
+            conn.execute("analyze pgqueue.jobs")
+            conn.execute("analyze pgqueue.history")
 
     @contextmanager
     def evidence(self, **known: Any) -> Iterator[Evidence]:
@@ -297,6 +299,8 @@ class Records:
             conn.execute("set transaction isolation level repeatable read")
             conn.execute("set local work_mem = '256MB'")
             conn.execute("set local enable_nestloop = off")
+            # Each cursor is read to its end.
+            conn.execute("set local cursor_tuple_fraction = 1")
             reader = _Reader(conn)
             [(unparked, found, hidden)] = conn.execute(_NETS.encode()).fetchall()
             yield Evidence(
@@ -356,8 +360,14 @@ select j.id,
         'attempts', j.attempts, 'due', j.ready_at, 'at', pgqueue._clock(), 'held by ' || j.reserved_by,
         'until ' || j.lease_expires_at
     ),
-    coalesce(j.args ->> case when j.task = '@group' then 'name' else 'token' end, '')
+    coalesce(j.args ->> case when j.task = '@group' then 'name' else 'token' end, ''), e.at
 from pgqueue.jobs j
+left join (
+    select x.name, min(x.at) as at
+    from chaos.emitted x
+    where not exists (select from chaos.emissions y where y.name = x.name)
+    group by x.name
+) e on e.name = j.args ->> 'event'
 order by j.id
 """
 _BIRTHS = f"""

@@ -259,6 +259,19 @@ class Scene:
             self.proxy.close()
 
     def verdict(self, drained_in: float | None) -> Verdict:
+        try:
+            findings = self._check()
+        except psycopg.OperationalError:
+            # A cluster may still be settling who is its primary.
+            time.sleep(20)
+            findings = self._check()
+        findings.counts.update(self._figures_of_the_server())
+        findings.add(self.notes)
+        findings.add(self._refusals())
+        seconds = time.monotonic() - self._started_at
+        return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
+
+    def _check(self) -> Findings:
         self.records.load()
         with self.records.evidence(
             transactional=TRANSACTIONAL,
@@ -268,12 +281,7 @@ class Scene:
             steps=tuple(self.steps),
             lease=LEASE_S,
         ) as evidence:
-            findings = check(evidence)
-        findings.counts.update(self._figures_of_the_server())
-        findings.add(self.notes)
-        findings.add(self._refusals())
-        seconds = time.monotonic() - self._started_at
-        return Verdict(self.name, self.seed, seconds, drained_in, findings, self.injected, self.skipped)
+            return check(evidence)
 
     def _refusals(self) -> Iterator[Violation]:
         """Parents and groups that were committed, and were unknown though history was whole."""

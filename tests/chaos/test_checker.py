@@ -157,6 +157,9 @@ def test_what_a_server_has_lost_is_counted_and_nothing_else_is_excused() -> None
 
 def test_a_job_that_is_still_there_is_stuck() -> None:
     assert broken(promise(), Live(JOB, "blocked", "a")) == ["stuck"]
+    assert broken(promise(), Live(JOB, "waits", "a", 5.0), losses=[(6.0, 8.0)]) == ["stuck"]
+    # What it waits for went with the server.
+    assert broken(promise(), Live(JOB, "waits", "a", 5.0), losses=[(4.0, 6.0)]) == []
 
 
 def test_a_job_that_was_rolled_back_must_not_be_there_nor_run() -> None:
@@ -239,6 +242,14 @@ def test_a_lease_that_lapses_before_the_time_that_extend_reported_is_found() -> 
     assert taken_back(2.9, Extension(JOB, R1, 2.9, 2.95, 2.95)) == ["lease"]
     # Also where no handler runs any more: its end may be on its way.
     assert taken_back(2.9, Extension(JOB, R1, 5.0, 2.5, 2.5), end=2.8) == ["lease"]
+
+
+def test_a_claim_that_the_server_has_forgotten_may_run_beside_the_one_that_it_remembers() -> None:
+    left = entry(3, LEFT, lease_until=9.0)
+    records = [promise(), entry(2, HELD), ran(R1, 2.1, 9.0), left, ran(R2, 4.1, 4.5)]
+    again = [entry(6, HELD, 3 * R1), ran(3 * R1, 9.1, 9.2), entry(7, GONE, 3 * R1), ended(3 * R1)]
+    assert "two handlers" in broken(*records, *again, losses=[(14.0, 15.0)], lease=3.0)
+    assert "two handlers" not in broken(*records, *again, losses=[(4.0, 5.0)], lease=3.0)
 
 
 def test_a_lease_ends_by_the_clock_also_after_a_step() -> None:

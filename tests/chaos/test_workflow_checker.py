@@ -102,6 +102,8 @@ def test_every_attempt_gets_the_result_that_is_stored() -> None:
 def test_a_step_and_its_effect_are_there_both_or_neither() -> None:
     assert broken(payments=[Payment(1, "a", 1, 1), Payment(2, "a", 0, 0)]) == []
     assert broken(payments=[Payment(1, "a", 1, 0), Payment(2, "a", 0, 1), Payment(3, "a", 1, 2)]) == ["step"] * 3
+    assert broken([(6.0, 8.0)], payments=[Payment(1, "a", 1, 0, 5.0)]) == ["step"]
+    assert broken([(4.0, 6.0)], payments=[Payment(1, "a", 1, 0, 5.0)]) == []
 
 
 def test_a_handler_goes_on_when_the_jobs_that_it_awaits_have_ended() -> None:
@@ -398,7 +400,7 @@ def test_an_event_that_leaves_no_note_is_caught(stage: Stage, clock: Clock) -> N
 
 
 def test_an_event_that_arrives_without_its_payload_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._wake_waiters", "'payload', v_payload", "'payload', null")
+    stage.bug("pgqueue._wake_waiters", "'payload', v_event.payload", "'payload', null")
     emit_while_a_job_begins_to_wait(stage, clock)
     assert stage.rules() == ["event"]
 
@@ -431,7 +433,7 @@ def test_an_event_whose_payload_is_overwritten_is_caught(stage: Stage, clock: Cl
 def test_a_wait_that_gives_up_though_the_event_is_there_is_caught(stage: Stage, clock: Clock) -> None:
     # Nothing wakes it, and it asks for its deadline alone.
     stage.bug("pgqueue._wake_waiters", "if not found or not exists", "if true or not exists")
-    stage.bug("pgqueue.await_event", "and e.kept_until > v_now", "and false")
+    stage.bug("pgqueue.await_event", "and e.kept_until > coalesce(v_wait.since, v_now)", "and false")
     stage.enqueue("t")
     assert wait_for_event(stage, reserve_one(stage.conn), "1 min") is None
     call(stage.conn, "emit_event", "paid", Jsonb(5))

@@ -78,12 +78,16 @@ class Result(NamedTuple):
 
 
 class Payment(NamedTuple):
-    """A step that is completed in a transaction with its effect: how often each is there."""
+    """A step that is completed in a transaction with its effect: how often each is there.
+
+    `called_at`: when its function was last called. If a server loses that transaction, the worker completes the step.
+    """
 
     job: int
     name: str
     completed: int
     effects: int
+    called_at: float | None = None
 
 
 class Await(NamedTuple):
@@ -145,7 +149,9 @@ def check_workflows(
         yield from _check_call(call)
     yield from _check_twice(found.results, losses, counts)
     for payment in found.payments:
-        if payment.effects != payment.completed or payment.completed > 1:
+        if payment.called_at is not None and _within(payment.called_at, losses):
+            counts["lost with the server: effects of steps"] += payment.completed - payment.effects
+        elif payment.effects != payment.completed or payment.completed > 1:
             what = f"{payment.name} was completed {payment.completed} times, with {payment.effects} effects"
             yield Violation("step", f"job {payment.job}", what)
     for each in found.awaits:

@@ -108,10 +108,12 @@ left join (
 order by r.job
 """
 _PAYMENTS = """
-select coalesce(p.job, d.job), coalesce(p.name, d.name), coalesce(d.times, 0)::int, coalesce(p.times, 0)::int
+select coalesce(p.job, d.job), coalesce(p.name, d.name), coalesce(d.times, 0)::int, coalesce(p.times, 0)::int, c.at
 from (select job, name, count(*) as times from chaos.payments group by job, name) p
 full join (select job, name, count(*) as times from chaos.completed where name = 'pay' group by job, name) d
     on d.job = p.job and d.name = p.name
+left join (select job, name, max(at) as at from chaos.calls group by job, name) c
+    on c.job = coalesce(p.job, d.job) and c.name = coalesce(p.name, d.name)
 order by 1
 """
 _AWAITS = """
