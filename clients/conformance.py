@@ -1,7 +1,8 @@
 """What every client of the queue must do: run `python clients/conformance.py --dsn postgresql://... [CLIENT ...]`.
 
 The database must hold the queue (`pgqueue migrate`), and be for testing: two tables are created in it. Clients whose
-toolchain is not here are named as not run. JDBC has no unix sockets: for Java the DSN must name a TCP host.
+toolchain or driver is not here are named as not run; one that does not compile has failed. JDBC has no unix sockets:
+for Java the DSN must name a TCP host.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ create or replace trigger seconds before insert on client_notes for each row exe
 
 
 class NotHere(Exception):
-    """The toolchain of a client is not on this machine."""
+    """The toolchain of a client, or its driver, is not on this machine."""
+
+
+class DoesNotCompile(Exception):
+    """The toolchain and the driver are here, and refuse the client."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,26 @@ def needs(*programs: str) -> None:
         raise NotHere(f"{', '.join(missing)} not installed")
 
 
-def run(*command: str, cwd: Path, **environment: str) -> None:
+def find(*command: str, cwd: Path, **environment: str) -> None:
+    """Run what looks for the driver, or fetches it. NotHere when it fails."""
+    if said := _run(command, cwd, environment):
+        raise NotHere(f"{' '.join(command[:3])}: {said.splitlines()[-1]}")
+
+
+def compile_it(*command: str, cwd: Path, **environment: str) -> None:
+    """Run the compiler. DoesNotCompile, with what it says, when it fails."""
+    if said := _run(command, cwd, environment):
+        raise DoesNotCompile(f"{' '.join(command[:3])}:\n{said}")
+
+
+def _run(command: Sequence[str], cwd: Path, environment: dict[str, str]) -> str | None:
+    """Run a command. What it said when it failed, else None."""
     done = subprocess.run(
         command, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=600, check=False
     )
-    if done.returncode:
-        raise NotHere(f"{' '.join(command[:3])}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    if not done.returncode:
+        return None
+    return f"{done.stdout}\n{done.stderr}".strip() or f"exit code {done.returncode}"
 
 
 def copied(name: str, scratch: Path) -> Path:
@@ -79,26 +98,29 @@ def copied(name: str, scratch: Path) -> Path:
 
 def build_bash(scratch: Path, dsn: str) -> Client:
     needs("bash", "psql", "stdbuf")
+    compile_it("bash", "-n", str(HERE / "bash" / "client.sh"), cwd=scratch)
     return Client([str(HERE / "bash" / "client.sh")], {})
 
 
 def build_typescript(scratch: Path, dsn: str) -> Client:
     needs("node", "npm")
     place = copied("typescript", scratch)
-    run("npm", "install", "--silent", "--no-audit", "--no-fund", cwd=place)
-    run("npm", "run", "--silent", "build", cwd=place)
+    find("npm", "install", "--silent", "--no-audit", "--no-fund", cwd=place)
+    compile_it("npm", "run", "--silent", "build", cwd=place)
     return Client(["node", str(place / "build" / "client.js")], {})
 
 
 def build_ruby(scratch: Path, dsn: str) -> Client:
     needs("ruby")
-    run("ruby", "-e", "require 'pg'", cwd=scratch)
+    find("ruby", "-e", "require 'pg'", cwd=scratch)
+    compile_it("ruby", "-c", str(HERE / "ruby" / "client.rb"), cwd=scratch)
     return Client(["ruby", str(HERE / "ruby" / "client.rb")], {})
 
 
 def build_php(scratch: Path, dsn: str) -> Client:
     needs("php")
-    run("php", "-r", "exit(extension_loaded('pdo_pgsql') && extension_loaded('pcntl') ? 0 : 1);", cwd=scratch)
+    find("php", "-r", "exit(extension_loaded('pdo_pgsql') && extension_loaded('pcntl') ? 0 : 1);", cwd=scratch)
+    compile_it("php", "-l", str(HERE / "php" / "client.php"), cwd=scratch)
     return Client(["php", str(HERE / "php" / "client.php")], {})
 
 
@@ -110,7 +132,7 @@ def build_java(scratch: Path, dsn: str) -> Client:
     parts = conninfo_to_dict(dsn)
     if str(parts.get("host", "/")).startswith("/"):
         raise NotHere("JDBC needs a TCP host, and the DSN names a unix socket")
-    run("javac", "-cp", jar, "-d", str(scratch / "java"), "Client.java", cwd=HERE / "java")
+    compile_it("javac", "-cp", jar, "-d", str(scratch / "java"), "Client.java", cwd=HERE / "java")
     user = f"?user={parts.get('user', '')}" + (f"&password={parts['password']}" if "password" in parts else "")
     jdbc = f"jdbc:postgresql://{parts['host']}:{parts.get('port', 5432)}/{parts['dbname']}{user}"
     return Client(
@@ -130,8 +152,8 @@ def build_go(scratch: Path, dsn: str) -> Client:
         source.write_text(source.read_text().replace("pgx/v5", "pgx/v4"))
         caches |= {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode"}
     else:
-        run("go", "mod", "tidy", cwd=place, **caches)
-    run("go", "build", "-o", "client", "client.go", cwd=place, **caches)
+        find("go", "mod", "tidy", cwd=place, **caches)
+    compile_it("go", "build", "-o", "client", "client.go", cwd=place, **caches)
     return Client([str(place / "client")], {})
 
 
@@ -144,7 +166,8 @@ def build_rust(scratch: Path, dsn: str) -> Client:
         options += ["--config", 'source.crates-io.replace-with="debian"', "--offline"]
         options += ["--config", 'source.debian.directory="/usr/share/cargo/registry"']
     target = str(Path(tempfile.gettempdir()) / "pgqueue-rust-target")
-    run("cargo", "build", "--quiet", *options, cwd=place, CARGO_TARGET_DIR=target)
+    find("cargo", "fetch", *options, cwd=place)
+    compile_it("cargo", "build", "--quiet", *options, cwd=place, CARGO_TARGET_DIR=target)
     return Client([str(Path(target) / "debug" / "pgqueue-client")], {})
 
 
@@ -326,21 +349,31 @@ def main() -> int:
     parser.add_argument("--dsn", default=os.environ.get("PGQUEUE_DSN"), help="a database for testing")
     parser.add_argument("client", nargs="*", help=f"of {', '.join(BUILD)}; default: all")
     given = parser.parse_args()
-    failed = False
-    for name in given.client or BUILD:
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                client = BUILD[name](Path(scratch), given.dsn)
-                one = Conformance(name, client, given.dsn, Path(scratch))
-                for check in one.check_all():
-                    print(f"{name}: {check}")  # noqa: T201
-                one.close()
-            except NotHere as reason:
-                print(f"{name}: not run: {reason}")  # noqa: T201
-            except AssertionError as error:
-                failed = True
-                print(f"{name}: FAILED {error}")  # noqa: T201
-    return int(failed)
+    if unknown := set(given.client) - set(BUILD):
+        parser.error(f"there is no client {', '.join(sorted(unknown))}")
+    came_out = {name: _check(name, given.dsn) for name in given.client or BUILD}
+    for word in ("passed", "FAILED", "not run"):
+        if names := [name for name, each in came_out.items() if each == word]:
+            print(f"{word}: {', '.join(names)}")  # noqa: T201
+    return int("FAILED" in came_out.values())
+
+
+def _check(name: str, dsn: str) -> str:
+    """Build and check one client, and print what comes out. Returns passed, FAILED or not run."""
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            client = BUILD[name](Path(scratch), dsn)
+            one = Conformance(name, client, dsn, Path(scratch))
+            for check in one.check_all():
+                print(f"{name}: {check}")  # noqa: T201
+            one.close()
+        except NotHere as reason:
+            print(f"{name}: not run: {reason}")  # noqa: T201
+            return "not run"
+        except (AssertionError, DoesNotCompile) as error:
+            print(f"{name}: FAILED {error}")  # noqa: T201
+            return "FAILED"
+    return "passed"
 
 
 if __name__ == "__main__":

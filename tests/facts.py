@@ -12,7 +12,7 @@ T = TypeVar("T")
 _POLL_S = 0.01
 
 
-def wait_until(fact: Callable[[], T], timeout: float = 10) -> T:
+def wait_until(fact: Callable[[], T], timeout: float = 30) -> T:
     """Ask for a fact until it is true; returns it. AssertionError after `timeout` seconds.
 
     An AssertionError in the fact counts as "not yet", and is shown if it stays so.
@@ -29,7 +29,7 @@ def wait_until(fact: Callable[[], T], timeout: float = 10) -> T:
         time.sleep(_POLL_S)
 
 
-async def wait_until_async(fact: Callable[[], T], timeout: float = 10) -> T:  # noqa: ASYNC109
+async def wait_until_async(fact: Callable[[], T], timeout: float = 30) -> T:  # noqa: ASYNC109
     """The same for tests that run on the event loop, which goes on meanwhile."""
     deadline = time.monotonic() + timeout
     while True:

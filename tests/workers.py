@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue import App
+from pgqueue import App, testing
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
 from tests.calls import value
@@ -28,15 +27,10 @@ NEVER = 600.0
 
 @asynccontextmanager
 async def working(app: App, dsn: str, **settings: Any) -> AsyncIterator[Worker]:
-    """Run a worker beside the test, on its event loop; stopped, and its outcome awaited, at the end."""
-    # Not as long as by default: a test that fails leaves handlers behind.
-    worker = Worker(app, dsn, WorkerConfig(**{"shutdown_timeout": 3.0, **settings}))
-    running = asyncio.create_task(worker.run())
-    try:
-        yield worker
-    finally:
-        worker.stop()
-        await asyncio.wait_for(running, 30)
+    """Run the worker of pgqueue.testing, which polls as rarely as in production; its handlers may fail."""
+    settings = {"poll_interval": WorkerConfig().poll_interval, **settings}
+    async with testing.Worker(app, dsn, raise_errors=False, **settings) as beside:
+        yield beside.worker
 
 
 async def done(conn: psycopg.Connection, *job_ids: int, timeout: float = 15) -> list[str]:  # noqa: ASYNC109

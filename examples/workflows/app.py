@@ -6,10 +6,10 @@ days, it refunds. Killed at any moment, it goes on where it stopped.
 `nightly` builds the graph of a night: two exports, a report of both, an alarm if anything fails.
 
     pgqueue worker -r examples.workflows.app
-    pgqueue enqueue order '{"number": 17}'
+    pgqueue enqueue workflows.order '{"number": 17}'
     psql -c "select pgqueue.emit_event('packed:17', '{\"parcel\": 5}')"
-    pgqueue enqueue import_rows '{"rows": 10000}'
-    pgqueue enqueue nightly
+    pgqueue enqueue workflows.import_rows '{"rows": 10000}'
+    pgqueue enqueue workflows.nightly
     pgqueue groups list
 """
 
@@ -27,7 +27,7 @@ log = logging.getLogger("workflows")
 _PAGE = 100
 
 
-@app.task(max_attempts=5)
+@app.task(name="workflows.order", max_attempts=5)
 def order(job: Job, number: int) -> None:
     """Charge, wait, ship; or give the money back."""
     payment = job.step("charge", charge, number, idempotency_key=f"{job.id}:charge")
@@ -55,7 +55,7 @@ def ship(parcel: int) -> None:
     log.info("parcel %s: shipped", parcel)
 
 
-@app.task
+@app.task(name="workflows.import_rows")
 def import_rows(job: Job, rows: int) -> None:
     """Fan out: the group, its members and its report are committed together, and with the end of this job."""
     with job.transaction() as connection, app.group(connection, f"import of {rows} rows") as group:
@@ -63,18 +63,18 @@ def import_rows(job: Job, rows: int) -> None:
         group.then(report_import.using(run_if="finished"), group.id)
 
 
-@app.task
+@app.task(name="workflows.import_page")
 def import_page(first: int) -> None:
     """Import a page of rows."""
 
 
-@app.task
+@app.task(name="workflows.report_import")
 def report_import(group: int) -> None:
     """Report once, whatever became of the pages."""
     log.info("import %s has ended: select * from pgqueue.group_progress(%s)", group, group)
 
 
-@app.task
+@app.task(name="workflows.nightly")
 def nightly(job: Job) -> None:
     """Build the graph of a night."""
     with job.transaction() as connection:
@@ -84,19 +84,19 @@ def nightly(job: Job) -> None:
         alarm.using(depends_on=[orders, customers, report], run_if="failed").enqueue(connection)
 
 
-@app.task(max_attempts=3)
+@app.task(name="workflows.export", max_attempts=3)
 def export(table: str) -> None:
     """Export a table."""
     log.info("exported %s", table)
 
 
-@app.task
+@app.task(name="workflows.report_night")
 def report_night() -> None:
     """Report on both exports."""
     log.info("the night went well")
 
 
-@app.task
+@app.task(name="workflows.alarm")
 def alarm() -> None:
-    """Call the parcel service."""
+    """Page the operator on call."""
     log.info("something failed this night")

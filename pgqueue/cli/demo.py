@@ -21,6 +21,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue.cli import output
 from pgqueue.cli.database import database
+from pgqueue.cli.demo_workflow import in_words, run_order
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.progress import progress
 from pgqueue.cli.tables import Table
@@ -57,7 +58,8 @@ def demo(
 ) -> None:
     """Run a small shop: orders, payments, receipts.
 
-    It is examples/shop, with a retry, a dead job, a killed worker and orders that are rolled back.
+    It is examples/shop, with a retry, a dead job, a killed worker and orders that are rolled back; and a workflow of
+    examples/workflows, which waits for an event.
     """
     # What the commands that it prints need to reach the same database.
     is_said = dsn is not None and dsn != os.environ.get("PGQUEUE_DSN")
@@ -96,9 +98,11 @@ def run_demo(dsn: str, orders: int, directory: Path, *, as_json: bool, option: s
             say(f"{killed} was killed while it ran job {packing}; its lease of {_LEASE} s has to lapse.")
             placed = _place_orders(connection, shop, orders)
             finished = _watch(connection, first_id, placed, directory)
+            order = run_order(connection, first_id, _await)
         verdict = _check(connection, first_id, placed, directory)
         verdict["killed"] = _came_back(connection, packing, killed)
-        verdict["ok"] = verdict["ok"] and verdict["killed"]["state"] == "succeeded"
+        verdict["workflow"] = order
+        verdict["ok"] = verdict["ok"] and {verdict["killed"]["state"], order["state"]} == {"succeeded"}
     if as_json:
         output.print_json(verdict)
     else:
@@ -131,7 +135,8 @@ def _workers(dsn: str, examples: Path, directory: Path) -> Iterator[dict[str, su
     processes = {
         name: subprocess.Popen(
             [
-                *(sys.executable, "-m", "pgqueue", "worker", "-r", "shop.app:app", "--lease", str(_LEASE)),
+                *(sys.executable, "-m", "pgqueue", "worker", "-r", "shop.app:app", "-r", "workflows.app:app"),
+                *("--lease", str(_LEASE)),
                 *("-q", "critical", "-q", "default", "--name", name, "--log-level", "error"),
             ],
             env=environment,
@@ -271,6 +276,7 @@ def _report(verdict: dict[str, Any], option: str) -> None:
         f"{killed['killed']} was killed while it ran job {killed['job_id']}: {killed['worker']} started it again "
         f"{killed['seconds']} s after its enqueue, and it {killed['state']}."
     )
+    output.line(in_words(verdict["workflow"]))
     output.line(
         f"{verdict['retried_and_succeeded']} job failed twice and succeeded at its third attempt; "
         f"{verdict['dead']} is dead."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -32,6 +33,7 @@ from pgqueue.cli.output import when
 from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import groups, operate
 from pgqueue.db.call import perform
+from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
 from pgqueue.search import parse
 
@@ -83,17 +85,24 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     job = ask(dsn, operate.find_job(job_id))
     if job is None:
         output.no_job(job_id)
+    parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
+    children = ask(dsn, groups.children(job_id, 1000))
+    why = ask(dsn, operate.explain(job_id))
+    waits = why["detail"] if why["state"] == "blocked" or why["reason"] == "event" else None
     if as_json:
-        output.print_json(job)
+        more = {"parents": parents, "children": children, "steps": steps, "waits": waits}
+        output.print_json(Document({**job.texts, **{name: json.dumps(found) for name, found in more.items()}}))
         return
     job_table.show_page(job)
-    parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
     for each in parents:
         output.line(f"parent {each['id']} ({each['task'] or 'unknown task'}): {each['state']}")
+    for each in children:
+        run_if = f", run_if {each['run_if']}" if each["run_if"] else ""
+        output.line(f"child {each['id']} ({each['task']}): {each['state']}{run_if}")
     for each in steps:
         output.line(f"step {each['name']}: {when(each['at'])}, attempt {each['attempt']}")
-    if job["state"] == "blocked":
-        output.line(ask(dsn, operate.explain(job_id))["detail"])
+    if waits:
+        output.line(waits)
 
 
 @app.command(name="explain")

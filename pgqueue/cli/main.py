@@ -17,13 +17,15 @@ from typing import Annotated, Any, NoReturn
 
 import psycopg
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pgqueue import __version__
 from pgqueue.cli import output
 from pgqueue.cli.examples import EXAMPLES
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
+
+_VERSION = f"pgqueue {__version__}"
 
 # Each command with its module and its line in `pgqueue --help`, which imports none of them.
 COMMANDS = {
@@ -40,7 +42,7 @@ COMMANDS = {
     "groups": ("groups", "List groups of jobs, show one, and act on their members."),
     "queues": ("queues", "List queues, and act on one."),
     "tasks": ("tasks", "List tasks, and override the options that their code declares."),
-    "workers": ("workers", "List workers."),
+    "workers": ("workers", "List workers, and act on one."),
     "limits": ("limits", "Limit how many jobs execute or start at a time."),
     "schedules": ("schedules", "List schedules, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
@@ -108,6 +110,15 @@ class _Lazy(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        # Only names and lines are asked for: with all modules, alembic among them, it took as long again.
+        modules = self.commands
+        self.commands = {name: TyperCommand(name, help=line) for name, (_, line) in COMMANDS.items()}
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = modules
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
@@ -139,7 +150,7 @@ def root(
 ) -> None:
     """A job queue that needs nothing but PostgreSQL."""
     if version:
-        output.line(f"pgqueue {__version__}")
+        output.line(_VERSION)
         raise typer.Exit
 
 
@@ -149,7 +160,12 @@ def main() -> NoReturn:
         # stdin, stdout or stderr was closed: no socket must get its number.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
-        code = cli(standalone_mode=False) or 0
+        if sys.argv[1:] == ["--version"]:
+            # Without typer, which imports pydantic to read any option.
+            output.line(_VERSION)
+            code = 0
+        else:
+            code = cli(standalone_mode=False) or 0
         sys.stdout.flush()
     except typer.Exit as end:
         code = end.exit_code

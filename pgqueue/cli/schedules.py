@@ -8,7 +8,7 @@ import typer
 
 from pgqueue.cli import output, page
 from pgqueue.cli.database import ask
-from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.options import AsJson, Dsn, Reset, commands
 from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
@@ -67,6 +67,21 @@ def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None)
 def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Resume a paused schedule from now on."""
     _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "paused", as_json)
+
+
+@app.command(name="set")
+def set_schedule(
+    name: ScheduleName,
+    expression: Annotated[str | None, typer.Option(help="Another cron expression: '0 4 * * *'.")] = None,
+    timezone: Annotated[str | None, typer.Option(help="The time zone in which it is read: Europe/Berlin.")] = None,
+    reset: Reset = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Run a schedule by another expression or in another time zone; deploys do not change that."""
+    names = [option.replace("-", "_") for option in reset or ()]
+    done = ask(dsn, operate.configure_schedule(name, expression, timezone, names))
+    _answer(name, done, "set", "there, or it is set so already", as_json)
 
 
 @app.command(name="run")

@@ -9,6 +9,14 @@ from pgqueue.cli import output
 from pgqueue.cli.output import ago
 from pgqueue.cli.tables import Table
 
+# By an operator's command, and whether the worker has said that it obeys.
+_COMMANDED = {
+    ("quiet", True): "quiet",
+    ("quiet", False): "to be quiet",
+    ("stop", True): "stopping",
+    ("stop", False): "to stop",
+}
+
 
 def show(workers: Sequence[dict[str, Any]]) -> None:
     """Print workers, a line each; then those that died, and their leases.
@@ -38,7 +46,7 @@ def show(workers: Sequence[dict[str, Any]]) -> None:
 
 def _state(worker: dict[str, Any]) -> str:
     if worker["is_alive"]:
-        return "alive"
+        return _COMMANDED.get((worker["command"], worker["obeyed_at"] is not None), "alive")
     return "silent" if worker["started_at"] else "gone"
 
 

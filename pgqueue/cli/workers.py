@@ -1,20 +1,21 @@
-"""`pgqueue workers`: list workers."""
+"""`pgqueue workers`: list workers, and act on one."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from pgqueue.cli import output, worker_table
-from pgqueue.cli.database import connected
+from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.watch import Watch, watch
 from pgqueue.db import operate
 from pgqueue.db.call import perform
 
-app = commands("List workers.")
+app = commands("List workers, and act on one.")
 
-
-@app.callback()
-def _workers() -> None:
-    """List workers."""
+WorkerName = Annotated[str, typer.Argument(metavar="NAME", help="The worker.", show_envvar=False)]
 
 
 @app.command(name="list")
@@ -30,3 +31,30 @@ def list_workers(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None)
                 worker_table.show(found)
 
         watch(show, again)
+
+
+@app.command(name="quiet")
+def quiet_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Let a worker reserve no more jobs and stay; its running jobs go on."""
+    _answer(name, ask(dsn, operate.quiet_worker(name)), "asked to be quiet", "there, or it was asked already", as_json)
+
+
+@app.command(name="resume")
+def resume_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Let a worker that was asked to be quiet reserve jobs again."""
+    _answer(name, ask(dsn, operate.resume_worker(name)), "asked to resume", "quiet by a command", as_json)
+
+
+@app.command(name="stop")
+def stop_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Let a worker end with the last of its jobs, as SIGTERM does. What supervises it may start another."""
+    _answer(name, ask(dsn, operate.stop_worker(name)), "asked to stop", "there, or it was asked already", as_json)
+
+
+def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+    if not done:
+        output.not_found(f"Worker {name} is not {otherwise}")
+    if as_json:
+        output.print_json({"worker": name, "outcome": verb})
+    else:
+        output.line(f"Worker {name}: {verb}")

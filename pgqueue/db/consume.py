@@ -254,6 +254,11 @@ def beat(worker: str, ended: Sequence[Mapping[str, object]] = ()) -> Call[bool]:
     return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb)", params, read_first)
 
 
+def worker_command(worker: str, obeys: str) -> Call[str]:
+    """Ask what an operator wants of the worker: "run", "quiet" or "stop". `obeys`: what it does now."""
+    return Call(b"select pgqueue.worker_command(%s::text, %s::text)", (worker, obeys), read_first)
+
+
 def bye(worker: str) -> Call[None]:
     """Deregister the worker."""
     return Call(b"select pgqueue.bye(%s::text)", (worker,), read_nothing)

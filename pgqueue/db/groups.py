@@ -51,10 +51,10 @@ def members(group_id: int, state: str | None, limit: int) -> Call[list[dict[str,
 
 
 def relations(job_id: int) -> Call[tuple[list[dict[str, Any]], list[dict[str, Any]]] | None]:
-    """Read the parents of a job, and its steps."""
+    """Read the parents of a job, and its steps; without results, which Python may be unable to read."""
     return Call(
         b"select coalesce((select jsonb_agg(to_jsonb(p) - 'result') from pgqueue.parents(%s::bigint) p), '[]'),"
-        b" coalesce((select jsonb_agg(to_jsonb(s)) from pgqueue.steps(%s::bigint) s), '[]')",
+        b" coalesce((select jsonb_agg(to_jsonb(s) - 'result') from pgqueue.steps(%s::bigint) s), '[]')",
         (job_id, job_id),
         read_maybe_one,
     )

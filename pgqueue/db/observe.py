@@ -110,13 +110,35 @@ def workers() -> Call[list[dict[str, Any]]]:
 def schedules() -> Call[list[dict[str, Any]]]:
     """Read the schedules with their next three times and last three runs."""
     return Call(
-        b"select to_jsonb(s) || jsonb_build_object('runs', coalesce((select jsonb_agg(to_jsonb(r) order by r.n desc)"
-        b" from (select h.* from pgqueue.schedule_history h where h.schedule = s.name and h.outcome <> 'planned'"
-        b" order by h.n desc limit 3) r), '[]'))"
-        b" from pgqueue.effective_schedules s order by s.next_at nulls last, s.name limit 500",
-        (),
+        b"select " + _SCHEDULE + b" from pgqueue.effective_schedules s"
+        b" join pgqueue.schedules d on d.name = s.name order by s.next_at nulls last, s.name limit 500",
+        (3,),
         read_column,
     )
+
+
+def schedule(name: str) -> Call[dict[str, Any] | None]:
+    """Read one schedule with its next three times and last twenty runs."""
+    return Call(
+        b"select " + _SCHEDULE + b" from pgqueue.effective_schedules s"
+        b" join pgqueue.schedules d on d.name = s.name where s.name = %s::text",
+        (20, name),
+        lambda rows: rows[0][0] if rows else None,
+    )
+
+
+# What was declared and what an operator has set, the times after the next one, and the last runs.
+_SCHEDULE = (
+    b"to_jsonb(s) || jsonb_build_object('declared_expression', d.declared_expression,"
+    b" 'declared_timezone', d.declared_timezone, 'own_expression', d.expression, 'own_timezone', d.timezone,"
+    b" 'later', (select case when s.next_at is null then '[]' when s.every is not null"
+    b" then jsonb_build_array(s.next_at + s.every, s.next_at + 2 * s.every)"
+    b" else (select jsonb_build_array(n.at, pgqueue.cron_next(s.expression, n.at, s.timezone))"
+    b" from (select pgqueue.cron_next(s.expression, s.next_at, s.timezone) as at) n) end),"
+    b" 'runs', coalesce((select jsonb_agg(to_jsonb(r) order by r.n desc)"
+    b" from (select h.* from pgqueue.schedule_history h where h.schedule = s.name and h.outcome <> 'planned'"
+    b" order by h.n desc limit %s::integer) r), '[]'))"
+)
 
 
 def audit(before: int | None) -> Call[list[dict[str, Any]]]:
@@ -171,6 +193,16 @@ def rights() -> Call[dict[str, Any]]:
         b" 'clock', extract(epoch from clock_timestamp()))",
         (),
         read_first,
+    )
+
+
+def paused_by(queue: str) -> Call[str | None]:
+    """Read who paused a queue last, among the newest ten thousand actions."""
+    return Call(
+        b"select a.actor from (select * from pgqueue.audit order by n desc limit 10000) a"
+        b" where a.action = 'pause_queue' and a.filter ->> 'queue' = %s::text order by a.n desc limit 1",
+        (queue,),
+        lambda rows: rows[0][0] if rows else None,
     )
 
 

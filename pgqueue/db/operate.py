@@ -218,6 +218,21 @@ def resume_queue(queue: str) -> Call[bool]:
     return Call(b"select pgqueue.resume_queue(%s::text)", (queue,), read_first)
 
 
+def quiet_worker(worker: str) -> Call[bool]:
+    """Let a worker reserve no more jobs; reads whether there is one that was not asked yet."""
+    return Call(b"select pgqueue.quiet_worker(%s::text)", (worker,), read_first)
+
+
+def resume_worker(worker: str) -> Call[bool]:
+    """Let a quiet worker reserve jobs again; reads whether there is one that was asked to be quiet."""
+    return Call(b"select pgqueue.resume_worker(%s::text)", (worker,), read_first)
+
+
+def stop_worker(worker: str) -> Call[bool]:
+    """Let a worker end; reads whether there is one that was not asked yet."""
+    return Call(b"select pgqueue.stop_worker(%s::text)", (worker,), read_first)
+
+
 def reset_task(task: str, options: Sequence[str]) -> Call[bool]:
     """Reset all options that an operator set for a task; reads whether anything changed."""
     return Call(b"select pgqueue.configure_task(%s::text, reset => %s::text[])", (task, list(options)), read_first)
@@ -252,6 +267,15 @@ def pause_schedule(name: str) -> Call[bool]:
 def resume_schedule(name: str) -> Call[bool]:
     """Resume a paused schedule from now; reads whether anything changed."""
     return Call(b"select pgqueue.resume_schedule(%s::text)", (name,), read_first)
+
+
+def configure_schedule(name: str, expression: str | None, timezone: str | None, reset: Sequence[str]) -> Call[bool]:
+    """Set or reset an operator's expression and time zone of a schedule; reads whether anything changed."""
+    return Call(
+        b"select pgqueue.configure_schedule(%s::text, %s::text, %s::text, %s::text[])",
+        (name, expression, timezone, list(reset)),
+        read_first,
+    )
 
 
 def run_schedule_now(name: str) -> Call[int | None]:

@@ -31,7 +31,11 @@ ROUTES = {
         "of_id(job_id)",
     ),
     **dict.fromkeys(
-        ("schedule", "unschedule", "pause_schedule", "resume_schedule", "run_schedule_now"), "of_key(name)"
+        (
+            *("schedule", "unschedule", "pause_schedule", "resume_schedule", "run_schedule_now"),
+            "configure_schedule",
+        ),
+        "of_key(name)",
     ),
     # All shards have the same.
     "version": "of_key(null::text)",

@@ -26,19 +26,25 @@ class Worker:
 
     It polls every 10 ms, so nothing waits for a NOTIFY. `settings` are those of `WorkerConfig`. Exceptions of handlers
     come out of `until`, or at the end of the block if no `until` waited for that job; `raise_errors=False` keeps it in
-    `errors`, by job.
+    `errors`, by job. The block begins when the worker serves; with `wait_for_start=False` at once, for a test in which
+    the database is away at first.
 
         async with Worker(app, dsn) as worker:
             job_id = task.enqueue(connection, "a@b.c")
             await worker.until(job_id, "succeeded")
     """
 
-    def __init__(self, app: App, dsn: str, *, raise_errors: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, app: App, dsn: str, *, raise_errors: bool = True, wait_for_start: bool = True, **settings: Any
+    ) -> None:
         self.errors: dict[int, BaseException] = {}
         self._app = app
         self._dsn = dsn
         self._raise_errors = raise_errors
+        self._wait_for_start = wait_for_start
         self._seen: set[int] = set()
+        # Opened by the first `until`: most of what a test waits for it sees on a connection of its own.
+        self._connection: psycopg.AsyncConnection[Any] | None = None
         self._formatter = app.error_formatter
         # Not as long as by default: a test that fails leaves handlers behind.
         defaults = {"poll_interval": 0.01, "shutdown_timeout": 3.0}
@@ -46,8 +52,9 @@ class Worker:
 
     async def __aenter__(self) -> Worker:
         self._app.error_formatter = self._note_error
-        self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
         self._running = asyncio.create_task(self.worker.run(), name="pgqueue-test-worker")
+        if not self._wait_for_start:
+            return self
         starting = asyncio.create_task(self.worker.started.wait())
         await asyncio.wait([self._running, starting], return_when=asyncio.FIRST_COMPLETED)
         starting.cancel()
@@ -77,6 +84,8 @@ class Worker:
         After `timeout` seconds, TimeoutError.
         """
         self._seen.add(job_id)
+        if self._connection is None:
+            self._connection = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True)
         deadline = time.monotonic() + timeout
         while True:
             found = await perform_async(self._connection, operate.outcome(job_id))
@@ -94,7 +103,8 @@ class Worker:
 
     async def _close(self) -> None:
         self._app.error_formatter = self._formatter
-        await self._connection.close()
+        if self._connection is not None:
+            await self._connection.close()
 
     def _note_error(self, error: BaseException) -> Mapping[str, object]:
         # Called in the context of the attempt.

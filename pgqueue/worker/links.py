@@ -57,6 +57,7 @@ def make_listener(
     on_wake: Callable[[], None],
     on_due: Callable[[], None],
     on_cancel: Callable[[], None],
+    on_command: Callable[[], None],
 ) -> Listener:
     """Return the listener of a worker, which tests itself over `link`."""
     if config.listen_dsn is not None:
@@ -70,6 +71,7 @@ def make_listener(
         on_wake=on_wake,
         on_due=on_due,
         on_cancel=on_cancel,
+        on_command=on_command,
         announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
         pulse=min(config.lease / 3, 60.0),
     )

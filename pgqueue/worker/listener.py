@@ -30,9 +30,11 @@ Announce = Callable[[str, str], Awaitable[None]]
 
 
 class Listener:
-    """Calls `on_wake`, `on_due` and `on_cancel` as notifications come, and the first two after each (re)connect.
+    """Calls `on_wake`, `on_due`, `on_cancel` and `on_command` as notifications come, and the first two after each
+    (re)connect.
 
-    `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle.
+    `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle. `on_command`: an operator
+    asks something of this worker.
 
     After each connect it sends itself a notification over the worker's main connection: if that does not arrive, the
     connections lead to different databases, to another server (a former primary), or to a pooler that gives the
@@ -49,6 +51,7 @@ class Listener:
         on_wake: Callable[[], None],
         on_due: Callable[[], None],
         on_cancel: Callable[[], None],
+        on_command: Callable[[], None],
         announce: Announce,
         pulse: float,
     ) -> None:
@@ -58,6 +61,7 @@ class Listener:
         self._on_wake = on_wake
         self._on_due = on_due
         self._on_cancel = on_cancel
+        self._on_command = on_command
         self._announce = announce
         self._pulse = pulse
 
@@ -145,6 +149,8 @@ class Listener:
                 self._on_due()
             elif each.payload == "cancel":
                 self._on_cancel()
+            elif each.payload == "command":
+                self._on_command()
             elif not each.payload.startswith("echo "):
                 self._on_wake()
         return heard

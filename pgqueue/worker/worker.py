@@ -16,6 +16,7 @@ from pgqueue.job import Surroundings
 from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.blocked_loop import Watchdog
 from pgqueue.worker.claimer import Claimer
+from pgqueue.worker.commands import Commands
 from pgqueue.worker.connection import Link
 from pgqueue.worker.counts import Counts
 from pgqueue.worker.events import Events, Lifetime
@@ -105,6 +106,7 @@ class Worker:
         )
         self._claimer = self._make_claimer()
         self._shutdown = self._make_shutdown()
+        self._commands = self._make_commands()
         self._listener = make_listener(
             dsn,
             config,
@@ -113,6 +115,7 @@ class Worker:
             on_wake=self._state.wake.set,
             on_due=self._claimer.sleeper.due_changed,
             on_cancel=self._leases.extend_now.set,
+            on_command=self._commands.asked_now.set,
         )
         self._watchdog = Watchdog(self._runner.name_running)
 
@@ -271,6 +274,7 @@ class Worker:
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
             "maintenance": self._registration.maintain_forever,
+            "commands": self._commands.obey_forever,
             "progress": self._progress.store_forever,
             "sharing": lambda: share_forever(self._runner, self._links.keeping, config.name),
             "timeouts": lambda: watch_timeouts_forever(
@@ -385,6 +389,14 @@ class Worker:
             self._registration.report_rest,
         )
 
+    def _make_commands(self) -> Commands:
+        return Commands(
+            self.config.name,
+            self._links.keeping,
+            self._identity.heartbeat,
+            {"run": self.resume, "quiet": self.be_quiet, "stop": self._stop_on_command},
+        )
+
     async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:
         began = time.monotonic()
         try:
@@ -412,6 +424,13 @@ class Worker:
         """Report the start of a job that was lost before, so that it counts if it kills this process at once."""
         lost = await self._links.keeping.perform(consume.started([each.pair for each in (held, *held.members)]))
         return not lost
+
+    def _stop_on_command(self) -> None:
+        if self.config.supervised:
+            # The supervisor counts any other end as a crash.
+            self._end_to_be_replaced()
+        else:
+            self.stop()
 
     def _end_to_be_replaced(self) -> None:
         self.exit_code = REPLACE_ME

@@ -429,6 +429,10 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
     assert {killed["killed"], killed["worker"]} == {"worker 1", "worker 2"}
     assert killed["state"] == "succeeded"
     assert killed["seconds"] >= 3
+    # A workflow waited for an event, and went on.
+    workflow = verdict["workflow"]
+    assert (workflow["state"], workflow["steps"][0], workflow["steps"][-1]) == ("succeeded", "charge", "ship")
+    assert "waits for event packed:" in workflow["waited"]
     # What the queue itself takes, and not the start of a worker.
     assert all(row["median_wait_ms"] is None or row["median_wait_ms"] < 2000 for row in verdict["ran"])
 
@@ -456,3 +460,26 @@ def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> No
 
 def test_version(run: Run, database: Database) -> None:
     assert run("--version").out.startswith("pgqueue ")
+
+
+def test_workers_are_made_quiet_resumed_and_stopped(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "hello", "w1")
+    assert "asked to be quiet" in run("workers", "quiet", "w1").out
+    assert run("workers", "quiet", "w1").code == 1
+    assert "to be quiet" in run("workers", "list").out
+    call(conn, "worker_command", "w1", "quiet")
+    assert " quiet " in run("workers", "list").out
+    assert run("workers", "resume", "w1", "--json").json() == {"worker": "w1", "outcome": "asked to resume"}
+    assert run("workers", "resume", "w1").code == 1
+    assert "asked to stop" in run("workers", "stop", "w1").out
+    assert run("workers", "stop", "nobody").code == 1
+
+
+def test_a_schedule_is_set_and_reset(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "schedule", "nightly", "0 3 * * *", "report")
+    assert run("schedules", "set", "nightly", "--expression", "0 4 * * *", "--timezone", "Europe/Berlin").code == 0
+    assert "0 4 * * * (Europe/Berlin)" in run("schedules", "list").out
+    assert run("schedules", "set", "nightly", "--reset", "expression", "--reset", "timezone").code == 0
+    assert "0 3 * * * (UTC)" in run("schedules", "list").out
+    assert run("schedules", "set", "nightly", "--reset", "expression").code == 1
+    assert run("schedules", "set", "nightly", "--expression", "0 4").code == 2

@@ -39,8 +39,30 @@ def test_a_job_shows_its_parents_and_steps(conn: psycopg.Connection, run: Run) -
     parent = enqueue(conn, "fetch")
     child = enqueue(conn, "load", depends_on=[parent])
     held = reserve_one(conn)
-    call(conn, "complete_step", held.id, held.reservation, "charge")
+    # Python reads no number of so many digits.
+    call(conn, "complete_step", held.id, held.reservation, "charge", "1e5000")
     shown = run("jobs", "show", str(child)).out
     assert f"parent {parent} (fetch): executing" in shown
     assert f"waits for 1 of 1 parents: {parent} executing" in shown
-    assert "step charge" in run("jobs", "show", str(parent)).out
+    shown = run("jobs", "show", str(parent)).out
+    assert "step charge" in shown
+    assert f"child {child} (load): blocked" in shown
+    found = json.loads(run("jobs", "show", str(child), "--json").out)
+    assert [(each["id"], each["state"]) for each in found["parents"]] == [(parent, "executing")]
+    assert (found["children"], found["steps"]) == ([], [])
+    assert found["waits"] == f"waits for 1 of 1 parents: {parent} executing"
+    [found] = json.loads(run("jobs", "show", str(parent), "--json").out)["children"]
+    assert (found["id"], found["task"]) == (child, "load")
+
+
+def test_a_job_shows_what_it_waits_for(conn: psycopg.Connection, run: Run) -> None:
+    enqueue(conn, "order")
+    held = reserve_one(conn)
+    other = enqueue(conn, "part")
+    call(conn, "await_event", held.id, held.reservation, "payment", "paid:17")
+    shown = run("jobs", "show", str(held.id)).out
+    assert "waits for event paid:17 (step payment), without a timeout" in shown
+    call(conn, "emit_event", "paid:17")
+    held = reserve_one(conn)
+    call(conn, "suspend", held.id, held.reservation, depends_on=[other])
+    assert f"waits for 1 jobs: {other} waiting" in run("jobs", "show", str(held.id)).out

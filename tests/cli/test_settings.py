@@ -48,11 +48,12 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         *("worker", "migrate", "proxy", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
-        *("tasks list", "tasks set", "tasks schema", "workers list", "web", "top", "metrics", "doctor"),
+        *("tasks list", "tasks set", "tasks schema", "web", "top", "metrics", "doctor"),
         *(f"groups {each}" for each in ("list", "show", "cancel", "retry")),
         *(f"import {each}" for each in ("procrastinate", "pgqueuer", "graphile-worker", "pgmq")),
         *(f"limits {each}" for each in ("list", "set", "drop")),
-        *(f"schedules {each}" for each in ("list", "show", "pause", "resume", "run", "remove")),
+        *(f"schedules {each}" for each in ("list", "show", "set", "pause", "resume", "run", "remove")),
+        *(f"workers {each}" for each in ("list", "quiet", "resume", "stop")),
     }
 
 
@@ -99,16 +100,45 @@ def test_the_list_of_commands_shows_the_first_line_of_their_own_help() -> None:
     }
 
 
-@pytest.mark.parametrize("arguments", ["--version", "--help", "worker --help", "jobs list --help"])
-def test_neither_alembic_nor_sqlalchemy_nor_rich_is_imported_to_print_the_version_or_help(arguments: str) -> None:
+HEAVY = "alembic sqlalchemy rich asyncpg django psycopg2 psycopg_pool textual starlette opentelemetry pgqueue.worker"
+
+
+def imported(arguments: str, **environment: str) -> set[str]:
+    """What a new process has imported when it has run `pgqueue` with these arguments, which must be right."""
     program = (
         "import sys; from pgqueue import cli\n"
         f"sys.argv = 'pgqueue {arguments}'.split()\n"
         "try: cli.main()\n"
-        "finally: print(sorted({'alembic', 'sqlalchemy', 'rich'} & {*sys.modules}), file=sys.stderr)\n"
+        "finally: print(*sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ | environment
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "more"),
+    [
+        ("--version", "pydantic pgqueue.config pgqueue.cli.database"),
+        ("--help", "pgqueue.config pgqueue.cli.database"),
+        ("jobs list --help", ""),
+    ],
+)
+def test_what_the_version_and_the_help_do_not_need_is_not_imported(arguments: str, more: str) -> None:
+    assert imported(arguments) & {*HEAVY.split(), *more.split()} == set()
+
+
+def test_the_help_of_the_worker_imports_no_migration() -> None:
+    assert imported("worker --help") & {"alembic", "sqlalchemy", "rich"} == set()
+
+
+@pytest.mark.parametrize("begun", ["", "jo"])
+def test_the_name_of_a_command_is_completed_without_importing_a_command(begun: str) -> None:
+    found = imported("", _PGQUEUE_COMPLETE="complete_bash", COMP_WORDS=f"pgqueue {begun}", COMP_CWORD="1")
+    assert found & set(HEAVY.split()) == set()
+    assert found & {f"pgqueue.cli.{module}" for module, _ in COMMANDS.values()} == set()
 
 
 def test_a_variable_stands_in_for_a_flag_and_the_flag_wins(

@@ -29,7 +29,6 @@ from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
 from tests.workers import WorkerProcess, write_module
 
-EXECUTES = "select state = 'executing' from pgqueue.jobs where id = %s"
 CRASHES = "select crashes from pgqueue.all_jobs where id = %s and state = 'succeeded'"
 
 
@@ -250,7 +249,7 @@ async def test_both_databases_are_emptied_and_no_more_handlers_run_than_there_ar
         assert counted == dict.fromkeys(name_databases([database.dsn, second.dsn]), 1500)
     # None was starved while both had jobs.
     both = max(starts.index("a"), starts.index("b"))
-    assert 300 < starts[both : both + 1000].count("a") < 700
+    assert 200 < starts[both : both + 1000].count("a") < 800
     for each in (conn, other):
         assert value(each, "select max(attempts) from pgqueue.history") == 1
 
@@ -381,6 +380,7 @@ def test_a_supervisor_gives_back_in_every_database_what_a_dead_process_held(
         app = App()
         @app.task
         def t(i):
+            Path(f"running-{i}").touch()
             while not Path("go").exists():
                 time.sleep(0.02)
         """,
@@ -388,9 +388,9 @@ def test_a_supervisor_gives_back_in_every_database_what_a_dead_process_held(
     options = ("-r", "jobs", "--processes", "1", "--dsn", database.dsn, "--dsn", second.dsn, "--lease", "300")
     worker = WorkerProcess(tmp_path, "", *options).started()
     try:
-        jobs = [(each, enqueue(each, "t", {"i": 1})) for each in (conn, other)]
-        for each, job_id in jobs:
-            wait_until(lambda each=each, job_id=job_id: value(each, EXECUTES, job_id), 20)  # type: ignore[misc]
+        jobs = [(each, enqueue(each, "t", {"i": i})) for i, each in enumerate((conn, other))]
+        # Only a job whose handler runs has crashed its process.
+        wait_until(lambda: len([*tmp_path.glob("running-*")]) == 2, 20)
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGKILL)
         (tmp_path / "go").touch()

@@ -20,9 +20,10 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from typer.testing import CliRunner
 
 import pgqueue
-from pgqueue import App, Job
+from pgqueue import App, Job, cli
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker
@@ -82,7 +83,8 @@ class PgBouncer:
         assert PROGRAM is not None
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([PROGRAM, str(self._config)], stdout=log, stderr=log, **self._as)
-        wait_until(self._answers)
+        # It asks a server that has refused it again only after `server_login_retry`, 15 s.
+        wait_until(self._answers, timeout=60)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -386,3 +388,32 @@ async def test_a_default_isolation_level_that_cannot_be_set_for_a_session_is_set
         async with working(app, pooler.dsn, listen=False, poll_interval=0.05):
             assert set(await done(conn, *enqueue_many(producer, 50))) == {"succeeded"}
         assert value(producer, "show default_transaction_isolation") == "serializable"
+
+
+@pytest.mark.timeout(120)
+async def test_the_commands_of_operators_and_of_the_deploy_work_through_a_pooler(
+    pooler: PgBouncer, producer: psycopg.Connection
+) -> None:
+    ids = enqueue_many(producer, 1200)
+
+    def run(*command: str) -> str:
+        done = CliRunner().invoke(cli.cli, [*command, "--dsn", pooler.dsn], catch_exceptions=False)
+        assert done.exit_code == 0, (command, done.output)
+        return done.output
+
+    def run_all() -> None:
+        run("migrate")
+        run("migrate", "--check")
+        run("status")
+        run("jobs", "list")
+        run("jobs", "explain", str(ids[0]))
+        run("doctor", "--fail-on", "never")
+        run("metrics")
+        run("top", "--once")
+        run("enqueue", "t", "{}")
+        # In portions, each with the same statement: psycopg would prepare it.
+        assert "1201" in run("jobs", "cancel", "--task", "t", "--yes")
+
+    async with busy_neighbours(pooler):
+        await asyncio.to_thread(run_all)
+    assert value(producer, "select count(*) from pgqueue.jobs") == 0

@@ -284,7 +284,7 @@ async def test_a_worker_started_on_a_server_that_only_reads_waits_for_another(
     for attrs, why in (("read-write", "read-only"), ("any", "in a read-only transaction")):
         caplog.clear()
         with caplog.at_level(logging.INFO, "pgqueue"):
-            async with working(app, uri(database.dsn, target_session_attrs=attrs), name="w"):
+            async with working(app, uri(database.dsn, target_session_attrs=attrs), name="w", wait_for_start=False):
                 await wait_until_async(lambda: lines(caplog, "trying again until it answers"))
                 assert why in lines(caplog, "trying again until it answers")[0]
                 if attrs == "any":
@@ -322,7 +322,9 @@ async def test_a_worker_waits_for_connections_when_there_are_none_left(
 
     job_id = enqueue(conn)
     with caplog.at_level(logging.INFO, "pgqueue"):
-        async with working(app, uri(database.dsn, user=limited), name="w", poll_interval=0.2, lease=LEASE):
+        async with working(
+            app, uri(database.dsn, user=limited), name="w", poll_interval=0.2, lease=LEASE, wait_for_start=False
+        ):
             await wait_until_async(lambda: lines(caplog, "too many connections for role"))
             # Enough for claims and completions; the others wait.
             allow(2)

@@ -327,9 +327,9 @@ async def test_the_examples_run(
     database: Database, conn: psycopg.Connection, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="workflows")
-    packed, late = (pgqueue.enqueue(conn, "order", {"number": number}) for number in (17, 18))
-    pgqueue.enqueue(conn, "import_rows", {"rows": 10_000})
-    pgqueue.enqueue(conn, "nightly")
+    packed, late = (pgqueue.enqueue(conn, "workflows.order", {"number": number}) for number in (17, 18))
+    pgqueue.enqueue(conn, "workflows.import_rows", {"rows": 10_000})
+    pgqueue.enqueue(conn, "workflows.nightly")
     for _ in range(3):
         await work(examples.app, database)
     pgqueue.emit_event(conn, "packed:17", {"parcel": 5})
@@ -343,4 +343,9 @@ async def test_the_examples_run(
     for line in ("parcel 5: shipped", "payment 1018: refunded", "the night went well", "has ended"):
         assert printed.count(line) == 1, line
     assert "something failed" not in printed
+    # The import: a group of a hundred pages, and one report.
+    [members] = conn.execute(
+        "select total, succeeded from pgqueue.groups() where name = 'import of 10000 rows'"
+    ).fetchall()
+    assert members == (100, 100)
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
