@@ -32,7 +32,7 @@ _COLUMNS = {
     "overview": ("severity", "topic", "subject", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
-    "workers": ("worker", "alive", "host", "queues", "executing", "lapsed", "last heartbeat"),
+    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "last heartbeat"),
     "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
     "limits": ("kind", "of", "executing", "at most", "starts", "waiting"),
 }
@@ -77,6 +77,7 @@ class Top(App[None]):
         Binding("t", "act('retry')", "retry"),
         Binding("c", "act('cancel')", "cancel"),
         Binding("p", "pause", "pause/resume"),
+        Binding("S", "stop", "stop worker"),
         Binding("K", "act('kill')", "kill"),
         Binding("D", "act('delete')", "delete"),
         Binding("q", "quit", "quit"),
@@ -150,7 +151,7 @@ class Top(App[None]):
             )
 
     def action_pause(self) -> None:
-        """Pause the queue or schedule under the cursor, or resume it."""
+        """Pause the queue, schedule or worker under the cursor, or resume it."""
         tab, database, row = self._row()
         if tab == "queues" and row:
             call = operate.resume_queue(row[0]) if row[-1] else operate.pause_queue(row[0])
@@ -158,6 +159,23 @@ class Top(App[None]):
         elif tab == "schedules" and row:
             call = operate.resume_schedule(row[0]) if row[5] else operate.pause_schedule(row[0])
             self._do(database, call, lambda _: f"schedule {row[0]}: {'resumed' if row[5] else 'paused'}")
+        elif tab == "workers" and row:
+            call = operate.resume_worker(row[0]) if row[2] == "quiet" else operate.quiet_worker(row[0])
+            asked = "resume" if row[2] == "quiet" else "be quiet"
+            self._do(database, call, lambda done: f"worker {row[0]}: {_asked(done, asked)}")
+
+    def action_stop(self) -> None:
+        """Stop the worker under the cursor; ask first."""
+        tab, database, row = self._row()
+        if tab != "workers" or not row:
+            return
+
+        def stop(is_sure: bool | None) -> None:
+            if is_sure:
+                call = operate.stop_worker(row[0])
+                self._do(database, call, lambda done: f"worker {row[0]}: {_asked(done, 'stop')}")
+
+        self.push_screen(Ask(f"stop worker {row[0]}? What supervises it may start another."), stop)
 
     def action_act(self, action: str) -> None:
         """Act on the job under the cursor; ask first where that cannot be undone."""
@@ -290,6 +308,7 @@ def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]],
                 yield (
                     each["worker"],
                     "yes" if each["is_alive"] else "NO",
+                    each["command"],
                     info.get("host"),
                     served,
                     each["executing"],
@@ -308,6 +327,10 @@ def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]],
         case _:
             for each in ask(observe.doctor()):
                 yield tuple(each[name] for name in ("severity", "topic", "subject", "evidence", "remedy"))
+
+
+def _asked(done: bool, what: str) -> str:
+    return f"asked to {what}" if done else f"not asked to {what}: it is gone, or was asked already"
 
 
 def _short(value: object) -> str:

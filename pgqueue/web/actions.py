@@ -1,4 +1,6 @@
-"""Actions: each checks the user's right, asks first if it cannot be undone, and is recorded in the audit."""
+"""Actions on jobs, queues, groups, limits and tasks: each checks the user's right, asks first if it cannot be undone,
+and is recorded in the audit.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ Form = dict[str, list[str]]
 async def act(context: Context) -> Response:
     """Act on the jobs that were selected, or on all that match: ask first, then act chunk by chunk."""
     form = await context.form()
-    action = _one(form, "action")
+    action = one(form, "action")
     if action not in RIGHTS:
         raise HTTPException(400, "there is no such action")
     context.require(RIGHTS[action])
-    if _one(form, "scope") == "all":
+    if one(form, "scope") == "all":
         return await _act_on_all(context, form, action)
     ids = [int(each) for each in form.get("id", []) if each.isascii() and each.isdigit() and len(each) <= 18]
     if not ids:
@@ -45,11 +47,11 @@ async def act(context: Context) -> Response:
     said = _said(action, done.changed, len(ids))
     if len(ids) == 1:
         return context.go("jobs" if action == "delete" and done.changed else f"jobs/{ids[0]}", said=said)
-    return context.go("jobs", q=_one(form, "q"), said=said)
+    return context.go("jobs", q=one(form, "q"), said=said)
 
 
 async def _act_on_all(context: Context, form: Form, action: str) -> Response:
-    line = _one(form, "q")
+    line = one(form, "q")
     wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
@@ -58,7 +60,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     if "confirm" not in form:
         return await _ask_for_all(context, action, line)
     expected, cap = _number(form, "count"), min(_number(form, "cap") or COUNTED, 1_000_000)
-    if expected > FREELY and _one(form, "typed").replace(",", "") != str(expected):
+    if expected > FREELY and one(form, "typed").replace(",", "") != str(expected):
         raise InvalidArgument(f"the number typed is not {expected}", hint="go back and type it")
     done, looked = _number(form, "done"), _number(form, "looked")
     before = _number(form, "before") or None
@@ -74,7 +76,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
         label=LABELS[action],
         fields={
             "action": action, "scope": "all", "q": line, "confirm": "yes", "count": expected, "cap": cap,
-            "typed": _one(form, "typed"), "done": done, "looked": looked, "before": found.next_before,
+            "typed": one(form, "typed"), "done": done, "looked": looked, "before": found.next_before,
         },
         done=done,
         looked=looked,
@@ -102,21 +104,21 @@ async def _ask_for_all(context: Context, action: str, line: str) -> Response:
 async def queue(context: Context) -> Response:
     """Pause, resume, purge or configure a queue."""
     form = await context.form()
-    name, what = _one(form, "name"), _one(form, "do")
+    name, what = one(form, "name"), one(form, "do")
     context.require({"purge": "delete", "configure": "limits"}.get(what, "act"))
     match what:
         case "pause":
-            await _do(context, operate.pause_queue(name))
+            await change(context, operate.pause_queue(name))
         case "resume":
-            await _do(context, operate.resume_queue(name))
+            await change(context, operate.resume_queue(name))
         case "configure":
             values = {key: _maybe_number(form, key) for key in ("priority", "weight")}
             reset = [key for key, value in values.items() if value is None]
-            await _do(context, operate.configure_queue(name, values, reset))
+            await change(context, operate.configure_queue(name, values, reset))
         case "purge":
-            if _one(form, "typed") != name:
+            if one(form, "typed") != name:
                 return context.page("purge.html", name=name, wrong="typed" in form)
-            chunk = await _do(context, operate.bulk("purge", {"queue": name}, 10_000))
+            chunk = await change(context, operate.bulk("purge", {"queue": name}, 10_000))
             more = "; there is more: purge again" if chunk.next_after is not None else ""
             return context.go("queue", name=name, said=f"{chunk.changed} jobs deleted{more}")
         case _:
@@ -132,40 +134,27 @@ async def group(context: Context) -> Response:
     [found] = await context.database.read(groups.find_group(group_id, COUNTED))
     if found is None:
         raise HTTPException(404, f"there is no group {group_id}, or its retention has ended")
-    if _one(form, "confirm") != "yes":
+    if one(form, "confirm") != "yes":
         return context.page("cancel_group.html", group=found[0])
-    state = await _do(context, operate.cancel(group_id))
+    state = await change(context, operate.cancel(group_id))
     said = {"cancelled": "the group is cancelled", "requested": "its members are being cancelled"}
     return context.go("group", id=group_id, said=said.get(state or "", "there was nothing to cancel"))
-
-
-async def schedule(context: Context) -> Response:
-    """Pause, resume or run a schedule."""
-    form = await context.form()
-    context.require("schedule")
-    name = _one(form, "name")
-    calls: dict[str, Callable[[str], Call[Any]]] = {
-        "pause": operate.pause_schedule,
-        "resume": operate.resume_schedule,
-        "run": operate.run_schedule_now,
-    }
-    what = _one(form, "do")
-    if what not in calls:
-        raise HTTPException(400, "there is no such action")
-    found = await _do(context, calls[what](name))
-    return context.go("schedules", said=f"job {found} was enqueued" if what == "run" and found else "done")
 
 
 async def limit(context: Context) -> Response:
     """Set or drop a limit."""
     form = await context.form()
     context.require("limits")
-    kind, target = _one(form, "kind"), _one(form, "target")
-    if _one(form, "do") == "drop":
-        await _do(context, operate.drop_limit(kind, target))
+    kind, target = one(form, "kind"), one(form, "target")
+    if one(form, "do") == "drop":
+        if one(form, "confirm") != "yes":
+            stats = await context.database.shared("stats", 1.0, observe.stats)
+            known = next((each for each in stats["limits"] if (each["kind"], each["target"]) == (kind, target)), None)
+            return context.page("drop_limit.html", kind=kind, target=target, limit=known)
+        await change(context, operate.drop_limit(kind, target))
         return context.go("limits", said="the limit is gone")
     most, rate = _maybe_number(form, "max_executing"), _maybe_number(form, "rate")
-    await _do(context, operate.set_limit(kind, target, most, rate, _one(form, "per") or None))
+    await change(context, operate.set_limit(kind, target, most, rate, one(form, "per") or None))
     return context.go("limits", said="the limit applies from now on")
 
 
@@ -173,15 +162,16 @@ async def task(context: Context) -> Response:
     """Reset the options that an operator set for a task."""
     form = await context.form()
     context.require("limits")
-    name = _one(form, "name")
-    await _do(context, operate.reset_task(name, form.get("option", [])))
+    name = one(form, "name")
+    await change(context, operate.reset_task(name, form.get("option", [])))
     return context.go("task", name=name, said="the declared options apply again")
 
 
 Action = Callable[[Context], Awaitable[Response]]
 
 
-async def _do(context: Context, call: Call[Any]) -> Any:
+async def change(context: Context, call: Call[Any]) -> Any:
+    """Run a call that changes something, in the name of the user; the next page shows it."""
     found = await context.database.act(context.user, call)
     context.database.forget()
     return found
@@ -199,7 +189,8 @@ def _said(action: str, changed: int, of: int) -> str:
     return f"{changed} of {of} jobs {verb[action]}{left}"
 
 
-def _one(form: Form, name: str) -> str:
+def one(form: Form, name: str) -> str:
+    """Return the value of a field; "" where there is none."""
     value = form.get(name, [""])[0]
     if "\0" in value:
         raise InvalidArgument(f"{name} holds a NUL", hint="PostgreSQL stores none")
@@ -211,7 +202,7 @@ def _number(form: Form, name: str) -> int:
 
 
 def _maybe_number(form: Form, name: str) -> int | None:
-    value = _one(form, name).strip().replace(",", "")
+    value = one(form, name).strip().replace(",", "")
     if not value:
         return None
     if not value.lstrip("-").isdigit() or not value.isascii() or len(value) > 18:

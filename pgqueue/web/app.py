@@ -22,7 +22,8 @@ from starlette.types import Scope
 
 from pgqueue import __version__
 from pgqueue.errors import PgQueueError
-from pgqueue.web import actions, pages, workflows
+from pgqueue.middleware import Codec
+from pgqueue.web import actions, machinery, pages, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import Database, Pool
 from pgqueue.web.guard import Guard
@@ -41,9 +42,10 @@ _PAGES: dict[str, _Handler] = {
     "/group": workflows.group,
     "/tasks": pages.tasks,
     "/task": pages.task,
-    "/workers": pages.workers,
-    "/worker": pages.worker,
-    "/schedules": pages.schedules,
+    "/workers": machinery.workers,
+    "/worker": machinery.worker,
+    "/schedules": machinery.schedules,
+    "/schedule": machinery.schedule,
     "/limits": pages.limits,
     "/dead": pages.dead,
     "/audit": pages.audit,
@@ -55,7 +57,8 @@ _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,
     "/queue": actions.queue,
     "/group": actions.group,
-    "/schedule": actions.schedule,
+    "/worker": machinery.act_on_worker,
+    "/schedule": machinery.act_on_schedule,
     "/limit": actions.limit,
     "/task": actions.task,
 }
@@ -82,6 +85,7 @@ class Options:
     trace_url: str | None = None
     title: str = "pgqueue"
     places: tuple[tuple[str, str], ...] = ()
+    codec: Codec | None = None
 
 
 def dashboard(
@@ -94,6 +98,7 @@ def dashboard(
     origin: str | None = None,
     trace_url: str | None = None,
     title: str = "pgqueue",
+    codec: Codec | None = None,
 ) -> Starlette:
     """Return the pages as an ASGI app.
 
@@ -104,6 +109,7 @@ def dashboard(
     allowed_hosts  host names that it accepts, beside those of loopback; "*": any
     origin         where a browser sees the pages, such as https://ops.example.com, behind a proxy that changes Host
     trace_url      address of a trace, with {trace_id}
+    codec          that of the App: shows args decoded, else as they are stored
     """
     options = Options(
         authorize=authorize,
@@ -113,6 +119,7 @@ def dashboard(
         origin=origin,
         trace_url=trace_url,
         title=title,
+        codec=codec,
     )
     return pages_of(Database(database), options)
 
@@ -120,7 +127,8 @@ def dashboard(
 def pages_of(found: Database, options: Options) -> Starlette:
     """Return the pages of one database."""
     templates = environment()
-    settings = Settings(options.read_only, tuple(options.redact), options.trace_url, options.title, options.places)
+    redact = tuple(options.redact)
+    settings = Settings(options.read_only, redact, options.trace_url, options.title, options.places, options.codec)
 
     def endpoint(handler: _Handler) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:

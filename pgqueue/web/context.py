@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from pgqueue.db import observe
 from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
+from pgqueue.middleware import Codec
 from pgqueue.search import Filter, parse
 from pgqueue.web.database import Database
 from pgqueue.web.render import hides, link
@@ -37,6 +38,7 @@ class Settings:
     trace_url: str | None
     title: str
     places: tuple[tuple[str, str], ...] = ()
+    codec: Codec | None = None
 
 
 class Context:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,8 @@ from pgqueue.schema import bundled
 from pgqueue.search import STATES, WORDS, Filter, exactly
 from pgqueue.web import commands, render, workflows
 from pgqueue.web.context import Context
+
+log = logging.getLogger("pgqueue.web")
 
 # Jobs on a page.
 PAGE = 50
@@ -76,9 +80,11 @@ async def queue(context: Context) -> Response:
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
     groups = await context.database.shared(("dead", name), 10.0, lambda: observe.dead_groups(name))
+    [paused_by] = await context.database.read(observe.paused_by(name)) if numbers["paused_at"] else [None]
     return context.page(
         "queue.html",
         name=name,
+        paused_by=paused_by,
         numbers=numbers,
         options=known,
         groups=groups[:10],
@@ -117,12 +123,13 @@ async def job(context: Context) -> Response:
         raise HTTPException(404, f"there is no job {job_id}, or its retention has ended")
     columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
     neighbours = await _neighbours(context, columns)
+    redact = context.settings.redact
     return context.page(
         "job.html",
         job=columns,
         why=why,
         documents={
-            name: render.document(found.texts[name], context.settings.redact)
+            name: render.document(_decoded(context, found) if name == "args" else found.texts[name], redact)
             for name in ("args", "headers", "result")
             if found.texts.get(name) not in (None, "null")
         },
@@ -130,7 +137,7 @@ async def job(context: Context) -> Response:
         timeline=_timeline(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
-        command=commands.copy(columns, found.texts["args"], context.settings.redact, context.may("args")),
+        command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
         relatives=await workflows.relatives(context, columns),
         actions=actions_for([columns["state"]]),
         now=context.now(),
@@ -163,28 +170,6 @@ async def task(context: Context) -> Response:
     return context.page(
         "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=context.now()
     )
-
-
-async def workers(context: Context) -> Response:
-    """Workers, the silent ones first."""
-    found = await context.database.shared("workers", 2.0, observe.workers)
-    return context.page("workers.html", workers=found, now=context.now())
-
-
-async def worker(context: Context) -> Response:
-    """One worker and what it executes."""
-    name = context.query("name")
-    [found, running] = await context.database.read(observe.workers(), observe.running(name))
-    known = next((each for each in found if each["worker"] == name), None)
-    if known is None:
-        raise HTTPException(404, f"there is no worker {render.short(name)}")
-    return context.page("worker.html", worker=known, running=running, now=context.now())
-
-
-async def schedules(context: Context) -> Response:
-    """Schedules, the next one due first."""
-    found = await context.database.shared("schedules", 2.0, observe.schedules)
-    return context.page("schedules.html", schedules=found, now=context.now())
 
 
 async def limits(context: Context) -> Response:
@@ -315,6 +300,22 @@ def _id_of(context: Context) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 18:
         raise HTTPException(404, "this is not the id of a job")
     return int(text)
+
+
+def _decoded(context: Context, job: Any) -> str:
+    """Return the args as text, decoded where the codec can, else as they are stored."""
+    stored: str = job.texts["args"]
+    codec = context.settings.codec
+    if codec is None or not context.may("args") or not isinstance(job["args"], dict):
+        return stored
+    try:
+        decoded = codec.decode(job["args"])
+        # Numbers that Python cannot hold exactly stay as they are stored.
+        return stored if decoded == job["args"] else json.dumps(decoded, ensure_ascii=False)
+    except Exception as error:
+        # A key that is gone, or a codec with a mistake: the page is needed now more than ever.
+        log.warning("args of job %s cannot be decoded: %s", job["id"], type(error).__name__)
+        return stored
 
 
 def _errors(found: Any) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from typing import Any
 from urllib.parse import urlencode
@@ -32,6 +32,9 @@ REDACT = (
 
 _HIDDEN = "•••"
 
+# An instant as PostgreSQL writes it, and its offset.
+_INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
+
 # Names longer than this are cut on lists; a name is at most 512 bytes, a message may be a megabyte.
 _SHOWN = 120
 _SHOWN_TEXT = 20_000
@@ -50,6 +53,9 @@ def environment() -> Environment:
         bytes=size,
         quoted=lambda value: quoted(exactly(value)),
         say=say,
+        interval=interval,
+        lasting=lasting,
+        with_times=with_times,
     )
     found.globals["version"] = __version__
     return found
@@ -115,7 +121,7 @@ def at(value: str | None) -> Markup:
     instant = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
     if instant is None:
         return Markup("{}").format(value)
-    shown = instant.strftime("%Y-%m-%d %H:%M:%S")
+    shown = instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
     return Markup('<time datetime="{}">{} UTC</time>').format(instant.isoformat(), shown)
 
 
@@ -129,6 +135,47 @@ def ago(value: str | None, now: float) -> Markup:
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         instant.isoformat(), instant.strftime("%Y-%m-%d %H:%M:%S UTC"), words
     )
+
+
+def lasting(value: str | None, now: float) -> Markup:
+    """Write how long something lasts that began at an instant."""
+    if not value or value in ("infinity", "-infinity"):
+        return Markup("–")
+    began = datetime.fromisoformat(value)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        began.isoformat(), began.strftime("%Y-%m-%d %H:%M:%S UTC"), seconds(max(now - began.timestamp(), 0.0))
+    )
+
+
+def with_times(value: object) -> Markup:
+    """Write a text of the database's with its instants to the second; the browser shows them in the reader's zone."""
+    found = Markup()
+    rest = text(value)
+    while match := _INSTANT.search(rest):
+        zone = match[2] if ":" in match[2] else f"{match[2]}:00"
+        try:
+            shown = at(f"{match[1]}{zone}")
+        except ValueError:
+            shown = Markup("{}").format(match[0])
+        found += Markup("{}{}").format(rest[: match.start()], shown)
+        rest = rest[match.end() :]
+    return found + rest
+
+
+def interval(value: object) -> str:
+    """Write an interval of the database's, such as 00:05:00, in words."""
+    match = re.fullmatch(r"(?:(\d+) days? ?)?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?", str(value or ""))
+    if not value or match is None:
+        return short(value)
+    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+    left = days * 86_400 + hours * 3600 + minutes * 60 + rest
+    words = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count = left / length if unit == "s" else left // length
+        if count:
+            words.append(f"{count:g} {unit}")
+        left -= count * length
+    return " ".join(words) or "0 s"
 
 
 def stamp(value: str) -> float:

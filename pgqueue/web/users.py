@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-# read: the pages; args: args, headers and results of jobs; act: run, retry, cancel, pause, resume; delete: delete,
-# kill, purge; schedule: schedules; limits: limits, and options of queues and tasks.
+# read: the pages; args: args, headers and results of jobs; act: run, retry, cancel, pause, resume, make a worker quiet;
+# delete: delete, kill, purge, stop a worker; schedule: schedules; limits: limits, and options of queues and tasks.
 EVERYTHING = frozenset({"read", "args", "act", "delete", "schedule", "limits"})
 
 

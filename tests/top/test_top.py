@@ -118,6 +118,26 @@ async def test_a_queue_is_paused_and_resumed(filled: psycopg.Connection, databas
             await until(pilot, lambda s=state: bool(cells(pilot, "queues")[0][-1]) is s)
 
 
+async def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database) as pilot:
+        await show(pilot, "workers")
+        for command in ("quiet", None):
+            await pilot.press("p")
+            await until(pilot, lambda c=command: value(filled, "select command from pgqueue.workers") == c)
+            await until(pilot, lambda c=command: cells(pilot, "workers")[0][2] == (c or ""))
+        await pilot.press("S")
+        await pilot.pause()
+        await pilot.press("n")
+        await pilot.pause()
+        assert value(filled, "select command from pgqueue.workers") is None
+        await pilot.press("S")
+        await pilot.pause()
+        await pilot.press("y")
+        await until(pilot, lambda: value(filled, "select command from pgqueue.workers") == "stop")
+        await pilot.press("p")
+        await until(pilot, lambda: "asked already" in said(pilot))
+
+
 async def test_a_reader_looks_and_is_refused_what_acts(filled: psycopg.Connection, database: Database) -> None:
     filled.execute(f"create role top_reader_{database.name} login".encode())
     try:

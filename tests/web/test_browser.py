@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 PAGES = ["/", "/queues", "/queue?name=mail", "/jobs", "/dead", "/tasks", "/task?name=send_email", "/workers"]
-PAGES += ["/groups", "/worker?name=w1", "/schedules", "/limits", "/audit", "/health"]
+PAGES += ["/groups", "/worker?name=w1", "/schedules", "/schedule?name=nightly", "/limits", "/audit", "/health"]
 
 AXE = "axe-core@4.14.1"
 
@@ -197,16 +197,38 @@ def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> N
     page.get_by_label("At most executing").fill("2")
     page.get_by_role("button", name="Set").click()
     page.get_by_role("button", name="Drop the limit of report").click()
+    page.get_by_role("button", name="Drop", exact=True).click()
     wait_until(lambda: value(filled, "select count(*) from pgqueue.limits where target = 'report'") == 0)
     page.goto("/schedules")
     page.get_by_role("button", name="Run now: nightly").click()
+    page.get_by_role("button", name="Run now", exact=True).click()
     page.get_by_text("was enqueued").wait_for()
-    page.get_by_role("button", name="Pause nightly").click()
-    page.get_by_role("button", name="Resume nightly").wait_for()
+    page.get_by_role("button", name="Pause: nightly").click()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    page.get_by_role("button", name="Resume: nightly").wait_for()
+    page.get_by_role("link", name="nightly", exact=True).click()
+    page.get_by_label("Expression").fill("15 6 * * *")
+    page.get_by_role("button", name="Set…").click()
+    page.get_by_text("at 06:15").wait_for()
+    page.get_by_role("button", name="Set", exact=True).click()
+    page.get_by_text("it is set from now on").wait_for()
     call(filled, "configure_task", "report", max_attempts=3)
     page.goto("/task?name=report")
     page.get_by_role("button", name="Reset max_attempts").click()
     wait_until(lambda: value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") is None)
+
+
+@pytest.mark.long
+def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+    page.goto("/workers")
+    for button in ("Make quiet", "Resume", "Stop"):
+        page.get_by_role("button", name=f"{button}: w1").click()
+        page.get_by_role("heading", name=f"{button}: worker w1?").wait_for()
+        page.get_by_role("button", name=button, exact=True).click()
+        page.get_by_role("heading", name="Workers").wait_for()
+    page.get_by_text("asked to stop", exact=True).wait_for()
+    assert value(filled, "select command from pgqueue.workers") == "stop"
+    assert said == []
 
 
 @pytest.mark.long

@@ -134,7 +134,9 @@ def test_a_reader_sees_and_cannot_act(
         "/dead",
         "/tasks",
         "/workers",
+        "/worker?name=w1",
         "/schedules",
+        "/schedule?name=nightly",
         "/limits",
         "/audit",
         "/health",
@@ -149,6 +151,10 @@ def test_a_reader_sees_and_cannot_act(
     for path, form in [
         ("/queue", {"name": "mail", "do": "pause"}), ("/act", {"action": "cancel", "id": "1", "confirm": "yes"}),
         ("/limit", {"do": "drop", "kind": "queue", "target": "mail"}), ("/schedule", {"name": "nightly", "do": "run"}),
+        ("/schedule", {"name": "nightly", "do": "run", "confirm": "yes"}),
+        ("/schedule", {"name": "nightly", "do": "remove", "confirm": "yes"}),
+        ("/schedule", {"name": "nightly", "do": "set", "expression": "* * * * *", "confirm": "yes"}),
+        ("/worker", {"name": "w1", "do": "quiet"}), ("/worker", {"name": "w1", "do": "stop", "confirm": "yes"}),
         ("/task", {"name": "report", "option": "queue"}), ("/group", {"id": "1", "confirm": "yes"}),
     ]:  # fmt: skip
         assert ask("POST", path, at=address, **form).status_code == 403
@@ -177,8 +183,11 @@ def test_an_operator_role_acts_and_read_only_takes_that_away(
         ("act", "/queue", {"name": "mail", "do": "pause"}),
         ("act", "/group", {"id": "GROUP", "confirm": "yes"}),
         ("delete", "/act", {"action": "delete", "id": "1", "confirm": "yes"}),
-        ("schedule", "/schedule", {"name": "nightly", "do": "pause"}),
-        ("limits", "/limit", {"do": "drop", "kind": "queue", "target": "mail"}),
+        ("act", "/worker", {"name": "w1", "do": "quiet", "confirm": "yes"}),
+        ("delete", "/worker", {"name": "w1", "do": "stop", "confirm": "yes"}),
+        ("schedule", "/schedule", {"name": "nightly", "do": "pause", "confirm": "yes"}),
+        ("schedule", "/schedule", {"name": "nightly", "do": "set", "timezone": "Europe/Berlin", "confirm": "yes"}),
+        ("limits", "/limit", {"do": "drop", "kind": "queue", "target": "mail", "confirm": "yes"}),
     ],
 )
 def test_a_user_without_a_right_is_refused(

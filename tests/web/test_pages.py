@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import psycopg
@@ -12,6 +14,8 @@ from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
+from pgqueue.web import render
+from pgqueue.web.cron_words import in_words
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.web.conftest import Serve
 
@@ -43,7 +47,8 @@ def test_every_page_shows_what_there_is(filled: psycopg.Connection, ask: Ask) ->
         "/": "TimeoutError", "/queues": "reports", "/queue?name=mail": "Purge", "/jobs": "send_email",
         "/dead": "no answer", f"/jobs/{job}": "Traceback: here", "/tasks": "send_email",
         "/task?name=send_email": "Declared", "/workers": "web-1", "/worker?name=w1": "Running jobs",
-        "/schedules": "nightly", "/limits": "50", "/audit": "set_limit", "/health": "Maintenance",
+        "/schedules": "at 03:00", "/limits": "50", "/audit": "set_limit", "/health": "Maintenance",
+        "/schedule?name=nightly": "Expression and time zone",
         "/metrics": 'pgqueue_queue_jobs{queue="mail",state="dead"} 9.0', "/series": '"succeeded"',
     }.items():  # fmt: skip
         answer = ask("GET", page)
@@ -61,6 +66,7 @@ def test_every_page_shows_what_there_is(filled: psycopg.Connection, ask: Ask) ->
         "/queue?name=no",
         "/task?name=no",
         "/worker?name=no",
+        "/schedule?name=no",
         "/nothing",
     ],
 )
@@ -87,6 +93,32 @@ def test_args_are_shown_to_users_with_that_right(filled: psycopg.Connection, ser
     text = ask("GET", f"/jobs/{job}", at=address).text
     assert str(2**60 + 1) not in text
     assert "Hidden" in text
+
+
+class Reversing:
+    """A codec that shows whether it was asked."""
+
+    def encode(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"hidden": json.dumps(args)[::-1]}
+
+    def decode(self, args: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(args["hidden"][::-1]) if set(args) == {"hidden"} else args
+        return found
+
+
+def test_args_are_decoded_where_the_codec_is_given(conn: psycopg.Connection, serve: Serve, ask: Ask) -> None:
+    encoded = enqueue(conn, "t", Reversing().encode({"customer": 812, "password": "geheim"}))
+    plain = enqueue(conn, "t", {"n": 2**70})
+    broken = enqueue(conn, "t", {"hidden": "not JSON"})
+    address = serve(codec=Reversing())
+    text = ask("GET", f"/jobs/{encoded}", at=address).text
+    assert "812" in text
+    # What the codec shows is redacted like all else.
+    assert "geheim" not in text
+    assert str(2**70) in ask("GET", f"/jobs/{plain}", at=address).text
+    assert "not JSON" in ask("GET", f"/jobs/{broken}", at=address).text
+    assert "812" not in ask("GET", f"/jobs/{encoded}").text
+    assert "812" not in ask("GET", f"/jobs/{encoded}", at=serve(codec=Reversing(), can={"read"})).text
 
 
 @pytest.mark.parametrize(
@@ -162,7 +194,7 @@ def test_every_job_is_no_filter(filled: psycopg.Connection, ask: Ask) -> None:
     assert ask("POST", "/act", action="cancel", scope="all", q=" ").status_code == 400
 
 
-def test_queues_schedules_limits_and_tasks_can_be_changed(filled: psycopg.Connection, ask: Ask) -> None:
+def test_queues_limits_and_tasks_can_be_changed(filled: psycopg.Connection, ask: Ask) -> None:
     ask("POST", "/queue", name="mail", do="pause")
     assert value(filled, "select paused_at is not null from pgqueue.queues where name = 'mail'") is True
     ask("POST", "/queue", name="mail", do="resume")
@@ -171,16 +203,144 @@ def test_queues_schedules_limits_and_tasks_can_be_changed(filled: psycopg.Connec
     assert "Type the name" in ask("POST", "/queue", name="mail", do="purge").text
     ask("POST", "/queue", name="mail", do="purge", typed="mail")
     assert value(filled, "select count(*) from pgqueue.jobs where queue = 'mail' and state = 'waiting'") == 0
-    ask("POST", "/schedule", name="nightly", do="pause")
-    assert value(filled, "select paused_at is not null from pgqueue.schedules") is True
-    ask("POST", "/schedule", name="nightly", do="run")
-    assert value(filled, "select count(*) from pgqueue.schedule_runs where outcome = 'manual'") == 1
     ask("POST", "/limit", do="set", kind="task", target="report", max_executing="3")
-    ask("POST", "/limit", do="drop", kind="queue", target="mail")
+    assert "Drop the limit of queue mail?" in ask("POST", "/limit", do="drop", kind="queue", target="mail").text
+    ask("POST", "/limit", do="drop", kind="queue", target="mail", confirm="yes")
     assert filled.execute("select kind, max_executing from pgqueue.limits").fetchall() == [("task", 3)]
     call(filled, "configure_task", "report", max_attempts=3)
     ask("POST", "/task", name="report", option="max_attempts")
     assert value(filled, "select max_attempts from pgqueue.tasks where name = 'report'") is None
+
+
+ACTIONS = [
+    ("worker", "w1", "quiet", "Make quiet", "quiet_worker"),
+    ("worker", "w1", "stop", "Stop", "stop_worker"),
+    ("schedule", "nightly", "pause", "Pause", "pause_schedule"),
+    ("schedule", "nightly", "run", "Run now", "run_schedule_now"),
+    ("schedule", "nightly", "remove", "Remove", "unschedule"),
+]
+
+
+@pytest.mark.parametrize(("of", "name", "do", "label", "function"), ACTIONS)
+def test_an_action_on_a_worker_or_schedule_asks_first_and_is_audited(
+    filled: psycopg.Connection, ask: Ask, of: str, name: str, do: str, label: str, function: str
+) -> None:
+    last = "select action, actor, via, filter ->> %s from pgqueue.audit order by n desc limit 1"
+    before = value(filled, "select count(*) from pgqueue.audit")
+    answer = ask("POST", f"/{of}", name=name, do=do)
+    assert answer.status_code == 200
+    assert f"{label}: {of} {name}?" in answer.text
+    assert value(filled, "select count(*) from pgqueue.audit") == before
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', answer.text))
+    answer = ask("POST", f"/{of}", **form)
+    assert answer.status_code == 303
+    assert ask("GET", answer.headers["location"]).status_code == 200
+    column = "worker" if of == "worker" else "name"
+    assert filled.execute(last.encode(), [column]).fetchone() == (function, "alice", "web", name)
+    assert ask("POST", f"/{of}", name=name, do="nonsense", confirm="yes").status_code == 400
+
+
+def test_what_can_be_asked_of_a_worker_follows_what_was_asked(filled: psycopg.Connection, ask: Ask) -> None:
+    def offered() -> list[str]:
+        text = ask("GET", "/worker?name=w1").text
+        assert 'do" value="stop"' not in text or "worker" in text
+        return re.findall(r'name="do" value="(\w+)"', text)
+
+    assert offered() == ["quiet", "stop"]
+    answer = ask("POST", "/worker", name="w1", do="quiet", confirm="yes")
+    assert "asked to be quiet" in ask("GET", answer.headers["location"]).text
+    assert offered() == ["resume", "stop"]
+    call(filled, "worker_command", "w1", "quiet")
+    assert "it obeys" in ask("GET", "/worker?name=w1").text
+    ask("POST", "/worker", name="w1", do="stop", confirm="yes")
+    assert offered() == []
+    again = ask("POST", "/worker", name="w1", do="stop", confirm="yes")
+    assert "asked already" in ask("GET", again.headers["location"]).text
+
+
+def test_a_schedule_is_set_after_a_look_at_what_it_was(filled: psycopg.Connection, ask: Ask) -> None:
+    text = ask("GET", "/schedule?name=nightly").text
+    # The next three times.
+    assert len(re.findall(r"<time[^>]*>[^<]* 03:00:00 UTC", text)) == 3
+    preview = ask("POST", "/schedule", name="nightly", do="set", expression="30 4 * * mon-fri", timezone="")
+    assert "at 04:30, Monday to Friday" in preview.text
+    assert value(filled, "select expression from pgqueue.schedules") is None
+    form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', preview.text))
+    assert ask("POST", "/schedule", **form).status_code == 303
+    own = "select expression, timezone from pgqueue.schedules"
+    assert filled.execute(own.encode()).fetchone() == ("30 4 * * mon-fri", None)
+    answer = ask("POST", "/schedule", name="nightly", do="set", expression="", timezone="Mars/Utopia", confirm="yes")
+    assert answer.status_code == 400
+    assert "time zone" in answer.text
+    ask("POST", "/schedule", name="nightly", do="set", expression="", timezone="Europe/Berlin", confirm="yes")
+    assert filled.execute(own.encode()).fetchone() == (None, "Europe/Berlin")
+
+
+def test_a_schedule_that_cannot_run_is_shown_with_its_error(filled: psycopg.Connection, ask: Ask) -> None:
+    # By hand, past configure_schedule().
+    filled.execute("update pgqueue.schedules set expression = 'nonsense'")
+    maintain(filled)
+    for page in ("/schedules", "/schedule?name=nightly"):
+        answer = ask("GET", page)
+        assert answer.status_code == 200
+        assert "cron expression" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("0 3 * * *", "at 03:00"), ("*/5 * * * *", "every 5 minutes"), ("@weekly", "at 00:00, Sunday"),
+        ("30 2 * * mon-fri", "at 02:30, Monday to Friday"), ("*/10 * * * * *", "every 10 seconds"),
+        ("0 */2 * * *", "at minute 0, every 2 hours"),
+        ("0 0 1,15 * 5", "at 00:00, on day 1 and 15 of the month or Friday"),
+        ("5 4 * jan,feb 0", "at 04:05, Sunday, in January and February"), ("nonsense", ""),
+    ],
+)  # fmt: skip
+def test_an_expression_in_words(expression: str, words: str) -> None:
+    assert in_words(expression) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("00:05:00", "5 min"), ("01:00:30", "1 h 30 s"), ("48:00:00", "2 d"), ("3 days", "3 d"), ("00:00:00", "0 s"),
+        ("1 day 02:00:00", "1 d 2 h"), ("00:00:00.25", "0.25 s"), ("1 mon", "1 mon"), (None, ""),
+    ],
+)  # fmt: skip
+def test_an_interval_in_words(value: str | None, words: str) -> None:
+    assert render.interval(value) == words
+
+
+def test_instants_in_a_text_are_shown_in_the_zone_of_the_reader() -> None:
+    text = "<b> due since 2026-11-22 22:28:25.582104+02, and 2026-13-99 99:00:00+00"
+    assert render.with_times(text) == (
+        '&lt;b&gt; due since <time datetime="2026-11-22T22:28:25+02:00">2026-11-22 20:28:25 UTC</time>,'
+        " and 2026-13-99 99:00:00+00"
+    )
+
+
+def test_findings_beyond_three_do_not_push_the_queues_away(conn: psycopg.Connection, ask: Ask) -> None:
+    for number in range(5):
+        call(conn, "declare_task", "known")
+        enqueue(conn, f"unknown_{number}")
+    maintain(conn)
+    text = ask("GET", "/").text
+    assert text.count('class="note ') == 3
+    assert re.search(r"\d more finding", text)
+
+
+def test_the_page_of_a_paused_queue_says_who_paused_it(filled: psycopg.Connection, serve: Serve, ask: Ask) -> None:
+    assert "by alice" not in ask("GET", "/queue?name=mail").text
+    ask("POST", "/queue", name="reports", do="pause")
+    call(filled, "pause_queue", "mail")
+    assert f"by {value(filled, 'select session_user::text')}" in ask("GET", "/queue?name=mail").text
+    assert "by alice" in ask("GET", "/queue?name=reports").text
+    # By hand: nobody knows.
+    filled.execute("update pgqueue.queues set paused_at = now() where name = 'imports'")
+    filled.execute("insert into pgqueue.queues (name, paused_at) values ('imports', now()) on conflict do nothing")
+    text = ask("GET", "/queue?name=imports", at=serve()).text
+    assert "paused since" in text
+    assert " by " not in text.split("paused since")[1].split("</span>")[0]
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(filled: psycopg.Connection, ask: Ask) -> None:

@@ -39,14 +39,21 @@
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const plots = new Map();
   const span = new Map();
+  // By the seconds between ticks: the label, and what is added at the first one and where the day changes.
+  const day = "\n{YYYY}-{MM}-{DD}";
+  const ticks = [
+    [86400, "{YYYY}-{MM}-{DD}", null, null, null, null, null, null, 1],
+    [60, "{HH}:{mm}", day, null, day, null, null, null, 1],
+    [1, "{HH}:{mm}:{ss}", day, null, day, null, null, null, 1],
+  ];
   const options = (element, lines) => {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 } };
     return {
       width: element.clientWidth, height: 180, cursor: { y: false }, legend: { show: true, live: true },
       tzDate: (at) => store("zone") === "local" ? new Date(at * 1000) : uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
-      axes: [axis, { ...axis, size: 56 }],
+      axes: [{ ...axis, values: ticks }, { ...axis, size: 56 }],
       scales: { x: { range: () => span.get(element) }, y: { range: (plot, low, high) => [0, Math.max(high, 1) * 1.05] } },
-      series: [{}, ...lines.map(([name, colour]) => ({ label: name, stroke: css(colour), width: 1.5, points: { show: false }, spanGaps: true }))],
+      series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" }, ...lines.map(([name, colour]) => ({ label: name, stroke: css(colour), width: 1.5, points: { show: false }, spanGaps: true }))],
     };
   };
   const draw = async (element) => {

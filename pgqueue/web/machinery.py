@@ -1,0 +1,181 @@
+"""What sets jobs going: the pages of workers and schedules, and the actions on one, each after a question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pgqueue.db import observe, operate
+from pgqueue.db.call import Call
+from pgqueue.web import render
+from pgqueue.web.actions import Form, change, one
+from pgqueue.web.context import Context
+from pgqueue.web.cron_words import in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action on one thing: the right it needs, its label, what happens, and the statement."""
+
+    right: str
+    label: str
+    effect: str
+    call: Callable[[str], Call[Any]]
+    said: str
+    otherwise: str
+    is_danger: bool = False
+
+
+_NOT_ASKED = "nothing was asked: the worker is gone, or was asked already"
+
+OF_WORKERS = {
+    "quiet": Action(
+        "act",
+        "Make quiet",
+        "It reserves no more jobs, gives back those that it has not started, and stays. Its running jobs go on.",
+        operate.quiet_worker,
+        "the worker is asked to be quiet",
+        _NOT_ASKED,
+    ),
+    "resume": Action(
+        "act",
+        "Resume",
+        "It reserves jobs again.",
+        operate.resume_worker,
+        "the worker is asked to go on",
+        "nothing was asked: the worker is gone, or was not asked to be quiet",
+    ),
+    "stop": Action(
+        "delete",
+        "Stop",
+        "It reserves no more jobs and ends with the last of its jobs, or after its shutdown timeout. What supervises"
+        " it may start another. This cannot be taken back.",
+        operate.stop_worker,
+        "the worker is asked to stop",
+        _NOT_ASKED,
+        is_danger=True,
+    ),
+}
+OF_SCHEDULES = {
+    "pause": Action(
+        "schedule",
+        "Pause",
+        "It enqueues no more jobs until it is resumed. Jobs that exist stay; deploys do not resume it.",
+        operate.pause_schedule,
+        "the schedule is paused",
+        "nothing was changed: it is gone, or was paused already",
+    ),
+    "resume": Action(
+        "schedule",
+        "Resume",
+        "It goes on from now. Runs of the pause are not made up for.",
+        operate.resume_schedule,
+        "the schedule goes on",
+        "nothing was changed: it is gone, or was not paused",
+    ),
+    "run": Action(
+        "schedule",
+        "Run now",
+        "It enqueues one job at once, beside its times, also while it is paused or its last job has not ended.",
+        operate.run_schedule_now,
+        "a job was enqueued",
+        "there is no such schedule any more",
+    ),
+    "remove": Action(
+        "schedule",
+        "Remove",
+        "It enqueues no more jobs; its jobs stay. A worker whose code declares it brings it back at its next start:"
+        " pause it to keep it off.",
+        operate.unschedule,
+        "the schedule is gone",
+        "there is no such schedule any more",
+        is_danger=True,
+    ),
+}
+
+
+async def workers(context: Context) -> Response:
+    """Workers, the silent ones first."""
+    found = await context.database.shared("workers", 2.0, observe.workers)
+    return context.page("workers.html", workers=found, able=able, now=context.now())
+
+
+async def worker(context: Context) -> Response:
+    """One worker and what it executes."""
+    name = context.query("name")
+    [found, running] = await context.database.read(observe.workers(), observe.running(name))
+    known = next((each for each in found if each["worker"] == name), None)
+    if known is None:
+        raise HTTPException(404, f"there is no worker {render.short(name)}")
+    return context.page("worker.html", worker=known, running=running, able=able, now=context.now())
+
+
+def able(worker: dict[str, Any]) -> list[tuple[str, Action]]:
+    """Return the actions that can do something to a worker now."""
+    command = worker["command"]
+    if not worker["is_alive"] or command == "stop":
+        return []
+    names = ("resume", "stop") if command == "quiet" else ("quiet", "stop")
+    return [(name, OF_WORKERS[name]) for name in names]
+
+
+async def act_on_worker(context: Context) -> Response:
+    """Make a worker quiet, resume or stop it."""
+    return await _act(context, "worker", OF_WORKERS)
+
+
+async def schedules(context: Context) -> Response:
+    """Schedules, the next one due first."""
+    found = await context.database.shared("schedules", 2.0, observe.schedules)
+    return context.page("schedules.html", schedules=found, in_words=in_words, now=context.now())
+
+
+async def schedule(context: Context) -> Response:
+    """One schedule: what was declared and set, its next times and its last runs."""
+    name = context.query("name")
+    [found] = await context.database.read(observe.schedule(name))
+    if found is None:
+        raise HTTPException(404, f"there is no schedule {render.short(name)}")
+    return context.page("schedule.html", schedule=found, in_words=in_words, now=context.now())
+
+
+async def act_on_schedule(context: Context) -> Response:
+    """Pause, resume, run or remove a schedule, or set its expression and time zone."""
+    form = await context.form()
+    if one(form, "do") == "set":
+        return await _set_schedule(context, form)
+    return await _act(context, "schedule", OF_SCHEDULES, form)
+
+
+async def _set_schedule(context: Context, form: Form) -> Response:
+    context.require("schedule")
+    name = one(form, "name")
+    given = {option: one(form, option).strip() for option in ("expression", "timezone")}
+    if "confirm" not in form:
+        [found] = await context.database.read(observe.schedule(name))
+        if found is None:
+            raise HTTPException(404, f"there is no schedule {render.short(name)}")
+        return context.page("set_schedule.html", schedule=found, given=given, in_words=in_words)
+    reset = [option for option, value in given.items() if not value]
+    call = operate.configure_schedule(name, given["expression"] or None, given["timezone"] or None, reset)
+    is_changed = await change(context, call)
+    return context.go("schedule", name=name, said="it is set from now on" if is_changed else "it was set so already")
+
+
+async def _act(context: Context, of: str, actions: dict[str, Action], form: Form | None = None) -> Response:
+    form = await context.form() if form is None else form
+    name, what = one(form, "name"), one(form, "do")
+    action = actions.get(what)
+    if action is None:
+        raise HTTPException(400, "there is no such action")
+    context.require(action.right)
+    if one(form, "confirm") != "yes":
+        return context.page("sure.html", asked_of=of, name=name, what=what, action=action)
+    found = await change(context, action.call(name))
+    if found and what == "run":
+        return context.go(f"{of}s", said=f"job {found} was enqueued")
+    return context.go(f"{of}s", said=f"{name}: {action.said if found else action.otherwise}")
