@@ -14,7 +14,7 @@ installed := $(VENV)/installed
 
 .DEFAULT_GOAL := help
 
-.PHONY: reference docs figures screens release
+.PHONY: reference docs figures measure screens pictures release
 .PHONY: help demo test test-all test-versions check check-sql vendor bench scale chaos digest clean
 
 help: ## what there is to make
@@ -54,6 +54,7 @@ reference: $(installed) ## write the pages of docs/reference/ anew from what the
 figures: $(installed) ## draw the figures of docs/ anew from their text, and write the index llms.txt
 	$(bin)/python -m docs.tools.figures
 	$(bin)/python -m docs.tools.llms
+	$(bin)/python -m docs.tools.measured
 
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
@@ -63,14 +64,21 @@ docs: $(installed) ## build the pages into build/docs, warnings being errors; ch
 		echo "docs: links to other sites are not checked: there is no network"; \
 	fi
 
-screens: $(installed) ## take pictures of the pages of `pgqueue web`, wide and narrow, light and dark: make screens ADDRESS=http://127.0.0.1:8081
-	$(bin)/python -m tests.web.screenshots $(or $(ADDRESS),http://127.0.0.1:8081) build/screens
+screens: $(installed) ## take pictures of every page, full and empty, wide and narrow, light and dark; or of those at ADDRESS; needs chromium
+	$(bin)/python -m tests.web.screenshots build/screens $(ADDRESS)
+
+pictures: $(installed) ## take the pictures of docs/operate/web.md anew, of a demo database; needs chromium
+	$(bin)/python -m tests.web.screenshots --docs docs/operate/pictures
 
 release: $(installed) ## build a release up to the upload into dist/, twice and compared, with its bill of materials
 	packaging/release dist
 
 bench: $(installed) ## measure the figures of the README
 	$(bin)/pgqueue bench $(BENCH)
+
+measure: $(installed) ## measure what docs/explanation/figures.md shows anew, for an hour or so: make measure BENCH=drain
+	$(bin)/python -m benchmarks --save $(BENCH) || true
+	$(bin)/python -m docs.tools.measured
 
 scale: $(installed) ## measure the cost of a job, and draw where the first limit is; needs matplotlib (extra docs)
 	$(bin)/python -m benchmarks.scale calibrate

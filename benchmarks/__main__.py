@@ -6,8 +6,11 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
+import orjson
 from rich.console import Console
 
 from .harness import SCALE, WIDE, Report, serving
@@ -31,10 +34,13 @@ NAMES = (
     "workflows",
     "pages",
     "samples",
+    "logs",
 )
 # Those that take seconds.
 SMALL = ("drain", "enqueue_cost", "held_snapshot", "reserve_flat", "wal", "sampling")
 _SMALL_SCALE = 0.05
+# The last report of each, from which `make figures` writes docs/explanation/figures.md.
+SAVED = Path(__file__).with_name("figures.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,11 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help=f"{', '.join(SMALL)} at a scale of {_SMALL_SCALE:g}; fails on ratios {WIDE:g} times beyond their bounds",
     )
     parser.add_argument("--json", action="store_true", help="print the JSON lines only")
+    parser.add_argument("--save", action="store_true", help=f"write them to {SAVED.name} too, for the pages of docs/")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no benchmark {unknown[0]!r}; there are {', '.join(NAMES)}")
-    return run(options.names, dsn=options.dsn, scale=options.scale, small=options.small, as_json=options.json)
+    return run(
+        options.names,
+        dsn=options.dsn,
+        scale=options.scale,
+        small=options.small,
+        as_json=options.json,
+        save=options.save,
+    )
 
 
 def run(
@@ -62,8 +76,12 @@ def run(
     scale: float | None = None,
     small: bool = False,
     as_json: bool = False,
+    save: bool = False,
 ) -> int:
-    """Run the benchmarks of these names, or all; return 1 when a bound is missed, else 0."""
+    """Run the benchmarks of these names, or all; return 1 when a bound is missed, else 0.
+
+    `save`: keep each report in SAVED, in place of the last one of its name.
+    """
     if scale is not None or small:
         # Read when a benchmark is imported, here and in the processes that it starts.
         os.environ[SCALE] = str(scale if scale is not None else _SMALL_SCALE)
@@ -74,10 +92,20 @@ def run(
         with serving(dsn) as server:
             report: Report = benchmark.run(server)
         report.show(console, widely=small)
-        sys.stdout.write(report.as_json(name, server.version) + "\n")
+        line = report.as_json(name, server.version)
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()
+        if save:
+            _save(name, line)
         all_hold = all_hold and (report.holds_widely if small else report.holds)
     return 0 if all_hold else 1
+
+
+def _save(name: str, line: str) -> None:
+    saved = orjson.loads(SAVED.read_bytes()) if SAVED.exists() else {}
+    saved[name] = {**orjson.loads(line), "day": time.strftime("%Y-%m-%d", time.gmtime())}
+    ordered = {each: saved[each] for each in NAMES if each in saved}
+    SAVED.write_bytes(orjson.dumps(ordered, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,13 @@ def run(server: Server) -> Report:
         + [
             Bound("the limit to the bare loop", limit / median(rates[_BARE]), _LIMIT_TO_BARE, at_least=True),
             Bound("two processes to one", median(rates[_TWO]) / median(rates[_ASYNC]), _TWO_TO_ONE, at_least=True),
-            Bound("the server's CPU, one worker to the bare loop", median(costs[_ASYNC]) / bare, _CPU_TO_BARE),
+            # In a small run the sessions of the worker, which begin and end, are a large part of it.
+            Bound(
+                "the server's CPU, one worker to the bare loop",
+                median(costs[_ASYNC]) / bare,
+                _CPU_TO_BARE,
+                is_ratio=_JOBS >= 200_000,
+            ),
         ],
     )
 

@@ -108,6 +108,9 @@ class Report:
             {
                 "benchmark": name,
                 "server": server,
+                "title": self.title,
+                "columns": self.columns,
+                "rows": self.rows,
                 "figures": self.figures,
                 "bounds": [
                     {"what": bound.what, "measured": bound.measured, "limit": bound.limit, "holds": bound.holds}

@@ -158,14 +158,17 @@ def _drain(dsn: str, shape: Shape, batch: int, held: str, jobs: int) -> tuple[li
         _HOLDERS[held](holder)
         touched = _pages(connection)
         kept = started = time.perf_counter()
-        done = 0
+        done = total = 0
         while len(rates) < _TENTHS:
-            done += _turn(connection, batch)
+            got = _turn(connection, batch)
+            done += got
+            total += got
             now = time.perf_counter()
             if now > kept + 1:
                 keeper.execute("select pgqueue.maintain()")
                 kept = now
-            if done >= jobs // _TENTHS - batch // 2:
+            # Of the whole, for a tenth need not be a number of batches.
+            if total >= (len(rates) + 1) * jobs // _TENTHS - batch // 2:
                 rates.append(done / (now - started))
                 pages.append((_pages(connection) - touched) / done)
                 touched = _pages(connection)

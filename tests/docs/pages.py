@@ -37,8 +37,9 @@ NOT_RUN = {
     "pgqueue psql": "wants a terminal, and psql; tests/cli runs it",
 }
 
-# Languages of blocks that are not run, and why. Output, drawings, and commands that would take the schema away.
-SHOWN = {"text"}
+# Languages of blocks that are not run, and why. Output, drawings, and commands that would take the
+# schema away; rules of a monitor, which tests/docs/test_runbooks.py reads.
+SHOWN = {"text", "yaml"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from docs.tools import figures, llms
+from docs.tools import figures, llms, measured
 from tests.docs.pages import pages, read
 
 
@@ -34,6 +34,10 @@ def test_the_index_for_programs_names_every_page_and_is_up_to_date() -> None:
     named = set(re.findall(r"\]\(([\w/-]+)\.html\)", text))
     found = {page.removeprefix("docs/").removesuffix(".md") for page in pages() if page.startswith("docs/")}
     assert named == found - {"index"}
+
+
+def test_the_page_of_measured_figures_is_what_the_benchmarks_reported() -> None:
+    assert measured.PAGE.read_text() == measured.page(), "run: make figures"
 
 
 @pytest.mark.parametrize("name", sorted(figures.drawn()))

@@ -29,8 +29,8 @@ SET_UP = {
             "shop/settings.py": "SECRET_KEY = 'x'",
         }
     ),
-    "docs/operate/failover.md": SetUp(files={"tasks.py": TASKS}),
-    "docs/operate/upgrades.md": SetUp(clean_up="drop owned by shop_web; drop role shop_web"),
+    "docs/operate/poolers.md": SetUp(files={"tasks.py": TASKS}),
+    "docs/operate/roles.md": SetUp(clean_up="drop owned by shop_web, shop_worker; drop role shop_web, shop_worker"),
     "docs/operate/operating.md": SetUp(sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'))"),
 }
 
@@ -95,6 +95,15 @@ def test_every_page_of_docs_is_linked_from_the_index_and_stands_in_its_contents_
     trees = re.findall(r"^:::\{toctree\}\n(.*?)^:::$", index, re.MULTILINE | re.DOTALL)
     listed = [line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")]
     assert sorted(listed) == sorted(page.removesuffix(".md") for page in found)
+
+
+def test_the_comparison_gives_a_source_for_every_other_queue() -> None:
+    page = read("docs/explanation/comparison.md")
+    columns = {name for row in re.findall(r"^\| \|([^|].*)\|$", page, re.MULTILINE)[:2] for name in row.split("|")}
+    others = {name.strip().removesuffix(" with Redis") for name in columns} - {"pgqueue"}
+    sources = dict(re.findall(r"^- \*\*([\w-]+)\*\*: (.*?)(?=^- |^$)", page, re.MULTILINE | re.DOTALL))
+    assert set(sources) == others
+    assert [name for name, text in sources.items() if len(re.findall(r"\]\(https://", text)) < 3] == []
 
 
 def test_the_sql_reference_names_every_public_function_and_view(conn: psycopg.Connection) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
+import psycopg
 import pytest
 
-from tests.docs.pages import ROOT, read
+from tests.calls import enqueue
+from tests.docs.pages import ROOT, blocks, read
 
 ALERTS = ROOT / "grafana" / "alerts.yaml"
 
@@ -32,7 +35,34 @@ def test_no_section_is_named_after_an_alert_that_is_gone() -> None:
     assert sorted(named) == sorted(alerts())
 
 
+def rules() -> dict[str, str]:
+    """The files of rules: ours, and those of the pages, by their place."""
+    of_pages = {block.place: block.text for block in blocks("docs/operate/alerts.md") if block.language == "yaml"}
+    return {"grafana/alerts.yaml": ALERTS.read_text(), **of_pages}
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: apt-get install prometheus")
-def test_promtool_reads_the_rules() -> None:
-    done = subprocess.run(["promtool", "check", "rules", str(ALERTS)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("place", rules())
+def test_promtool_reads_the_rules(place: str, tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text(rules()[place])
+    done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("place", rules())
+def test_a_rule_asks_for_metrics_and_labels_that_exist(place: str, conn: psycopg.Connection) -> None:
+    enqueue(conn, "t")
+    conn.execute("select pgqueue.schedule('s', '@daily', 't'), pgqueue.maintain()")
+    labels = {name: set(given) for name, given in conn.execute("select name, labels from pgqueue.metrics()")}
+    reference = read("docs/reference/metrics.md")
+    for name, given in re.findall(
+        r"^\| `(pgqueue_\w+)` \| ([\w, ]+) \| (?:gauge|counter|histogram) \|", reference, re.M
+    ):
+        labels[name] = set(given.split(", "))
+    asked = re.findall(r"\b(pgqueue_\w+)(?:\{(.*?)\})?", rules()[place])
+    assert asked
+    for name, matchers in asked:
+        name = name.removesuffix("_bucket")
+        assert name in labels, name
+        assert set(re.findall(r"(\w+)=", matchers)) <= labels[name], (name, matchers)
