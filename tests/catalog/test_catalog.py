@@ -16,7 +16,7 @@ UNPINNED = {
     "_live_executing", "_live_held", "_live_limited", "_live_of_group", "_live_of_key", "_live_ready", "_lock_class",
     "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_next_reservation",
     "_old_snapshot", "_ready_at_unchecked", "_retention_of", "_schedule_rule", "_state_again", "_steps",
-    "_utc_offset", "_verdict",
+    "_utc_offset", "_verdict", "_waits_for",
 }  # fmt: skip
 
 

@@ -3,6 +3,47 @@
 -- depends_on names jobs that exist, so dependencies alone make no circle. A group waits for its members, though, and an
 -- executing job may wait for jobs that it started. Only those two ways are checked. Reads at most 10,000 of the jobs that
 -- the parents wait for.
+--
+-- Two sessions may each add a part of a circle, and neither sees the other's: no call is refused. Each leaves a note with
+-- its job, and the note of the one that commits last is read when all have committed: _break_circles finds the circle then,
+-- and takes one job out of it. All readers choose the same one: of the suspended jobs in the circle the one with the highest
+-- id, else, of the members of its groups, the one that was to be refused.
+
+-- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
+-- Inlined: no SET.
+create or replace function pgqueue._waits_for(p_id bigint)
+returns table (id bigint)
+language sql
+stable
+parallel safe
+rows 10
+as $$
+    select w.id
+    from (
+        select x.task = '@group' as is_group, x.cancel_requested_at is not null as is_cancelled
+        from pgqueue.jobs x
+        where x.id = p_id and x.state = 'blocked' and x.blocked_on in ('@parents', '@jobs', '@open', '@group')
+        limit 1
+    ) j
+    cross join lateral (
+        (
+            select d.parent as id
+            from pgqueue.dependencies d
+            where not j.is_cancelled and d.child = p_id and d.ended is null
+            limit 1000
+        )
+        union all
+        (
+            select m.id
+            from pgqueue.jobs m
+            where j.is_group and m.group_id is not null and m.group_id = p_id and m.state = 'blocked'
+            limit 1000
+        )
+    ) w
+$$;
+
+comment on function pgqueue._waits_for(bigint) is
+    'Private: the jobs that a job waits for; of the members of a group, those that wait themselves, up to 1,000.';
 
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
 create or replace function pgqueue._circle(p_job_id bigint, p_group_id bigint, p_parents bigint[])
@@ -38,17 +79,8 @@ begin
         union
         select w.id
         from ahead a
-        cross join lateral (select x.task, x.group_id from pgqueue.jobs x where x.id = a.id limit 1) j
-        cross join lateral (
-            (select d.parent as id from pgqueue.dependencies d where d.child = a.id and d.ended is null limit 1000)
-            union all
-            (
-                select m.id
-                from pgqueue.jobs m
-                where j.task = '@group' and m.group_id is not null and m.group_id = a.id and m.state = 'blocked'
-                limit 1000
-            )
-        ) w
+        cross join lateral (select x.group_id from pgqueue.jobs x where x.id = a.id limit 1) j
+        cross join lateral pgqueue._waits_for(a.id) w
         where a.id <> all (v_behind)
             -- The members of the group were checked when they joined it.
             and (p_job_id is not null or j.group_id is distinct from p_group_id)
@@ -60,6 +92,22 @@ $$;
 
 comment on function pgqueue._circle(bigint, bigint, bigint[]) is
     'Private: the job, or a group that it belongs to, if one of these parents is that or waits for it; null: none.';
+
+create or replace function pgqueue._circle_detail(p_job_id bigint, p_ahead bigint)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_ahead = p_job_id then 'A job that it names waits for this job.'
+        else format('It names group %s, or a job that waits for it, and that group waits for this job.', p_ahead)
+    end
+$$;
+
+comment on function pgqueue._circle_detail(bigint, bigint) is
+    'Private: how dependencies make a circle; p_ahead: what _circle returned.';
 
 create or replace function pgqueue._refuse_circle(p_job_id bigint, p_group_id bigint, p_parents bigint[])
 returns void
@@ -74,10 +122,7 @@ begin
     if v_ahead is not null then
         perform pgqueue._refuse(
             'depends_on would make a circle',
-            case
-                when v_ahead = p_job_id then 'A job that it names waits for this job.'
-                else format('It names group %s, or a job that waits for it, and that group waits for this job.', v_ahead)
-            end,
+            pgqueue._circle_detail(p_job_id, v_ahead),
             'Leave out depends_on, or group_id: what follows a group must not be a member of it.'
         );
     end if;
@@ -86,3 +131,190 @@ $$;
 
 comment on function pgqueue._refuse_circle(bigint, bigint, bigint[]) is
     'Private: refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.';
+
+-- The jobs of notes, read in a transaction after the one that made them wait. A job in a circle is one for which another
+-- waits; the whole circle is then among the jobs that it waits for.
+create or replace function pgqueue._break_circles(p_children bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_waited bigint[];
+    v_around bigint[];
+    v_victim bigint;
+begin
+    select array_agg(j.id)
+    into v_waited
+    from unnest(p_children) w (id)
+    cross join lateral (
+        select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
+    ) j
+    where j.group_id is not null
+        or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null);
+    if v_waited is null then
+        return;
+    end if;
+    -- One walk for all.
+    with recursive around (id) as (
+        select u.id from unnest(v_waited) u (id)
+        union
+        select w.id from around a cross join lateral pgqueue._waits_for(a.id) w
+    )
+    select array_agg(l.id) into v_around from (select a.id from around a limit 10000) l;
+    v_victim := coalesce(pgqueue._suspended_in_circle(v_around), pgqueue._member_in_circle(v_around));
+    if v_victim is not null then
+        -- There may be a second circle.
+        perform pgqueue._leave_notes(
+            'c', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._break_circles(bigint[]) is
+    'Private: if jobs wait for each other in a circle, which no session could see when it made its part, takes one out of it.';
+
+create or replace function pgqueue._suspended_in_circle(p_ids bigint[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_job record;
+begin
+    for v_job in
+        select j.id, j.group_id
+        from (select u.id from unnest(p_ids) u (id) order by u.id desc) w
+        cross join lateral (
+            select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.blocked_on = '@jobs' limit 1
+        ) j
+    loop
+        if pgqueue._circle(
+            v_job.id, v_job.group_id, array(select w.id from pgqueue._waits_for(v_job.id) w)
+        ) is not null then
+            return v_job.id;
+        end if;
+    end loop;
+    return null;
+end
+$$;
+
+comment on function pgqueue._suspended_in_circle(bigint[]) is
+    'Private: of these jobs the last one that began, suspended itself and is in a circle; null: none.';
+
+-- Dependencies alone make no circle: it leads through a group, to a member that depends on others. One walk for each group.
+create or replace function pgqueue._member_in_circle(p_ids bigint[])
+returns bigint
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_group record;
+    v_id bigint;
+begin
+    for v_group in
+        select j.group_id, array_agg(j.id order by j.id desc) as ids, array_agg(distinct d.parent) as parents
+        from unnest(p_ids) w (id)
+        cross join lateral (
+            select x.id, x.group_id from pgqueue.jobs x
+            where x.id = w.id
+                and x.group_id is not null
+                and x.blocked_on in ('@parents', '@open', '@group')
+                and x.cancel_requested_at is null
+            limit 1
+        ) j
+        cross join lateral (
+            select y.parent from pgqueue.dependencies y where y.child = w.id and y.ended is null limit 1000
+        ) d
+        group by j.group_id
+        order by j.group_id desc
+    loop
+        continue when pgqueue._circle(null, v_group.group_id, v_group.parents) is null;
+        foreach v_id in array v_group.ids loop
+            if pgqueue._circle(
+                null, v_group.group_id,
+                array(select d.parent from pgqueue.dependencies d where d.child = v_id and d.ended is null limit 1000)
+            ) is not null then
+                return v_id;
+            end if;
+        end loop;
+    end loop;
+    return null;
+end
+$$;
+
+comment on function pgqueue._member_in_circle(bigint[]) is
+    'Private: of these jobs the last member of a group that depends on what waits for the group; null: none.';
+
+-- A suspended job comes back, asks again to wait, and is refused then: its handler gets the error. A job that did not begin
+-- is cancelled. False: another session has locked the job, or it is in no circle any more.
+create or replace function pgqueue._leave_circle(p_id bigint)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_job record;
+    v_self bigint;
+    v_ahead bigint;
+    v_error jsonb;
+begin
+    select j.reservation, j.blocked_on, j.group_id
+    into v_job
+    from pgqueue.jobs j
+    where j.id = p_id and j.blocked_on in ('@parents', '@jobs', '@open', '@group') and j.cancel_requested_at is null
+    for update skip locked;
+    if not found then
+        return false;
+    end if;
+    -- Later statements, which see everything that was committed when the row was locked.
+    v_self := case when v_job.blocked_on = '@jobs' then p_id end;
+    v_ahead := pgqueue._circle(
+        v_self, v_job.group_id,
+        array(select d.parent from pgqueue.dependencies d where d.child = p_id and d.ended is null limit 1000)
+    );
+    if v_ahead is null then
+        return false;
+    elsif v_self is not null then
+        perform pgqueue._release_children(array[p_id]);
+        perform pgqueue._drop_dependencies(array[p_id], false);
+        return true;
+    end if;
+    v_error := jsonb_build_object(
+        'class', 'Circle', 'message', 'depends_on would make a circle: ' || pgqueue._circle_detail(v_self, v_ahead)
+    );
+    if v_job.blocked_on = '@parents' then
+        perform pgqueue._finish(array[p_id], array[v_job.reservation], false, 'cancelled', null, v_error);
+    else
+        perform pgqueue._cancel_groups(array[p_id], v_error);
+    end if;
+    return true;
+end
+$$;
+
+comment on function pgqueue._leave_circle(bigint) is
+    'Private: takes a job out of the circle that it is in; false: try again later.';

@@ -99,6 +99,7 @@ begin
     if v_children is not null then
         perform pgqueue._leave_notes('c', pgqueue._check_parents(v_children), interval '200 ms');
         perform pgqueue._settle_and_follow(v_children, null);
+        perform pgqueue._break_circles(v_children);
     end if;
     if v_waiting is not null then
         perform pgqueue._settle_and_follow(v_waiting, null);

@@ -1,0 +1,230 @@
+"""Jobs that wait for each other in a circle, of which each session made a part that no other could see."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import LiteralString
+
+import psycopg
+import pytest
+
+from pgqueue.testing import Clock
+from tests.calls import Row, call, enqueue, reserve, reserve_one, state, value
+from tests.databases import Database
+from tests.races.test_dependencies import left, opened, settle
+from tests.sessions import Session
+
+SUSPEND: LiteralString = "select pgqueue.suspend(%s, %s, depends_on => %s::bigint[])"
+MEMBER: LiteralString = "select pgqueue.enqueue('member', group_id => %s, depends_on => %s::bigint[])"
+
+
+def begin(conn: psycopg.Connection, task: str = "t", **options: object) -> Row:
+    job_id = enqueue(conn, task, **options)
+    held = reserve_one(conn)
+    assert held.id == job_id
+    return held
+
+
+def wait_for(session: Session, held: Row, *parents: int) -> None:
+    assert session.run(SUSPEND, [held.id, held.reservation, list(parents)]) == [("suspended",)]
+
+
+def is_refused(conn: psycopg.Connection, job_id: int, parent: int) -> None:
+    """The job alone has come back; it asks again to wait, as handlers do, and gets the error of the direct check."""
+    [again] = reserve(conn, 10)
+    assert (again.id, again.attempt) == (job_id, 1)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        call(conn, "suspend", again.id, again.reservation, depends_on=[parent])
+    call(conn, "fail", again.id, again.reservation, retry=False)
+
+
+def last_class(conn: psycopg.Connection, job_id: int) -> str:
+    found: str = value(conn, "select errors -> -1 ->> 'class' from pgqueue.history where id = %s", [job_id])
+    return found
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_two_suspended_jobs_that_wait_for_each_other(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...]
+) -> None:
+    held = [begin(conn), begin(conn)]
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held[0], held[1].id)
+    wait_for(sessions[1], held[1], held[0].id)
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    # Whichever was later: the one with the highest id, for all readers take the same.
+    assert state(conn, held[0].id) == "blocked"
+    is_refused(conn, held[1].id, held[0].id)
+    settle(conn, clock)
+    assert (state(conn, held[0].id), left(conn)) == ("waiting", 0)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_three_suspended_jobs_in_a_circle(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...]
+) -> None:
+    held = [begin(conn) for _ in range(3)]
+    sessions = [opened(database) for _ in held]
+    for n in range(3):
+        wait_for(sessions[n], held[n], held[(n + 1) % 3].id)
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    is_refused(conn, held[2].id, held[0].id)
+    assert state(conn, held[0].id) == "blocked"
+    again = reserve_one(conn)
+    assert again.id == held[1].id
+    call(conn, "complete", again.id, again.reservation)
+    settle(conn, clock)
+    assert (state(conn, held[0].id), left(conn)) == ("waiting", 0)
+
+
+def test_two_circles_that_share_a_job(database: Database, conn: psycopg.Connection, clock: Clock) -> None:
+    held = [begin(conn) for _ in range(3)]
+    sessions = [opened(database) for _ in held]
+    wait_for(sessions[0], held[0], held[1].id, held[2].id)
+    for n in (1, 2):
+        wait_for(sessions[n], held[n], held[0].id)
+    for session in sessions:
+        session.run("commit")
+    settle(conn, clock)
+    back = reserve(conn, 10)
+    assert {each.id for each in back} == {held[1].id, held[2].id}
+    for each in back:
+        call(conn, "complete", each.id, each.reservation)
+    settle(conn, clock)
+    assert (state(conn, held[0].id), left(conn)) == ("waiting", 0)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_a_member_waits_for_a_job_that_waits_for_its_group(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...]
+) -> None:
+    outer = call(conn, "open_group")
+    group = call(conn, "open_group", group_id=outer)
+    held = [begin(conn, group_id=group), begin(conn)]
+    for each in (group, outer):
+        call(conn, "close_group", each)
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held[0], held[1].id)
+    wait_for(sessions[1], held[1], outer)
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    is_refused(conn, held[1].id, outer)
+    settle(conn, clock)
+    [member] = reserve(conn, 10)
+    call(conn, "complete", member.id, member.reservation)
+    settle(conn, clock)
+    assert (state(conn, outer), left(conn)) == ("succeeded", 0)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_a_member_is_added_that_depends_on_a_job_that_waits_for_its_group(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...]
+) -> None:
+    held = begin(conn)
+    group = call(conn, "open_group")
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held, group)
+    [(member,)] = sessions[1].run(MEMBER, [group, [held.id]])
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    assert state(conn, member) == "blocked"
+    is_refused(conn, held.id, group)
+    settle(conn, clock)
+    call(conn, "close_group", group)
+    settle(conn, clock)
+    # run_if => succeeded, of a job that failed.
+    assert (state(conn, member), state(conn, group), left(conn)) == ("cancelled", "cancelled", 0)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+@pytest.mark.parametrize("nested", [False, True])
+def test_members_of_two_groups_that_each_depend_on_the_other_group(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...], nested: bool
+) -> None:
+    groups = [call(conn, "open_group"), call(conn, "open_group")]
+    sessions = [opened(database), opened(database)]
+    add: LiteralString = MEMBER
+    if nested:
+        add = "select pgqueue.open_group(group_id => %s, depends_on => %s::bigint[])"
+    [(one,)] = sessions[0].run(add, [groups[0], [groups[1]]])
+    [(other,)] = sessions[1].run(add, [groups[1], [groups[0]]])
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    for each in [*groups, one, other]:
+        if each in groups or nested:
+            call(conn, "close_group", each)
+    for _ in range(3):
+        settle(conn, clock)
+    assert {state(conn, each) for each in [*groups, one, other]} == {"cancelled"}
+    errors = value(
+        conn, "select jsonb_agg(e.value ->> 'class') from pgqueue.history h, jsonb_array_elements(h.errors) e"
+    )
+    assert errors.count("Circle") == 1
+    assert left(conn) == 0
+
+
+def test_a_job_in_a_circle_that_another_session_has_locked(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    held = [begin(conn), begin(conn)]
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held[0], held[1].id)
+    wait_for(sessions[1], held[1], held[0].id)
+    for session in sessions:
+        session.run("commit")
+    holder = opened(database)
+    holder.run("select from pgqueue.jobs where id = %s for update", [held[1].id])
+    settle(conn, clock)
+    assert reserve(conn, 10) == []
+    # It has a way out of its own.
+    holder.run("select pgqueue.cancel(%s)", [held[1].id])
+    holder.run("commit")
+    settle(conn, clock)
+    assert (state(conn, held[0].id), left(conn)) == ("waiting", 0)
+
+
+def test_two_readers_take_the_same_job_out_of_a_circle(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    held = [begin(conn), begin(conn)]
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held[0], held[1].id)
+    wait_for(sessions[1], held[1], held[0].id)
+    for session in sessions:
+        session.run("commit")
+    readers = [opened(database), opened(database)]
+    for reader in readers:
+        # One note each.
+        assert reader.run("select pgqueue._read_notes(1)") == [(True,)]
+    for reader in readers:
+        reader.run("commit")
+    settle(conn, clock)
+    assert state(conn, held[0].id) == "blocked"
+    is_refused(conn, held[1].id, held[0].id)
+    settle(conn, clock)
+    assert (state(conn, held[0].id), left(conn)) == ("waiting", 0)
+
+
+def test_a_chain_in_a_group_is_no_circle_and_is_walked_once(conn: psycopg.Connection, clock: Clock) -> None:
+    group = call(conn, "open_group")
+    last = begin(conn, group_id=group).id
+    for _ in range(60):
+        last = enqueue(conn, "link", group_id=group, depends_on=[last])
+    call(conn, "close_group", group)
+    enqueue(conn, "then", depends_on=[group])
+    with conn.transaction():
+        conn.execute("set local track_functions = 'pl'")
+        conn.execute("select pgqueue._read_notes(1000)")
+        walks = value(
+            conn, "select sum(pg_stat_get_xact_function_calls(p.oid)) from pg_proc p where p.proname = '_circle'"
+        )
+    assert walks == 1
+    settle(conn, clock)
+    assert value(conn, "select count(*) from pgqueue.history") == 0
