@@ -22,3 +22,5 @@ where j.id = d.child
     and j.cancel_requested_at is not null
     and coalesce(j.run_if, 'succeeded') = 'succeeded'
     and (j.errors -> -1 ->> 'class') is distinct from 'ParentFailed';
+-- A group does not end before the members that are to come back with it are back.
+create index notes_members on pgqueue.notes (id) where kind = 'b';

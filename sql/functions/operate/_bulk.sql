@@ -173,6 +173,13 @@ begin
         from pgqueue._lock_history(
             v_found.ended_ids, v_found.granularities, v_found.kept_untils, v_states, p_action <> 'retry_many'
         ) p;
+        if p_action = 'retry_many' and cardinality(v_places.ids) < cardinality(v_found.ended_ids) then
+            select p.*
+            into v_places
+            from pgqueue._parents_first(
+                v_found.ended_ids, v_places.ids, v_places.granularities, v_places.kept_untils
+            ) p;
+        end if;
         changed := changed + case
             when v_places.ids is null then 0
             when p_action = 'retry_many' then pgqueue._requeue(v_places.ids, v_places.granularities, v_places.kept_untils)

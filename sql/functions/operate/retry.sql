@@ -168,11 +168,12 @@ begin
         v_is_child := v_is_child or v_lane.is_child;
         v_group_ids := v_group_ids || v_lane.group_ids;
     end loop;
-    if v_is_child then
-        perform pgqueue._block_again(p_ids);
-    end if;
+    -- Groups first: jobs among these may depend on them.
     if v_group_ids <> '{}' then
         perform pgqueue._members_came_back(v_group_ids);
+    end if;
+    if v_is_child then
+        perform pgqueue._block_again(p_ids);
     end if;
 
     for v_job in

@@ -2,6 +2,8 @@
 --
 -- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
 -- Moves each job from history to jobs in one statement, like retry(). For failed jobs there is run_now_many().
+-- A job that another session has locked is passed over, and with it the jobs of the call that wait for it: alone, they would
+-- start without it. The reader of a note locks the ended parents of new children, until it commits.
 
 create or replace function pgqueue.retry_many(
     queue text default null,
@@ -47,4 +49,57 @@ comment on function pgqueue.retry_many(
     text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
 ) is
     'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; null: dead, or both where job_ids are given. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
-    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';
+    'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them, or holds a job of this call for which they wait; left_over: matching jobs that remain, a lower bound unless is_exact.';
+
+-- A job that was ever reserved does not wait for its parents again: see _block_again.
+create or replace function pgqueue._parents_first(
+    p_found bigint[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
+    out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
+)
+returns record
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    with recursive locked as materialized (
+        select f.id
+        from (select u.id from unnest(p_found) u (id) except select u.id from unnest(p_ids) u (id)) f
+        cross join lateral (
+            -- A group comes back with its members.
+            select from pgqueue.history h
+            where h.id = f.id and h.state in ('dead', 'cancelled') and h.task <> '@group'
+            limit 1
+        ) h
+    ),
+    waits as materialized (
+        select w.id, d.parent
+        from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+        cross join lateral (
+            select x.depends_on
+            from pgqueue.history x
+            where x.granularity = w.granularity and x.kept_until = w.kept_until and x.id = w.id and x.reservation = 0
+            limit 1
+        ) h
+        cross join lateral unnest(h.depends_on) d (parent)
+        where exists (select from locked)
+    ),
+    behind (id) as (
+        select l.id from locked l
+        union
+        select w.id from behind b join waits w on w.parent = b.id
+    )
+    select array_agg(w.id), array_agg(w.granularity), array_agg(w.kept_until)
+    into ids, granularities, kept_untils
+    from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
+    left join behind b on b.id = w.id
+    where b.id is null;
+end
+$$;
+
+comment on function pgqueue._parents_first(bigint[], bigint[], "char"[], timestamptz[]) is
+    'Private: of the jobs that a bulk call has locked, those that wait for none of the ones that it found and could not lock.';

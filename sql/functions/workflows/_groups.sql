@@ -135,7 +135,6 @@ as $$
 declare
     v_id bigint;
     v_group record;
-    v_is_executing boolean;
 begin
     foreach v_id in array p_ids loop
         select
@@ -158,8 +157,8 @@ begin
         continue when v_group.blocked_on = '@open';
         -- Later statements, which see everything that was committed when the row was locked.
         continue when pgqueue._has_waiting_members(v_id);
-        v_is_executing := pgqueue._has_members(v_id);
-        if v_is_executing then
+        -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
+        if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'b' and n.id = v_id) then
             perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');
         elsif not exists (
             select from pgqueue.dependencies d where d.child = v_id and d.ended is null

@@ -192,7 +192,8 @@ $$;
 comment on function pgqueue._forget_cancelled(bigint[]) is
     'Private: closes the groups among jobs that came back, and leaves notes that bring back their members.';
 
--- Members that were cancelled with their group, in slices of 1,000; a note leaves the rest to a later call.
+-- Members that were cancelled with their group, in slices of 1,000; a note leaves the rest to a later call, and so the ones
+-- that another session has locked. The group does not end before.
 create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
 returns void
 language plpgsql
@@ -235,7 +236,19 @@ begin
         perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils);
         perform pgqueue._forget_cancelled(v_found.ids);
     end if;
-    if v_found.members = 1000 then
+    if exists (
+        select
+        from pgqueue.history h
+        where h.group_id is not null
+            and h.group_id = p_group_id
+            and h.id > p_after
+            and (v_found.members < 1000 or h.id < v_found.last)
+            and h.state = v_cancelled
+            and h.errors -> -1 ->> 'class' = 'GroupCancelled'
+    ) then
+        insert into pgqueue.notes (kind, id, after, look_at, xid)
+        values ('b', p_group_id, p_after, pgqueue._clock() + interval '200 ms', pg_current_xact_id());
+    elsif v_found.members = 1000 then
         insert into pgqueue.notes (kind, id, after, look_at, xid)
         values ('b', p_group_id, v_found.last, pgqueue._clock(), pg_current_xact_id());
     else
