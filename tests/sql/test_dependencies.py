@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import (
     call,
     column,
@@ -593,3 +594,25 @@ def test_a_retried_job_keeps_the_error_of_its_handler_whatever_its_class(conn: p
     assert call(conn, "fail", held.id, held.reservation, Jsonb({"class": name}), retry=False) == "dead"
     call(conn, "retry", job_id)
     assert last_error(conn, job_id) == name
+
+
+@pytest.mark.parametrize("by", ["parent", "group"])
+def test_a_job_that_comes_back_with_its_parent_keeps_its_time(conn: psycopg.Connection, clock: Clock, by: str) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", depends_on=[parent])
+    child = enqueue(conn, delay="1 day", **({"group_id": group} if by == "group" else {"depends_on": [parent]}))
+    call(conn, "close_group", group)
+    run_at = job(conn, child).run_at
+    finish(conn, parent, "dead")
+    for _ in range(3):
+        maintain(conn)
+        clock.advance("1 s")
+    assert state(conn, child) == "cancelled"
+    call(conn, "retry", parent)
+    maintain(conn)
+    finish(conn, parent)
+    # Due at the later of its run_at and the end of its parent.
+    assert reserve(conn) == []
+    assert (state(conn, child), job(conn, child).run_at) == ("waiting", run_at)
+    clock.advance("1 day")
+    finish(conn, child)

@@ -99,7 +99,10 @@ $$;
 
 comment on function pgqueue._run_now(bigint[]) is 'Private: makes jobs due, waiting or failed and locked by the caller; returns how many.';
 
-create or replace function pgqueue._requeue(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
+-- p_at_once: due now; else a job keeps its run_at.
+create or replace function pgqueue._requeue(
+    p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true
+)
 returns bigint
 language plpgsql
 volatile
@@ -135,9 +138,10 @@ begin
             )
             overriding system value
             select
-                g.id, g.reservation, least(g.run_at, v_now), v_now,
+                g.id, g.reservation, case when p_at_once then least(g.run_at, v_now) else g.run_at end,
+                case when p_at_once then v_now else greatest(g.run_at, v_now) end,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
-                g.priority, true, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
+                g.priority, p_at_once or g.run_at <= v_now, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
                 pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
                 g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
                 g.depends_on, g.run_if, g.group_id,
@@ -192,8 +196,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._requeue(bigint[], "char"[], timestamptz[]) is
-    'Private: moves dead or cancelled jobs, locked by the caller, from history back to jobs, due now and with a fresh count; returns how many.';
+comment on function pgqueue._requeue(bigint[], "char"[], timestamptz[], boolean) is
+    'Private: moves dead or cancelled jobs, locked by the caller, from history back to jobs, with a fresh count; returns how many.';
 
 -- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
 create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)

@@ -121,7 +121,7 @@ begin
     if v_ids is null then
         return '{}'::bigint[];
     end if;
-    perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils);
+    perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils, false);
     perform pgqueue._forget_cancelled(v_ids);
     return v_ids;
 end
@@ -233,7 +233,7 @@ begin
         for update skip locked
     ) l;
     if v_found.members > 0 then
-        perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils);
+        perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
         perform pgqueue._forget_cancelled(v_found.ids);
     end if;
     if exists (
