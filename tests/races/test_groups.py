@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import LiteralString
+
 import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, state
+from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, state, value
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.races.test_dependencies import ENDS, RR, left, of, opened, settle
@@ -157,3 +159,54 @@ def test_a_member_is_retried_while_its_group_ends(database: Database, conn: psyc
     settle(conn, clock)
     assert (state(conn, group), left(conn)) == ("succeeded", 0)
     assert job(conn, group).result == {"succeeded": 1, "dead": 0, "cancelled": 0}
+
+
+@pytest.mark.parametrize("added", ["job", "far job", "group"])
+def test_a_group_is_cancelled_while_a_member_that_was_asked_to_cancel_adds_another(
+    database: Database, conn: psycopg.Connection, clock: Clock, added: str
+) -> None:
+    group = call(conn, "open_group")
+    enqueue(conn, group_id=group)
+    held = reserve_one(conn)
+    call(conn, "close_group", group)
+    call(conn, "cancel", held.id)
+    adder = opened(database)
+    add: dict[str, LiteralString] = {
+        "job": "select pgqueue.enqueue('late', group_id => %s)",
+        "far job": "select pgqueue.enqueue('late', group_id => %s, delay => '1 year')",
+        "group": "select pgqueue.open_group(group_id => %s)",
+    }
+    [(late,)] = adder.run(add[added], [held.id])
+    # It does not see the new member, and has asked the other one already.
+    call(conn, "cancel", group)
+    settle(conn, clock)
+    adder.run("commit")
+    settle(conn, clock)
+    call(conn, "fail", held.id, held.reservation, cancel=True)
+    settle(conn, clock)
+    settle(conn, clock)
+    assert (state(conn, late), state(conn, group), left(conn)) == ("cancelled", "cancelled", 0)
+
+
+def test_a_group_is_cancelled_while_its_members_come_back(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    parent = enqueue(conn)
+    group = call(conn, "open_group", depends_on=[parent])
+    member = enqueue(conn, group_id=group, delay="1 year")
+    call(conn, "close_group", group)
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    settle(conn, clock)
+    assert (state(conn, group), state(conn, member)) == ("cancelled", "cancelled")
+    call(conn, "retry", parent)
+    while value(conn, "select kind from pgqueue.notes order by n limit 1") != "b":
+        conn.execute("select pgqueue._read_notes(1)")
+    reader = opened(database)
+    reader.run("select pgqueue._read_notes(1)")
+    call(conn, "cancel", group)
+    settle(conn, clock)
+    reader.run("commit")
+    settle(conn, clock)
+    settle(conn, clock)
+    assert (state(conn, member), state(conn, group), left(conn)) == ("cancelled", "cancelled", 0)

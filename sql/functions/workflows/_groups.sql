@@ -48,6 +48,8 @@ begin
             'End the job: its group waits only for the members that it has.', '55000'
         );
     elsif v_found.task <> '@group' then
+        -- The group is not locked: a transaction that cancels it at the same time does not see the new member.
+        perform pgqueue._leave_notes('m', array[v_found.group_id]);
         return v_found.group_id;
     elsif v_found.blocked_on is distinct from '@open' then
         perform pgqueue._refuse(
@@ -182,13 +184,38 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
 as $$
 begin
-    return exists (
-        select from pgqueue.jobs j
-        where j.group_id is not null and j.group_id = p_group_id and j.state = 'executing'
-        limit 1
-    ) or pgqueue._has_waiting_members(p_group_id);
+    -- One snapshot: a member that is put back and claimed meanwhile has a state that another statement misses. A scalar from
+    -- the highest id: see _has_waiting_members.
+    return coalesce(
+        (
+            select true from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = 'executing'
+            order by j.group_id desc, j.state desc, j.id desc
+            limit 1
+        ),
+        (
+            select true from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = 'waiting'
+            order by j.group_id desc, j.state desc, j.id desc
+            limit 1
+        ),
+        (
+            select true from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = 'failed'
+            order by j.group_id desc, j.state desc, j.id desc
+            limit 1
+        ),
+        (
+            select true from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_group_id and j.state = 'blocked'
+            order by j.group_id desc, j.state desc, j.id desc
+            limit 1
+        ),
+        false
+    );
 end
 $$;
 
@@ -283,6 +310,9 @@ declare
     v_groups bigint[];
     v_left integer := 1000;
 begin
+    if not exists (select from pgqueue.jobs j where j.id = p_group_id and j.cancel_requested_at is not null) then
+        return;
+    end if;
     foreach v_state in array '{executing,failed,blocked,waiting}'::pgqueue.job_state[] loop
         select
             array_agg(l.id) filter (where l.task <> '@group'),
@@ -323,7 +353,7 @@ end
 $$;
 
 comment on function pgqueue._cancel_members(bigint) is
-    'Private: cancels up to 1,000 members of a group; leaves a note if there are more.';
+    'Private: cancels up to 1,000 members of a group, if it is cancelled; leaves a note if there are more.';
 
 -- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
 -- p_error: that of a parent; null: an operator, or an outer group.

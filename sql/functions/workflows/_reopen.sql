@@ -235,6 +235,8 @@ begin
     if v_found.members > 0 then
         perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
         perform pgqueue._forget_cancelled(v_found.ids);
+        -- A transaction that cancels the group at the same time does not see them.
+        perform pgqueue._leave_notes('m', array[p_group_id]);
     end if;
     if exists (
         select
