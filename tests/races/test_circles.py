@@ -228,3 +228,47 @@ def test_a_chain_in_a_group_is_no_circle_and_is_walked_once(conn: psycopg.Connec
     assert walks == 1
     settle(conn, clock)
     assert value(conn, "select count(*) from pgqueue.history") == 0
+
+
+@pytest.mark.parametrize("order", list(permutations(range(2))))
+def test_two_suspended_jobs_that_each_wait_behind_the_key_of_the_other(
+    database: Database, conn: psycopg.Connection, clock: Clock, order: tuple[int, ...]
+) -> None:
+    held = [begin(conn, key="a"), begin(conn, key="b")]
+    behind = [enqueue(conn, key="a"), enqueue(conn, key="b")]
+    sessions = [opened(database), opened(database)]
+    wait_for(sessions[0], held[0], behind[1])
+    wait_for(sessions[1], held[1], behind[0])
+    for n in order:
+        sessions[n].run("commit")
+        settle(conn, clock)
+    is_refused(conn, held[1].id, behind[0])
+    settle(conn, clock)
+    # Its key is free, and so are they, one after the other.
+    for job_id in (behind[1], held[0].id, behind[0]):
+        [again] = reserve(conn, 10)
+        assert again.id == job_id
+        call(conn, "complete", again.id, again.reservation)
+        settle(conn, clock)
+    assert left(conn) == 0
+
+
+def test_a_member_that_comes_into_the_key_of_a_job_that_waits_for_its_group(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    held = begin(conn, key="k")
+    group = call(conn, "open_group")
+    call(conn, "suspend", held.id, held.reservation, depends_on=[group])
+    settle(conn, clock)
+    member = enqueue(conn, group_id=group, key="k")
+    call(conn, "close_group", group)
+    assert reserve(conn, 10) == []
+    for _ in range(3):
+        clock.advance("1 min")
+        settle(conn, clock)
+    is_refused(conn, held.id, group)
+    again = reserve_one(conn)
+    assert again.id == member
+    call(conn, "complete", again.id, again.reservation)
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == ("succeeded", 0)

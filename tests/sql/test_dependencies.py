@@ -616,3 +616,20 @@ def test_a_job_that_comes_back_with_its_parent_keeps_its_time(conn: psycopg.Conn
     assert (state(conn, child), job(conn, child).run_at) == ("waiting", run_at)
     clock.advance("1 day")
     finish(conn, child)
+
+
+def test_a_child_that_was_killed_and_is_retried_waits_for_its_parents(conn: psycopg.Connection, clock: Clock) -> None:
+    parent = enqueue(conn)
+    child = enqueue(conn, depends_on=[parent])
+    table(conn, "kill_many", job_ids=[child])
+    assert state(conn, child) == "dead"
+    # The net deletes what is left of children that do not come back.
+    for _ in range(3):
+        maintain(conn)
+        clock.advance("1 min")
+    call(conn, "retry", child)
+    assert state(conn, child) == "blocked"
+    finish(conn, parent)
+    finish(conn, child)
+    maintain(conn)
+    assert leftovers(conn) == (0, 0)

@@ -252,3 +252,30 @@ def test_an_event_that_is_not_kept_reaches_all_that_wait(conn: psycopg.Connectio
     assert len(woken) == 2_501
     assert await_event(conn, woken.pop(2_501), "go") == [(None, None)]
     assert all(await_event(conn, held, "go") == [(True, "now")] for held in woken.values())
+
+
+def test_a_job_waits_for_no_job_of_an_earlier_wait(conn: psycopg.Connection) -> None:
+    held = begin(conn)
+    earlier, parent = enqueue(conn), enqueue(conn)
+    # As when another session had locked it.
+    conn.execute(
+        "insert into pgqueue.dependencies (parent, child, traceless) values (%s, %s, true)", [earlier, held.id]
+    )
+    call(conn, "suspend", held.id, held.reservation, depends_on=[parent])
+    call(conn, "cancel", parent)
+    assert state(conn, held.id) == "waiting"
+
+
+@pytest.mark.parametrize("through", ["child", "suspended"])
+def test_a_job_does_not_wait_for_what_waits_for_its_key(conn: psycopg.Connection, through: str) -> None:
+    held, other = begin(conn, key="k"), begin(conn)
+    behind = enqueue(conn, key="k")
+    if through == "child":
+        waited = enqueue(conn, depends_on=[behind])
+    else:
+        waited = other.id
+        call(conn, "suspend", other.id, other.reservation, depends_on=[behind])
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        call(conn, "suspend", held.id, held.reservation, depends_on=[waited])
+    elsewhere = enqueue(conn, key="k", queue="q")
+    assert call(conn, "suspend", held.id, held.reservation, depends_on=[elsewhere]) == "suspended"

@@ -1,16 +1,17 @@
 -- Circles: a job must not wait for what waits for it.
 --
 -- depends_on names jobs that exist, so dependencies alone make no circle. A group waits for its members, though, and an
--- executing job may wait for jobs that it started. Only those two ways are checked. Reads at most 10,000 of the jobs that
+-- executing job may wait for jobs that it started, also for one behind it in its key. Only those ways are checked. Reads at most 10,000 of the jobs that
 -- the parents wait for.
 --
 -- Two sessions may each add a part of a circle, and neither sees the other's: no call is refused. Each leaves a note with
 -- its job, and the note of the one that commits last is read when all have committed: _break_circles finds the circle then,
 -- and takes one job out of it. All readers choose the same one: of the suspended jobs in the circle the one with the highest
--- id, else, of the members of its groups, the one that was to be refused.
+-- id, else, of the members of its groups, the one that was to be refused. The sweep of maintenance finds what has no note: a
+-- job that came into a key, behind a suspended one, later.
 
 -- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
--- Inlined: no SET.
+-- A job that has not started waits, too, for the one of its key that executes or has suspended itself. Inlined: no SET.
 create or replace function pgqueue._waits_for(p_id bigint)
 returns table (id bigint)
 language sql
@@ -20,16 +21,18 @@ rows 10
 as $$
     select w.id
     from (
-        select x.task = '@group' as is_group, x.cancel_requested_at is not null as is_cancelled
+        select
+            x.queue, case when x.reservation = 0 then x.key end as key, x.task = '@group' as is_group,
+            x.blocked_on in ('@parents', '@jobs', '@open', '@group') and x.cancel_requested_at is null as is_child
         from pgqueue.jobs x
-        where x.id = p_id and x.state = 'blocked' and x.blocked_on in ('@parents', '@jobs', '@open', '@group')
+        where x.id = p_id and (x.state = 'blocked' or (x.state = 'waiting' and x.key is not null))
         limit 1
     ) j
     cross join lateral (
         (
             select d.parent as id
             from pgqueue.dependencies d
-            where not j.is_cancelled and d.child = p_id and d.ended is null
+            where j.is_child and d.child = p_id and d.ended is null
             limit 1000
         )
         union all
@@ -39,11 +42,41 @@ as $$
             where j.is_group and m.group_id is not null and m.group_id = p_id and m.state = 'blocked'
             limit 1000
         )
+        union all
+        (
+            -- It began before the jobs behind it, so it is among the first.
+            select h.id
+            from (
+                select y.id, y.blocked_on
+                from pgqueue.jobs y
+                where j.key is not null
+                    and y.key is not null
+                    and (y.state = 'blocked' or (y.state in ('waiting', 'failed') and y.reservation > 0))
+                    and y.blocked_on is distinct from '@parents'
+                    and y.queue = j.queue
+                    and y.key = j.key
+                order by y.queue, y.key, y.id
+                limit 100
+            ) h
+            where h.blocked_on = '@jobs'
+        )
+        union all
+        (
+            select r.id
+            from pgqueue.jobs r
+            where j.key is not null
+                and r.state = 'executing'
+                and r.key is not null
+                and (r.leader is null or r.leader = r.id)
+                and r.queue = j.queue
+                and r.key = j.key
+            limit 1
+        )
     ) w
 $$;
 
 comment on function pgqueue._waits_for(bigint) is
-    'Private: the jobs that a job waits for; of the members of a group, those that wait themselves, up to 1,000.';
+    'Private: the jobs that a job waits for, as its parents or for its key; of the members of a group, those that are blocked, up to 1,000.';
 
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
 create or replace function pgqueue._circle(p_job_id bigint, p_group_id bigint, p_parents bigint[])
@@ -156,9 +189,10 @@ begin
     into v_waited
     from unnest(p_children) w (id)
     cross join lateral (
-        select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
+        select x.id, x.group_id, x.key, x.blocked_on from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
     ) j
     where j.group_id is not null
+        or (j.key is not null and j.blocked_on = '@jobs')
         or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null);
     if v_waited is null then
         return;

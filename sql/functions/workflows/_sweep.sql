@@ -1,7 +1,7 @@
 -- The safety net of dependencies: finds, in slices, children that wait for no parent, and rows of children that have gone.
 --
 -- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either, in one snapshot.
--- Normally there is none: maintain counts the ones that it finds.
+-- Normally there is none: maintain counts the ones that it finds. Also finds circles through keys: see _circles.
 
 create or replace function pgqueue._sweep_dependencies(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
@@ -21,6 +21,7 @@ as $$
 declare
     -- A variable: see extend.
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
+    v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
     v_found record;
 begin
     released := 0;
@@ -35,25 +36,30 @@ begin
         select
             s.*,
             case
-                -- Only a cancelled child may come back.
+                -- A child that never started may come back, and waits again.
                 when c.blocked_on is null then
-                    not exists (select from pgqueue.history h where h.id = s.child and h.state = v_cancelled)
+                    not exists (
+                        select from pgqueue.history h
+                        where h.id = s.child and (h.state = v_cancelled or (h.state = v_dead and h.reservation = 0))
+                    )
                 else c.blocked_on not in ('@parents', '@jobs', '@group', '@open')
             end as is_over,
             s.ended is null
                 and c.blocked_on in ('@parents', '@jobs')
                 and not exists (select from pgqueue.jobs p where p.id = s.parent limit 1)
-                and not exists (select from pgqueue.notes n where n.id in (s.parent, s.child)) as is_left
+                and not exists (select from pgqueue.notes n where n.id in (s.parent, s.child)) as is_left,
+            c.blocked_on = '@jobs' and c.key is not null as holds_key
         from slice s
         left join lateral (
-            select coalesce(j.blocked_on, '') as blocked_on from pgqueue.jobs j where j.id = s.child limit 1
+            select coalesce(j.blocked_on, '') as blocked_on, j.key from pgqueue.jobs j where j.id = s.child limit 1
         ) c on true
     )
     select
         (select array[s.child::text, s.parent::text] from slice s order by s.child desc, s.parent desc limit 1) as cursor,
         array_agg(distinct s.child) filter (where s.is_left) as left_behind,
         array_agg(s.row_ctid) filter (where s.is_over) as ctids,
-        array_agg(s.row_xmin::text) filter (where s.is_over) as xmins
+        array_agg(s.row_xmin::text) filter (where s.is_over) as xmins,
+        array_agg(distinct s.child) filter (where s.holds_key) as holders
     into v_found
     from seen s;
     next_cursor := v_found.cursor;
@@ -71,6 +77,7 @@ begin
         released := cardinality(v_found.left_behind);
         perform pgqueue._leave_notes('c', v_found.left_behind);
     end if;
+    perform pgqueue._break_circles(v_found.holders);
 end
 $$;
 

@@ -48,7 +48,6 @@ begin
         return 'ready';
     end if;
     select j.queue, j.key, j.group_id into v_job from pgqueue.jobs j where j.id = suspend.job_id;
-    perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
     if v_job.key is not null and exists (
         select from unnest(v_open) o (id)
         cross join lateral (
@@ -61,12 +60,15 @@ begin
             'Give the jobs to wait for another key, or none.'
         );
     end if;
+    perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
     perform pgqueue._put_back(array[suspend.job_id], '0', false);
     update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = suspend.job_id;
     if not found then
         -- It was asked to cancel, and has ended.
         return 'suspended';
     end if;
+    -- What another session had locked when the job came back from an earlier wait.
+    delete from pgqueue.dependencies d where d.child = suspend.job_id and d.parent <> all (v_open);
     insert into pgqueue.dependencies (parent, child, traceless)
     select p.id, suspend.job_id, true
     from unnest(v_open) p (id)
