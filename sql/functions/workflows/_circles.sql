@@ -182,19 +182,39 @@ set enable_mergejoin = off
 as $$
 declare
     v_waited bigint[];
+    v_group record;
     v_around bigint[];
     v_victim bigint;
 begin
-    select array_agg(j.id)
-    into v_waited
-    from unnest(p_children) w (id)
-    cross join lateral (
-        select x.id, x.group_id, x.key, x.blocked_on from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
-    ) j
-    where j.group_id is not null
-        or (j.key is not null and j.blocked_on = '@jobs')
-        or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null);
-    if v_waited is null then
+    v_waited := array(
+        select j.id
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select x.id, x.key, x.blocked_on from pgqueue.jobs x where x.id = w.id and x.state = 'blocked' limit 1
+        ) j
+        where (j.key is not null and j.blocked_on = '@jobs')
+            or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null)
+    );
+    -- Of the others those whose group waits. It is the check of the enqueue, which stops at other members.
+    for v_group in
+        select j.group_id, array_agg(distinct w.id) as ids, array_agg(distinct d.parent) as parents
+        from unnest(p_children) w (id)
+        cross join lateral (
+            select x.group_id from pgqueue.jobs x
+            where x.id = w.id and x.state = 'blocked' and x.group_id is not null
+            limit 1
+        ) j
+        cross join lateral (
+            select y.parent from pgqueue.dependencies y where y.child = w.id and y.ended is null limit 1000
+        ) d
+        where w.id <> all (v_waited)
+        group by j.group_id
+    loop
+        if pgqueue._circle(null, v_group.group_id, v_group.parents) is not null then
+            v_waited := v_waited || v_group.ids;
+        end if;
+    end loop;
+    if v_waited = '{}' then
         return;
     end if;
     -- One walk for all.
