@@ -24,3 +24,4 @@ where j.id = d.child
     and (j.errors -> -1 ->> 'class') is distinct from 'ParentFailed';
 -- A group does not end before the members that are to come back with it are back.
 create index notes_members on pgqueue.notes (id) where kind = 'b';
+comment on column pgqueue.notes.name is 'How the parent ended; or the event; or, for a group, back: members of it were retried.';

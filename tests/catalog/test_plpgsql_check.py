@@ -49,6 +49,7 @@ ALLOWED = {
     ("_locked_children", STABLE): "sees what was committed until the retry has locked its jobs",
     ("_find_plain", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
+    ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",
     ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",
     ("_open_live", STABLE): "opens a cursor",

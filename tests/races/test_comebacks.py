@@ -171,3 +171,26 @@ def test_the_net_takes_no_wait_that_began_since_it_looked(
     call(conn, "complete", parent, held[parent].reservation)
     maintain(conn)
     assert (state(conn, waiter), left(conn)) == ("waiting", 0)
+
+
+@pytest.mark.parametrize("becomes", ["succeeded", "dead"])
+def test_a_member_comes_back_while_its_group_ends_and_ends_before_the_note_is_read(
+    database: Database, conn: psycopg.Connection, clock: Clock, becomes: str
+) -> None:
+    group = call(conn, "open_group")
+    member = enqueue(conn, group_id=group)
+    then = enqueue(conn, "then", depends_on=[group])
+    call(conn, "close_group", group)
+    finish(conn, member, "dead")
+    retrier = opened(database)
+    retrier.run("select pgqueue.retry(%s)", [member])
+    # The reader sees no live member.
+    settle(conn, clock)
+    assert [state(conn, each) for each in (group, then)] == ["dead", "cancelled"]
+    retrier.run("commit")
+    finish(conn, member, becomes)
+    settle(conn, clock)
+    assert [state(conn, each) for each in (group, then)] == (
+        ["succeeded", "waiting"] if becomes == "succeeded" else ["dead", "cancelled"]
+    )
+    assert left(conn) == 0

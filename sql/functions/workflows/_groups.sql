@@ -237,21 +237,14 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_ended record;
+    v_result jsonb := pgqueue._ended_members(p_id);
     v_error jsonb;
     v_state pgqueue.job_state;
 begin
-    select
-        count(*) filter (where h.state = 'succeeded') as succeeded,
-        count(*) filter (where h.state = 'dead') as dead,
-        count(*) filter (where h.state = 'cancelled') as cancelled
-    into v_ended
-    from pgqueue.history h
-    where h.group_id is not null and h.group_id = p_id;
     v_state := case
         when p_is_cancelled then 'cancelled'::pgqueue.job_state
-        when v_ended.dead > 0 then 'dead'::pgqueue.job_state
-        when v_ended.cancelled > 0 then 'cancelled'::pgqueue.job_state
+        when v_result -> 'dead' > '0' then 'dead'::pgqueue.job_state
+        when v_result -> 'cancelled' > '0' then 'cancelled'::pgqueue.job_state
         else 'succeeded'::pgqueue.job_state
     end;
     if p_is_cancelled and p_by_parent then
@@ -263,15 +256,12 @@ begin
         v_error := jsonb_build_object(
             'class', 'MemberFailed',
             'message', format(
-                '%s of its members are dead, %s were cancelled, %s succeeded', v_ended.dead, v_ended.cancelled, v_ended.succeeded
+                '%s of its members are dead, %s were cancelled, %s succeeded',
+                v_result -> 'dead', v_result -> 'cancelled', v_result -> 'succeeded'
             )
         );
     end if;
-    perform pgqueue._finish(
-        array[p_id], array[p_reservation], false, v_state,
-        array[jsonb_build_object('succeeded', v_ended.succeeded, 'dead', v_ended.dead, 'cancelled', v_ended.cancelled)],
-        v_error
-    );
+    perform pgqueue._finish(array[p_id], array[p_reservation], false, v_state, array[v_result], v_error);
 end
 $$;
 
@@ -384,65 +374,3 @@ $$;
 
 comment on function pgqueue._cancel_groups(bigint[], jsonb) is
     'Private: closes groups, and leaves notes that cancel their members.';
-
-create or replace function pgqueue._members_came_back(p_group_ids bigint[])
-returns void
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
-begin
-    -- A group that is ending at the same time is found by the reader of the note.
-    perform pgqueue._leave_notes('g', v_ids);
-    if not pgqueue._old_snapshot() then
-        perform pgqueue._revive_group(g.id)
-        from unnest(v_ids) g (id)
-        where not exists (select from pgqueue.jobs j where j.id = g.id);
-    end if;
-end
-$$;
-
-comment on function pgqueue._members_came_back(bigint[]) is
-    'Private: brings ended groups back, because members of them were retried.';
-
-create or replace function pgqueue._revive_group(p_id bigint)
-returns void
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    v_position record;
-begin
-    select h.id, h.granularity, h.kept_until
-    into v_position
-    from pgqueue.history h
-    where h.id = p_id and h.task = '@group'
-    for update skip locked;
-    if not found then
-        if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
-            perform pgqueue._leave_notes('g', array[p_id], interval '200 ms');
-        end if;
-        return;
-    end if;
-    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
-    update pgqueue.jobs j
-    set
-        state = 'blocked',
-        blocked_on = '@group',
-        resumed = false
-    where j.id = p_id;
-    perform pgqueue._leave_notes('g', array[p_id]);
-    perform pgqueue._reopen_children(array[p_id]);
-end
-$$;
-
-comment on function pgqueue._revive_group(bigint) is
-    'Private: brings an ended group back, because a member of it was retried.';

@@ -44,6 +44,7 @@ declare
     v_retried bigint[];
     v_doubtful bigint[];
     v_groups bigint[];
+    v_recount bigint[];
     v_cancelled bigint[];
     v_events text[];
     v_back pgqueue.notes[];
@@ -75,11 +76,12 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'r'),
         array_agg(distinct t.id) filter (where t.kind = 'd'),
         array_agg(distinct t.id) filter (where t.kind = 'g'),
+        array_agg(distinct t.id) filter (where t.kind = 'g' and t.name = 'back'),
         array_agg(distinct t.id) filter (where t.kind = 'm'),
         array_agg(distinct t.name) filter (where t.kind = 'e'),
         array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
             filter (where t.kind = 'b')
-    into v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back
+    into v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_recount, v_cancelled, v_events, v_back
     from taken t;
     if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back) = 0 then
         return false;
@@ -113,6 +115,7 @@ begin
     perform pgqueue._revive_members(b.id, b.after) from unnest(v_back) b;
     if v_groups is not null then
         perform pgqueue._look_at_groups(v_groups);
+        perform pgqueue._recount_groups(coalesce(v_recount, '{}'));
     end if;
     return true;
 end

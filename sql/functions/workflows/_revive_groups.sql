@@ -1,0 +1,129 @@
+-- Ended groups come back when members of them are retried, and end again as those do.
+--
+-- A session that ends the group at the same time does not see the retried member. The note that the retry leaves is read
+-- when both are committed: a member lives, and the group comes back. If the member has ended again by then, the counts of
+-- the group differ from those of its members.
+
+create or replace function pgqueue._members_came_back(p_group_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
+begin
+    -- A group that is ending at the same time is found by the reader of the note.
+    perform pgqueue._leave_notes('g', v_ids, '0', 'back');
+    if not pgqueue._old_snapshot() then
+        perform pgqueue._revive_group(g.id)
+        from unnest(v_ids) g (id)
+        where not exists (select from pgqueue.jobs j where j.id = g.id);
+    end if;
+end
+$$;
+
+comment on function pgqueue._members_came_back(bigint[]) is
+    'Private: brings ended groups back, because members of them were retried.';
+
+create or replace function pgqueue._revive_group(p_id bigint)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_position record;
+begin
+    select h.id, h.granularity, h.kept_until
+    into v_position
+    from pgqueue.history h
+    where h.id = p_id and h.task = '@group'
+    for update skip locked;
+    if not found then
+        if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
+            perform pgqueue._leave_notes('g', array[p_id], interval '200 ms');
+        end if;
+        return;
+    end if;
+    perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        blocked_on = '@group',
+        resumed = false
+    where j.id = p_id;
+    perform pgqueue._leave_notes('g', array[p_id]);
+    perform pgqueue._reopen_children(array[p_id]);
+end
+$$;
+
+comment on function pgqueue._revive_group(bigint) is
+    'Private: brings an ended group back, because a member of it was retried.';
+
+create or replace function pgqueue._ended_members(p_group_id bigint)
+returns jsonb
+language plpgsql
+volatile
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return (
+        select jsonb_build_object(
+            'succeeded', count(*) filter (where h.state = 'succeeded'),
+            'dead', count(*) filter (where h.state = 'dead'),
+            'cancelled', count(*) filter (where h.state = 'cancelled')
+        )
+        from pgqueue.history h
+        where h.group_id is not null and h.group_id = p_group_id
+    );
+end
+$$;
+
+comment on function pgqueue._ended_members(bigint) is
+    'Private: the result of a group: how many of its members, as far as history keeps them, ended in each state.';
+
+-- The groups of notes that a retry of members left, after _look_at_groups.
+create or replace function pgqueue._recount_groups(p_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_id bigint;
+    v_result jsonb;
+begin
+    foreach v_id in array p_ids loop
+        if exists (select from pgqueue.jobs j where j.id = v_id) then
+            perform from pgqueue.jobs j where j.id = v_id for update skip locked;
+            if not found then
+                -- Another session may be ending it.
+                perform pgqueue._leave_notes('g', array[v_id], interval '200 ms', 'back');
+            end if;
+            continue;
+        end if;
+        select h.result into v_result from pgqueue.history h where h.id = v_id and h.task = '@group';
+        if found and v_result <> pgqueue._ended_members(v_id) then
+            perform pgqueue._revive_group(v_id);
+        end if;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._recount_groups(bigint[]) is
+    'Private: brings back the ended groups among these whose members ended otherwise since.';
