@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import psycopg
@@ -128,6 +129,8 @@ def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Fil
 
 def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> tuple[int, int]:
     """Search and act, newest first: a job that comes to match meanwhile, above where it began, is left."""
+    if action == "retry":
+        return _retry_found(connection, wanted, chunk)
     changed = skipped = 0
     before: int | None = None
     with progress(action) as line:
@@ -141,6 +144,18 @@ def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter,
             before = found.next_before
             if before is None:
                 return changed, skipped
+
+
+def _retry_found(connection: psycopg.Connection[Any], wanted: Filter, chunk: int) -> tuple[int, int]:
+    """Search, then retry, oldest first: a job that came back before its parents would not wait for them."""
+    ids = sorted(search(connection, wanted, sys.maxsize))
+    changed = 0
+    with progress("retry") as line:
+        for start in range(0, len(ids), chunk):
+            done = perform(connection, operate.bulk("retry", {"job_ids": ids[start : start + chunk]}, chunk))
+            changed += done.changed
+            line.show(changed, len(ids))
+    return changed, len(ids) - changed
 
 
 def _run_chunks(

@@ -252,6 +252,18 @@ def test_a_bulk_command_takes_the_filter_of_the_pages(
     assert run("jobs", "kill", "--where", "queue:nowhere", "--yes").out == "0 jobs dead\n"
 
 
+def test_jobs_are_retried_after_those_that_they_depend_on(run: Run, conn: psycopg.Connection) -> None:
+    first = enqueue(conn, queue="chain")
+    second = enqueue(conn, queue="chain", depends_on=[first])
+    third = enqueue(conn, queue="chain", depends_on=[second])
+    held = reserve_one(conn)
+    call(conn, "fail", held.id, held.reservation, retry=False)
+    done = run("jobs", "retry", "--where", "queue:chain state:dead,cancelled", "--yes", "--chunk", 1)
+    # The first brought the others back.
+    assert (done.code, done.out.split(";")[0]) == (0, "1 job retried")
+    assert [state(conn, each) for each in (first, second, third)] == ["waiting", "blocked", "blocked"]
+
+
 @pytest.mark.parametrize(
     ("action", "options", "question"),
     [
