@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, maintain, reserve, reserve_one, state
+from tests.calls import call, enqueue, job, maintain, reserve, reserve_one, state
 from tests.databases import Database
 from tests.races.test_dependencies import CHILD, RR, dead, left, opened, settle
 from tests.sql.test_dependencies import finish
@@ -193,4 +193,6 @@ def test_a_member_comes_back_while_its_group_ends_and_ends_before_the_note_is_re
     assert [state(conn, each) for each in (group, then)] == (
         ["succeeded", "waiting"] if becomes == "succeeded" else ["dead", "cancelled"]
     )
+    # The last end is that of the group.
+    assert job(conn, group).finished_at > job(conn, member).finished_at
     assert left(conn) == 0

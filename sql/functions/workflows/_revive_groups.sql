@@ -1,8 +1,8 @@
 -- Ended groups come back when members of them are retried, and end again as those do.
 --
 -- A session that ends the group at the same time does not see the retried member. The note that the retry leaves is read
--- when both are committed: a member lives, and the group comes back. If the member has ended again by then, the counts of
--- the group differ from those of its members.
+-- when both are committed: a member lives, and the group comes back. If the member has ended again by then, it did so after
+-- the group; where the clock does not show it, the counts of the group differ from those of its members.
 
 create or replace function pgqueue._members_came_back(p_group_ids bigint[])
 returns void
@@ -106,7 +106,7 @@ set jit = off
 as $$
 declare
     v_id bigint;
-    v_result jsonb;
+    v_group record;
 begin
     foreach v_id in array p_ids loop
         if exists (select from pgqueue.jobs j where j.id = v_id) then
@@ -117,8 +117,14 @@ begin
             end if;
             continue;
         end if;
-        select h.result into v_result from pgqueue.history h where h.id = v_id and h.task = '@group';
-        if found and v_result <> pgqueue._ended_members(v_id) then
+        select h.result, h.finished_at into v_group from pgqueue.history h where h.id = v_id and h.task = '@group';
+        if found and (
+            v_group.result <> pgqueue._ended_members(v_id)
+            or exists (
+                select from pgqueue.history m
+                where m.group_id is not null and m.group_id = v_id and m.finished_at > v_group.finished_at
+            )
+        ) then
             perform pgqueue._revive_group(v_id);
         end if;
     end loop;
@@ -126,4 +132,4 @@ end
 $$;
 
 comment on function pgqueue._recount_groups(bigint[]) is
-    'Private: brings back the ended groups among these whose members ended otherwise since.';
+    'Private: brings back the ended groups among these of which a member has ended since.';
