@@ -1,4 +1,4 @@
-"""Worker: a real one beside a test."""
+"""pgqueue.testing.Worker: a real worker that runs on the event loop of a test."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ async def test_or_the_end_of_the_block(database: Database) -> None:
 
     with pytest.raises(LookupError, match="no such order"):
         await block()
+    # The worker replaced it for the length of the block.
     assert app.error_formatter is None
 
 
