@@ -48,8 +48,11 @@ begin
     if v_fields is null or cardinality(v_fields) <> 6 or octet_length(p_expression) > 1000 then
         perform pgqueue._refuse(
             'a cron expression has five fields, or six with seconds first',
-            case when p_expression is null then 'It is null.'
-                else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields)) end,
+            case
+                when p_expression is null then 'It is null.'
+                when octet_length(p_expression) > 1000 then format('It has %s bytes; 1000 are allowed.', octet_length(p_expression))
+                else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields))
+            end,
             'Give minute, hour, day of month, month and day of week, such as ''30 2 * * mon-fri'', or one of '
             '@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.'
         );

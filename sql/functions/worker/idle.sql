@@ -152,9 +152,9 @@ end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval) is
-    'Nothing to do: the worker registers as idle, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
-    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
-    'then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
+    'Nothing to do: the worker registers as idle, for at most "for". Call it in a transaction of its own and commit at once: '
+    'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
+    'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again.';
 
 -- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
