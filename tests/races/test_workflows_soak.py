@@ -111,7 +111,7 @@ class Round:
     def step(self, player: Player, clock: Clock) -> None:
         chosen = self.chosen
         weights = {
-            "transaction": 26, "enqueue": 18, "group": 6, "claim": 18, "end": 30, "operate": 10, "read": 8, "wait": 4
+            "transaction": 26, "enqueue": 18, "group": 6, "claim": 18, "end": 30, "operate": 10, "read": 8, "wait": 6
         }  # fmt: skip
         what = chosen.choices(list(weights), list(weights.values()))[0]
         if what == "transaction":
@@ -169,22 +169,27 @@ class Round:
             player.run("select pgqueue.cancel(%s)", [group])
 
     def operate(self, player: Player) -> None:
-        what = self.chosen.choices(["retry", "cancel", "delete", "retry_many"], [6, 3, 2, 2])[0]
+        what = self.chosen.choices(["retry", "cancel", "delete", "kill", "retry_many"], [6, 3, 2, 1, 2])[0]
         if what == "retry":
             player.run("select pgqueue.retry(%s)", self.touch(1))
         elif what == "cancel":
             player.run("select pgqueue.cancel(%s)", self.touch(1))
         elif what == "delete":
             player.run("select pgqueue.delete(%s)", self.touch(1))
+        elif what == "kill":
+            player.run("select * from pgqueue.kill_many(job_ids => %s)", [self.touch(2)])
         else:
             player.run("select * from pgqueue.retry_many(job_ids => %s)", [self.touch(4)])
 
     def wait(self, player: Player) -> None:
         event = self.chosen.choice(self.events)
-        if self.held and self.chosen.random() < 0.4:
-            player.run(
-                "select pgqueue.suspend(%s, %s, depends_on => %s)", [*self.chosen.choice(self.held), self.some(2)]
-            )
+        if self.held and self.chosen.random() < 0.5:
+            parents = self.some(2)
+            if self.groups and self.chosen.random() < 0.4:
+                parents.append(self.chosen.choice(self.groups))
+            if self.chosen.random() < 0.4:
+                parents.append(self.chosen.choice(self.held)[0])
+            player.run("select pgqueue.suspend(%s, %s, depends_on => %s)", [*self.chosen.choice(self.held), parents])
         elif self.held and self.chosen.random() < 0.6:
             player.run("select * from pgqueue.await_event(%s, %s, 'w', %s)", [*self.chosen.choice(self.held), event])
         else:
