@@ -173,6 +173,25 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
     )
 
 
+def trends() -> Call[list[Row]]:
+    """Read (queue, epochs, due) of every queue in the last 15 minutes, oldest first; "" stands for all of them.
+
+    One sample of three: thirty probes of the index find their times, however many queues there are.
+    """
+    return Call(
+        b"with recursive chosen (at) as ("
+        b"(select x.at from pgqueue.samples x where x.span = 10 order by x.at desc limit 1) union all"
+        b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '29 s'"
+        b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '15 min')"
+        b" select s.queue, array_agg(extract(epoch from s.at)::float8 order by s.at),"
+        b" array_agg(s.due order by s.at)"
+        b" from chosen c join pgqueue.samples s on s.span = 10 and s.at = c.at"
+        b" where c.at > pgqueue._clock() - interval '15 min' group by s.queue",
+        (),
+        read_rows,
+    )
+
+
 def ended_by_task(seconds: int) -> Call[list[Row]]:
     """Read (task, ended) of each sample of each queue over a time until now."""
     return Call(

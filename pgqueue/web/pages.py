@@ -61,9 +61,11 @@ async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
     options = await context.database.shared("queues", 5.0, observe.queues)
+    trends = await context.database.shared("trends", 10.0, observe.trends)
     return context.page(
         "queues.html",
         queues=_in_trouble_first(stats["queues"]),
+        sparklines=render.sparklines(trends),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
         now=context.now(),
