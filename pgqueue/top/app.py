@@ -34,7 +34,7 @@ _COLUMNS = {
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
     "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "last heartbeat"),
     "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
-    "limits": ("kind", "of", "executing", "at most", "starts", "waiting"),
+    "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting"),
 }
 
 
@@ -225,7 +225,7 @@ class Top(App[None]):
 
     def _tell(self, show: Callable[..., None], *values: Any) -> None:
         # The screen may be gone when a statement ends.
-        with suppress(NoMatches, RuntimeError):
+        with suppress(NoMatches, IndexError, RuntimeError):
             self.call_from_thread(show, *values)
 
     def _perform(self, database: str, call: Call[Any]) -> Any:
@@ -322,8 +322,11 @@ def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]],
                 yield (each["name"], when, each["task"], each["next_at"], each["last_outcome"], paused, each["error"])
         case "limits":
             for each in stats["limits"]:
-                starts = f"{each['rate']} per {each['per']}" if each["rate"] else None
-                yield (each["kind"], each["target"], each["executing"], each["max_executing"], starts, each["parked"])
+                used, most = each["used"], each["max_executing"]
+                executing = each["executing"] if most is None else f"{used} of {most}"
+                started = f"{each['started']} of {each['rate']} per {each['per']}" if each["rate"] else None
+                fullest = each["used_by"] or each["started_by"]
+                yield (each["kind"], each["target"], executing, started, fullest, each["parked"])
         case _:
             for each in ask(observe.doctor()):
                 yield tuple(each[name] for name in ("severity", "topic", "subject", "evidence", "remedy"))
