@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
-from pgqueue.search import STATES, WORDS, Filter, exactly
+from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
 from pgqueue.web import commands, render, workflows
 from pgqueue.web.context import Context
 
@@ -98,18 +98,21 @@ async def queue(context: Context) -> Response:
 
 
 async def jobs(context: Context) -> Response:
-    """Jobs that fit a filter, newest first."""
-    line, before = context.query("q"), context.whole("before")
+    """Jobs that fit a filter: newest first, oldest first, or those that are due first."""
+    line, order, after = context.query("q"), context.query("order", ORDERS[0]), context.query("after")
     wanted = context.filter(line)
-    [found] = await context.database.read(observe.search(wanted, before, PAGE))
+    [found] = await context.database.read(observe.search_in_order(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return context.page(
         "jobs.html",
         q=line,
         jobs=rows,
         found=found,
-        before=before,
-        about=await _about(context, wanted),
+        order=order,
+        after=after,
+        about=await _about(context, wanted, order),
+        all_of=_all_of(line, wanted, order),
+        orders=ORDERS,
         states=STATES,
         words=WORDS,
         actions=actions_for(wanted.get("states")),
@@ -283,8 +286,20 @@ def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
     return sum(1 for each in workers if each["last_beat_at"] and at - render.stamp(each["last_beat_at"]) < 65)
 
 
-async def _about(context: Context, found: Filter) -> int | None:
+def _all_of(line: str, wanted: Filter, order: str) -> str:
+    """Return the filter of "all that match": of the jobs that the order has, and no others."""
+    states = wanted.get("states")
+    if order != "due" or not line.strip():
+        return line
+    if states is None:
+        return f"{line} state:{','.join(DUE_STATES)}"
+    return line if set(states) <= set(DUE_STATES) else ""
+
+
+async def _about(context: Context, found: Filter, order: str) -> int | None:
     """Return how many fit, if samples have the number: for filters by queue and live state only."""
+    if order == "due":
+        found = {**found, "states": [each for each in DUE_STATES if each in found.get("states", DUE_STATES)]}
     if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
         return None
     states = set(found.get("states", ()))
