@@ -32,7 +32,7 @@ _COLUMNS = {
     "overview": ("severity", "topic", "subject", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
-    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "last heartbeat"),
+    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
     "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
     "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting"),
 }
@@ -323,6 +323,7 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                     served,
                     each["executing"],
                     each["lapsed"],
+                    None if each["memory"] is None else round(each["memory"] / 2**20),
                     (each["last_heartbeat_at"] or "never")[:19],
                 )
         case "schedules":
