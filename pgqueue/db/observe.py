@@ -139,6 +139,15 @@ def tasks() -> Call[list[dict[str, Any]]]:
     )
 
 
+def about_task(name: str) -> Call[tuple[str | None, str | None]]:
+    """Read where to read about a task, and who answers for it."""
+    return Call(
+        b"select t.docs, t.owner from pgqueue.effective_tasks t where t.name = %s::text",
+        (name,),
+        lambda rows: rows[0] if rows else (None, None),
+    )
+
+
 def workers() -> Call[list[dict[str, Any]]]:
     """Read the workers, silent ones first."""
     return Call(

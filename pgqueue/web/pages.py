@@ -128,6 +128,7 @@ async def job(context: Context) -> Response:
         raise HTTPException(404, f"there is no job {job_id}, or its retention has ended")
     columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
     neighbours = await _neighbours(context, columns)
+    [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
     redact = context.settings.redact
     return context.page(
         "job.html",
@@ -142,6 +143,8 @@ async def job(context: Context) -> Response:
         timeline=_timeline(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
+        docs=docs,
+        owner=owner,
         command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
         relatives=await workflows.relatives(context, columns),
         actions=actions_for([columns["state"]]),
@@ -173,7 +176,13 @@ async def task(context: Context) -> Response:
         if key != "name"
     ]
     return context.page(
-        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=context.now()
+        "task.html",
+        name=name,
+        docs=known["effective"]["docs"],
+        owner=known["effective"]["owner"],
+        options=options,
+        times=render.by_task(ended).get(name),
+        now=context.now(),
     )
 
 

@@ -76,7 +76,8 @@ def live_on(conn: psycopg.Connection) -> None:
 
 def _declare(conn: psycopg.Connection) -> None:
     for queue, task, *_ in WORK:
-        call(conn, "declare_task", task, queue=queue, max_attempts=12)
+        about = {"docs": f"https://wiki.example.com/runbooks/{task}", "owner": "payments" if "card" in task else "shop"}
+        call(conn, "declare_task", task, queue=queue, max_attempts=12, **about)
     call(conn, "declare_task", "build_catalogue", queue="imports")
     for worker, queues, host in [
         ("web-1:1", ["mail", "webhooks"], "web-1"), ("web-1:2", ["billing", "mail"], "web-1"),
