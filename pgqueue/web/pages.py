@@ -209,6 +209,7 @@ async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
     findings = await context.database.shared("doctor", 5.0, observe.doctor)
     stats = await context.database.shared("stats", 1.0, observe.stats)
+    rows = await context.database.shared("metrics", 2.0, observe.metrics)
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
         "health.html",
@@ -218,6 +219,9 @@ async def health(context: Context) -> Response:
         settings_of_queue=settings,
         known=(__version__, bundled.revisions()[-1]),
         skew=context.now() - time.time(),
+        server={name: value for name, labels, value in rows if not labels},
+        dead_tuples=sorted((labels["table"], value) for name, labels, value in rows if name == "pgqueue_dead_tuples"),
+        wrong_clocks=_wrong_clocks(stats["workers"]),
         now=context.now(),
     )
 
@@ -319,6 +323,16 @@ async def _about(context: Context, found: Filter, order: str) -> int | None:
     if any(each["counted_to"] for each in chosen):
         return None
     return sum(int(each[state]) for each in chosen for state in states)
+
+
+def _wrong_clocks(workers: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Return the workers whose clock was a second or more off the server's when they started, the worst first."""
+    found = []
+    for each in workers:
+        ahead = each["info"].get("clock_ahead") if isinstance(each["info"], dict) else None
+        if isinstance(ahead, int | float) and abs(ahead) >= 1:
+            found.append((each["worker"], float(ahead)))
+    return sorted(found, key=lambda pair: -abs(pair[1]))
 
 
 def _id_of(context: Context) -> int:
