@@ -37,7 +37,7 @@ OF_DATABASE = {
     "pgqueue_limit_executing": "Jobs that a limit counts.",
     "pgqueue_limit_parked": "Jobs that wait for a limit.",
     "pgqueue_schedule_lag_seconds": "Seconds since a schedule was due and has not run.",
-    "pgqueue_task_info": "1 for each task, with its queue.",
+    "pgqueue_task_info": "1 for each task, with its queue and its owner.",
     "pgqueue_sample_age_seconds": "Age of the numbers of queues.",
     "pgqueue_housekeeping_age_seconds": "Seconds since maintain() last ran.",
     "pgqueue_rescued_total": "Lapsed leases that were taken back.",

@@ -78,6 +78,8 @@ class TaskSettings(TypedDict, total=False):
     timeout: Interval | None
     max_crashes: int | None
     store_result: bool | None
+    docs: str | None
+    owner: str | None
     shutdown_timeout: float | None
     on_shutdown: Literal["fail", "release"]
     retry: RetryRule | None
@@ -137,6 +139,8 @@ class TaskOptions:
                       a sync one; under a supervisor its process is replaced if it goes on for 5 s more
     max_crashes       workers that may die while they run a job before it is dead; default 3
     store_result      whether history keeps the return value, which must be JSON; default False
+    docs              the address of what to read about the task, a runbook perhaps: the pages link to it
+    owner             who answers for the task: on the pages, and a label of pgqueue_task_info
     shutdown_timeout  how long a job may go on when its worker shuts down, in seconds; the default, and the maximum, is
                       the worker's own
     on_shutdown       what happens to a job that does not end by then: "fail" (the attempt counts; the default) or
@@ -165,6 +169,8 @@ class TaskOptions:
     timeout: timedelta | str | None = None
     max_crashes: int | None = None
     store_result: bool | None = None
+    docs: str | None = None
+    owner: str | None = None
     shutdown_timeout: float | None = None
     on_shutdown: Literal["fail", "release"] = "fail"
     retry: RetryRule | None = None
@@ -185,6 +191,10 @@ class TaskOptions:
             check_interval(name, getattr(self, name), longest)
         for name in ("queue", "retry_queue"):
             _check_name(name, getattr(self, name))
+        if self.docs is not None and not re.fullmatch(r"https?://[^\s\x00-\x1f\x7f]{1,1990}", self.docs):
+            raise ConfigError(f"docs is {self.docs!r}", hint='give an address, such as "https://wiki.example.com/mail"')
+        if self.owner is not None and not 1 <= len(self.owner) <= 128:
+            raise ConfigError(f"owner is {self.owner!r}", hint="give a name of 1 to 128 characters")
         self._check_policy()
         if self.retry is not None and (not callable(self.retry) or inspect.iscoroutinefunction(self.retry)):
             raise ConfigError(

@@ -18,6 +18,10 @@ from pgqueue.errors import InvalidArgument
 
 STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled")
 
+# Orders of jobs. Due first: only jobs of the states that have a time to run.
+ORDERS = ("newest", "due", "oldest")
+DUE_STATES = ("waiting", "failed")
+
 # Words whose values are names, by the field of the filter.
 _NAMES = {
     "queue": "queues",

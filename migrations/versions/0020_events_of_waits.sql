@@ -3,6 +3,15 @@
 alter table pgqueue.event_waits add since timestamptz not null default '-infinity';
 alter table pgqueue.event_waits alter since drop default;
 comment on column pgqueue.event_waits.since is 'When it began to wait.';
+-- What a process holds changes with each heartbeat, and so stands with it: a worker's own row is written at start and end.
+alter table pgqueue.heartbeats add memory bigint;
+comment on column pgqueue.heartbeats.memory is 'The resident memory of its process in bytes; null: it did not report it.';
+-- What a task is about, for the people who find its jobs dead.
+alter table pgqueue.tasks
+    add declared_docs text check (declared_docs ~ '^https?://[^[:space:][:cntrl:]]+$' and length(declared_docs) <= 2000),
+    add declared_owner text check (length(declared_owner) between 1 and 128);
+comment on column pgqueue.tasks.declared_docs is 'The address of what to read about the task, a runbook perhaps, as declared by the code.';
+comment on column pgqueue.tasks.declared_owner is 'Who answers for the task, as declared by the code.';
 -- A group that is being cancelled because of a parent has the error of that from the start, no longer only at its end.
 update pgqueue.jobs j
 set errors = coalesce(j.errors, '[]') || jsonb_build_array(jsonb_build_object(

@@ -175,14 +175,14 @@ def _run_chunks(
                 return changed, skipped
 
 
-def search(connection: psycopg.Connection[Any], wanted: Filter, most: int) -> list[int]:
-    """Return the ids of the newest jobs that fit a filter, at most so many, however far back they are."""
+def search(connection: psycopg.Connection[Any], wanted: Filter, most: int, order: str = "newest") -> list[int]:
+    """Return the ids of the first jobs that fit a filter, at most so many, however far on they are."""
     ids: list[int] = []
-    before: int | None = None
+    after: str | None = None
     while len(ids) < most:
-        found = perform(connection, observe.search(wanted, before, min(most - len(ids), 10_000), ROWS))
-        ids += found.ids
-        before = found.next_before
-        if before is None:
+        page = perform(connection, observe.search_in_order(order, wanted, after, min(most - len(ids), 10_000), ROWS))
+        ids += page.ids
+        after = page.next
+        if after is None:
             break
     return ids

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import psycopg
 import typer
 
 from pgqueue.cli import bulk, job_table, output
@@ -35,7 +38,7 @@ from pgqueue.db import groups, operate
 from pgqueue.db.call import perform
 from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
-from pgqueue.search import parse
+from pgqueue.search import ORDERS, Filter, exactly, parse
 
 app = commands("List jobs, show one, and act on one or on many.")
 
@@ -53,12 +56,17 @@ def list_jobs(
     since: Annotated[str | None, typer.Option(help="Only enqueued since: '2 hours', '2026-12-24 18:00'.")] = None,
     until: Annotated[str | None, typer.Option(help="Only enqueued before: '10 min', '2026-12-25'.")] = None,
     where: Where = "",
+    order: Annotated[
+        str, typer.Option(help="newest, oldest, or due: waiting and failed jobs, the one due first at the top.")
+    ] = ORDERS[0],
     limit: Annotated[int, typer.Option("--limit", "-n", help="At most N jobs.", min=1)] = 20,
     again: Watch = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first, or in another order."""
+    if order not in ORDERS:
+        raise ConfigError(f"there is no order {order!r}", hint=f"orders: {', '.join(ORDERS)}")
     if state is not None and state not in STATES:
         raise ConfigError(f"there is no state {state!r}", hint=f"states: {', '.join(STATES)}")
     only = {"queue": queue, "task": task, "state": state, "key": key, "tag": tag, "ids": ids or None}
@@ -66,17 +74,42 @@ def list_jobs(
     wanted = parse(where)
     if where and any(only.values()):
         raise ConfigError("--where stands alone", hint="say all of it there: --where 'queue:mail state:dead id:17,18'")
+    if order != ORDERS[0] and not where:
+        wanted = _as_filter(only)
     with connected(dsn) as connection:
 
         def show() -> None:
-            chosen = {"ids": bulk.search(connection, wanted, limit)} if where else only
-            found = perform(connection, operate.list_jobs(chosen, limit))
+            found = _find(connection, wanted, limit, order) if where or order != ORDERS[0] else None
+            if found is None:
+                found = perform(connection, operate.list_jobs(only, limit))
             if as_json:
                 output.print_json(found)
             else:
                 job_table.show_table(found)
 
         watch(show, again)
+
+
+def _find(connection: psycopg.Connection[Any], wanted: Filter, limit: int, order: str) -> list[Document]:
+    ids = bulk.search(connection, wanted, limit, order)
+    found = {job["id"]: job for job in perform(connection, operate.list_jobs({"ids": ids}, limit))}
+    # One may have been deleted since.
+    return [found[job_id] for job_id in ids if job_id in found]
+
+
+def _as_filter(only: Mapping[str, Any]) -> Filter:
+    """Return what the options choose, as a filter."""
+    named = {"queue": "queues", "task": "tasks", "key": "keys", "tag": "tags", "worker": "workers", "error": "errors"}
+    wanted: Filter = {field: [exactly(only[name])] for name, field in named.items() if only[name] is not None}
+    if only["state"] is not None:
+        wanted["states"] = [only["state"]]
+    if only["ids"]:
+        wanted["ids"] = only["ids"]
+    for name, end, age in (("since", "created_from", "age_to"), ("until", "created_to", "age_from")):
+        if only[name] is not None:
+            ago = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", only[name], re.IGNORECASE)
+            wanted[age if ago else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
+    return wanted
 
 
 @app.command(name="show")

@@ -38,12 +38,20 @@ def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
     if as_json:
         output.print_json(found)
         return
-    headings = ("kind", "target", "at most", "rate", "executing", "blocked")
-    table = Table(headings, right=frozenset({"at most", "executing", "blocked"}), cut=frozenset({"target"}))
+    headings = ("kind", "target", "at most", "rate", "executing", "used", "started", "blocked")
+    right = frozenset({"at most", "executing", "used", "started", "blocked"})
+    table = Table(headings, right=right, cut=frozenset({"target"}))
     for each in found:
         rate = None if each["rate"] is None else f"{each['rate']} per {each['per']}"
-        table.add(each["kind"], each["target"], each["max_executing"], rate, each["executing"], each["parked"])
+        used = _part(each["used"], each["max_executing"])
+        started = _part(each["started"], each["rate"])
+        known = (each["kind"], each["target"], each["max_executing"], rate)
+        table.add(*known, each["executing"], used, started, each["parked"])
     table.show()
+
+
+def _part(used: int | None, most: int | None) -> str | None:
+    return None if used is None or not most else f"{100 * used / most:.0f}%"
 
 
 @app.command(name="set")

@@ -34,8 +34,9 @@ def top(
 ) -> None:
     """Watch queues, jobs, workers, schedules and limits, and act on them.
 
-    Keys: / filter, e explain, r run now, t retry, c cancel, p pause or resume, K kill, D delete, q quit. It reads
-    samples: the cost does not depend on the backlog. With --once or --json it prints them, and the jobs of --where.
+    Keys: / filter, o order of jobs, e explain, r run now, t retry, c cancel, p pause or resume, K kill, D delete, q
+    quit. It reads samples: the cost does not depend on the backlog. With --once or --json it prints them, and the jobs
+    of --where.
     With --dsn given more than once it shows all these databases.
     """
     wanted = parse(line)

@@ -26,10 +26,12 @@ def show(workers: Sequence[dict[str, Any]]) -> None:
     if not workers:
         output.line("No worker is registered.")
         return
-    headings = ("worker", "queues", "state", "jobs", "lapsed", "heartbeat", "started", "version")
+    headings = ("worker", "queues", "state", "jobs", "lapsed", "heartbeat", "started", "memory", "version")
     cut = frozenset({"database", "worker", "queues", "version"})
     several = "database" in workers[0]
-    table = Table(("database", *headings) if several else headings, "Workers", frozenset({"jobs", "lapsed"}), cut)
+    table = Table(
+        ("database", *headings) if several else headings, "Workers", frozenset({"jobs", "lapsed", "memory"}), cut
+    )
     for each in workers:
         served = ", ".join(each["queues"]) if each["queues"] else "all" if each["started_at"] else ""
         # A client in another language may register with any JSON.
@@ -37,11 +39,15 @@ def show(workers: Sequence[dict[str, Any]]) -> None:
         times = (ago(each["last_heartbeat_at"]), ago(each["started_at"]))
         place = (each["database"],) if several else ()
         state = (_state(each), each["executing"], each["lapsed"])
-        table.add(*place, each["worker"], served, *state, *times, info.get("version"))
+        table.add(*place, each["worker"], served, *state, *times, _memory(each["memory"]), info.get("version"))
     table.show()
     for each in workers:
         if each["lapsed"] or not each["is_alive"]:
             output.line(f"{each['database']}: {_trouble(each)}" if several else _trouble(each), "red")
+
+
+def _memory(size: int | None) -> str | None:
+    return None if size is None else f"{size / 2**20:,.0f} MiB"
 
 
 def _state(worker: dict[str, Any]) -> str:

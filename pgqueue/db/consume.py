@@ -246,12 +246,13 @@ def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object])
     )
 
 
-def beat(worker: str, ended: Sequence[Mapping[str, object]] = ()) -> Call[bool]:
-    """Send a heartbeat, with what has ended since the last one; reads whether the worker is registered."""
-    if not ended:
-        return Call(b"select pgqueue.beat(%s::text)", (worker,), read_first)
-    params = (worker, to_json({"jobs": list(ended)}, "report"))
-    return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb)", params, read_first)
+def beat(worker: str, ended: Sequence[Mapping[str, object]] = (), memory: int | None = None) -> Call[bool]:
+    """Send a heartbeat, with what has ended since the last one; reads whether the worker is registered.
+
+    `memory` is what the process holds, in bytes.
+    """
+    params = (worker, to_json({"jobs": list(ended)}, "report") if ended else None, memory)
+    return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
 
 
 def worker_command(worker: str, obeys: str) -> Call[str]:
@@ -264,15 +265,17 @@ def bye(worker: str) -> Call[None]:
     return Call(b"select pgqueue.bye(%s::text)", (worker,), read_nothing)
 
 
-def idle(worker: str, queues: Sequence[str] | None, seconds: float) -> Call[tuple[str, float | None, float, bool]]:
+def idle(
+    worker: str, queues: Sequence[str] | None, seconds: float, memory: int | None = None
+) -> Call[tuple[str, float | None, float, bool]]:
     """Register the worker as idle, and run maintenance. Reads its channel, seconds to the next due time and to the next
-    call, and whether the worker is registered.
+    call, and whether the worker is registered. `memory` is what the process holds, in bytes.
     """
     return Call(
         b"select channel, extract(epoch from next_due - pgqueue._clock())::float8,"
         b" extract(epoch from call_again_in)::float8, registered"
-        b" from pgqueue.idle(%s::text, %s::text[], %s::interval)",
-        (worker, array(queues), timedelta(seconds=seconds)),
+        b" from pgqueue.idle(%s::text, %s::text[], %s::interval, %s::bigint)",
+        (worker, array(queues), timedelta(seconds=seconds), memory),
         read_one,
     )
 

@@ -19,7 +19,7 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
     return Call(
         b"select pgqueue.declare_task(%s::text, %s::text, %s::integer, %s::integer, %s::text, %s::interval,"
         b" %s::float8, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval, %s::interval[], %s::text,"
-        b" %s::boolean, %s::integer, %s::interval, %s::integer, %s::boolean)",
+        b" %s::boolean, %s::integer, %s::interval, %s::integer, %s::boolean, %s::text, %s::text)",
         (
             name,
             *(
@@ -43,6 +43,8 @@ def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
                     "timeout",
                     "max_crashes",
                     "store_result",
+                    "docs",
+                    "owner",
                 )
             ),
         ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_first, read_rows
 from pgqueue.db.json import Document, to_json
+from pgqueue.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,45 @@ def search(filter: Mapping[str, object], before: int | None, max_jobs: int, max_
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of jobs in some order. `next`: what to give for the page after it, None at the end."""
+
+    ids: list[int]
+    next: str | None
+    is_cut: bool
+
+
+# How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.
+_CURSORS = {"newest": r"(\d{1,18})", "oldest": r"(\d{1,18})", "due": r"(-?\d{1,18})_(\d{1,18})"}
+_IN_ORDER = {
+    "newest": b"select job_ids, next_before::text, is_cut from pgqueue.search("
+    b"%s::text::jsonb, %s::bigint, %s::integer, %s::integer)",
+    "oldest": b"select job_ids, next_after::text, is_cut from pgqueue.search_oldest("
+    b"%s::text::jsonb, %s::bigint, %s::integer, %s::integer)",
+    "due": b"select job_ids, (extract(epoch from next_after_at) * 1000000)::bigint || '_' || next_after, is_cut"
+    b" from pgqueue.search_due(%s::text::jsonb, '1970-01-01 00:00+00'::timestamptz + %s::bigint * interval '1 us',"
+    b" %s::bigint, %s::integer, %s::integer)",
+}
+
+
+def search_in_order(
+    order: str, filter: Mapping[str, object], after: str | None, max_jobs: int, max_rows: int = 20_000
+) -> Call[Page]:
+    """Find jobs in an order of `pgqueue.search.ORDERS`, from what `next` of the page before was."""
+    if order not in _IN_ORDER:
+        raise InvalidArgument("there is no such order", hint=f"orders: {', '.join(_IN_ORDER)}")
+    cursor = re.fullmatch(_CURSORS[order], after or "", re.ASCII)
+    if after and cursor is None:
+        raise InvalidArgument("this is no place to go on from", hint="follow the links of the page")
+    place = cursor.groups() if cursor is not None else (None,) * re.compile(_CURSORS[order]).groups
+    return Call(
+        _IN_ORDER[order],
+        (to_json(filter, "filter"), *place, max_jobs, max_rows),
+        lambda rows: Page(*rows[0]),
+    )
+
+
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     """Read the dead jobs by their last error, the latest first."""
     return Call(b"select to_jsonb(d) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column)
@@ -53,13 +94,13 @@ _LISTED = (
     b"select to_jsonb(x) from (select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.key,"
     b" j.tags, j.run_at, j.due_at, j.created_at, j.reserved_at, j.reserved_by, j.finished_at, j.progress, j.blocked_on,"
     b" j.errors -> -1 ->> 'class' as error_class, left(j.errors -> -1 ->> 'message', 300) as error"
-    b" from pgqueue.all_jobs j where j.id = any(%s::bigint[]) order by j.id desc) x"
+    b" from pgqueue.all_jobs j where j.id = any(%s::bigint[]) order by array_position(%s::bigint[], j.id)) x"
 )
 
 
 def jobs(ids: Sequence[int]) -> Call[list[dict[str, Any]]]:
-    """Read these jobs for a list, newest first."""
-    return Call(_LISTED, (list(ids),), read_column)
+    """Read these jobs for a list, in this order."""
+    return Call(_LISTED, (list(ids), list(ids)), read_column)
 
 
 def job(job_id: int) -> Call[Document | None]:
@@ -95,6 +136,15 @@ def tasks() -> Call[list[dict[str, Any]]]:
         b" join pgqueue.effective_tasks e on e.name = t.name order by t.name limit 500",
         (),
         read_column,
+    )
+
+
+def about_task(name: str) -> Call[tuple[str | None, str | None]]:
+    """Read where to read about a task, and who answers for it."""
+    return Call(
+        b"select t.docs, t.owner from pgqueue.effective_tasks t where t.name = %s::text",
+        (name,),
+        lambda rows: rows[0] if rows else (None, None),
     )
 
 
@@ -169,6 +219,25 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
         b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
         (10 if seconds <= 3 * 3600 else 600, seconds, queue),
+        read_rows,
+    )
+
+
+def trends() -> Call[list[Row]]:
+    """Read (queue, epochs, due) of every queue in the last 15 minutes, oldest first; "" stands for all of them.
+
+    One sample of three: thirty probes of the index find their times, however many queues there are.
+    """
+    return Call(
+        b"with recursive chosen (at) as ("
+        b"(select x.at from pgqueue.samples x where x.span = 10 order by x.at desc limit 1) union all"
+        b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '29 s'"
+        b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '15 min')"
+        b" select s.queue, array_agg(extract(epoch from s.at)::float8 order by s.at),"
+        b" array_agg(s.due order by s.at)"
+        b" from chosen c join pgqueue.samples s on s.span = 10 and s.at = c.at"
+        b" where c.at > pgqueue._clock() - interval '15 min' group by s.queue",
+        (),
         read_rows,
     )
 

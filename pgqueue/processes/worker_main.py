@@ -16,7 +16,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
-from pgqueue.worker import Worker
+from pgqueue.worker import Worker, identity
 from pgqueue.worker.fleet import Fleet
 
 log = logging.getLogger("pgqueue.worker")
@@ -71,6 +71,8 @@ async def _run(
     background: list[asyncio.Task[None]] = []
     try:
         if pipe is not None:
+            # The name as the supervisor makes it: its own, a colon and a number.
+            identity.set_supervisor(pipe.name.rpartition(":")[0], os.getppid())
             worker.record_running_jobs(pipe.open_running_jobs())
             pipe.carry_out(worker.retire)
             background.append(asyncio.create_task(_report(worker, pipe), name="pgqueue-reports"))

@@ -21,7 +21,7 @@ from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, perform
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line, printable
-from pgqueue.search import parse
+from pgqueue.search import ORDERS, parse
 
 Row = Sequence[object]
 
@@ -32,9 +32,9 @@ _COLUMNS = {
     "overview": ("severity", "topic", "subject", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
-    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "last heartbeat"),
+    "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
     "schedules": ("name", "when", "task", "next", "last outcome", "paused", "error"),
-    "limits": ("kind", "of", "executing", "at most", "starts", "waiting"),
+    "limits": ("kind", "of", "executing", "started", "of the fullest", "waiting"),
 }
 
 
@@ -72,6 +72,7 @@ class Top(App[None]):
     """
     BINDINGS: ClassVar[list[Any]] = [
         Binding("slash", "filter", "filter", key_display="/"),
+        Binding("o", "order", "order"),
         Binding("e", "explain", "explain"),
         Binding("r", "act('run')", "run now"),
         Binding("t", "act('retry')", "retry"),
@@ -89,6 +90,7 @@ class Top(App[None]):
         self._first = next(iter(self._dsns))
         self._seconds = seconds
         self._line = line
+        self._order = ORDERS[0]
         self._connections: dict[str, psycopg.Connection[Any]] = {}
         # As read: a cell may be cut. With the name of the database.
         self._shown: dict[str, list[tuple[str, Row]]] = {}
@@ -120,7 +122,7 @@ class Top(App[None]):
     @on(TabbedContent.TabActivated)
     def refresh_now(self) -> None:
         """Read the tab that is shown."""
-        self._read(self._tab(), self._line)
+        self._read(self._tab(), self._line, self._order)
 
     @on(Input.Submitted, "#filter")
     def search(self, event: Input.Submitted) -> None:
@@ -141,6 +143,14 @@ class Top(App[None]):
         found = self.query_one("#filter", Input)
         found.add_class("shown")
         found.focus()
+
+    def action_order(self) -> None:
+        """List the jobs in the next order: newest first, due first, oldest first."""
+        self._order = ORDERS[(ORDERS.index(self._order) + 1) % len(ORDERS)]
+        only = ": waiting and failed ones" if self._order == "due" else ""
+        self._say(f"jobs: {self._order} first{only}")
+        self.query_one("#tabs", TabbedContent).active = "jobs"
+        self.refresh_now()
 
     def action_explain(self) -> None:
         """Say why the job under the cursor is not running."""
@@ -194,7 +204,7 @@ class Top(App[None]):
             act(True)
 
     @work(thread=True, exclusive=True, group="read")
-    def _read(self, tab: str, line: str) -> None:
+    def _read(self, tab: str, line: str, order: str) -> None:
         stats: list[dict[str, Any]] = []
         rows: list[tuple[str, Row]] = []
         trouble: list[str] = []
@@ -202,7 +212,7 @@ class Top(App[None]):
             ask = partial(self._perform, name)
             try:
                 stats.append(ask(observe.stats()))
-                rows += [(name, row) for row in _rows(tab, line, stats[-1], ask)]
+                rows += [(name, row) for row in _rows(tab, line, order, stats[-1], ask)]
             except (psycopg.Error, PgQueueError) as error:
                 self._connections.pop(name, None)
                 trouble.append(f"{name} cannot be read: {one_line(error)}")
@@ -225,7 +235,7 @@ class Top(App[None]):
 
     def _tell(self, show: Callable[..., None], *values: Any) -> None:
         # The screen may be gone when a statement ends.
-        with suppress(NoMatches, RuntimeError):
+        with suppress(NoMatches, IndexError, RuntimeError):
             self.call_from_thread(show, *values)
 
     def _perform(self, database: str, call: Call[Any]) -> Any:
@@ -290,14 +300,14 @@ class Top(App[None]):
         return database, int(row[0]) if tab == "jobs" and row else None
 
 
-def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]], Any]) -> Iterable[Row]:
+def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[[Call[Any]], Any]) -> Iterable[Row]:
     match tab:
         case "queues":
             for each in sorted(stats["queues"], key=lambda queue: -queue["lag"]):
                 numbers = [each[name] for name in ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")]
                 yield (each["queue"], *numbers, (each["paused_at"] or "")[:19])
         case "jobs":
-            for each in ask(observe.jobs(ask(observe.search(parse(line), None, _MOST)).ids)):
+            for each in ask(observe.jobs(ask(observe.search_in_order(order, parse(line), None, _MOST)).ids)):
                 error = ": ".join(filter(None, (each["error_class"], each["error"])))
                 names = ("id", "task", "queue", "state", "attempts", "reserved_by", "key")
                 yield (*(each[name] for name in names), error)
@@ -313,6 +323,7 @@ def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]],
                     served,
                     each["executing"],
                     each["lapsed"],
+                    None if each["memory"] is None else round(each["memory"] / 2**20),
                     (each["last_heartbeat_at"] or "never")[:19],
                 )
         case "schedules":
@@ -322,8 +333,11 @@ def _rows(tab: str, line: str, stats: dict[str, Any], ask: Callable[[Call[Any]],
                 yield (each["name"], when, each["task"], each["next_at"], each["last_outcome"], paused, each["error"])
         case "limits":
             for each in stats["limits"]:
-                starts = f"{each['rate']} per {each['per']}" if each["rate"] else None
-                yield (each["kind"], each["target"], each["executing"], each["max_executing"], starts, each["parked"])
+                used, most = each["used"], each["max_executing"]
+                executing = each["executing"] if most is None else f"{used} of {most}"
+                started = f"{each['started']} of {each['rate']} per {each['per']}" if each["rate"] else None
+                fullest = each["used_by"] or each["started_by"]
+                yield (each["kind"], each["target"], executing, started, fullest, each["parked"])
         case _:
             for each in ask(observe.doctor()):
                 yield tuple(each[name] for name in ("severity", "topic", "subject", "evidence", "remedy"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ OF_SCHEDULES = {
 async def workers(context: Context) -> Response:
     """Workers, the silent ones first."""
     found = await context.database.shared("workers", 2.0, observe.workers)
-    return context.page("workers.html", workers=found, able=able, now=context.now())
+    return context.page("workers.html", groups=by_supervisor(found), able=able, now=context.now())
 
 
 async def worker(context: Context) -> Response:
@@ -112,6 +112,29 @@ async def worker(context: Context) -> Response:
     if known is None:
         raise HTTPException(404, f"there is no worker {render.short(name)}")
     return context.page("worker.html", worker=known, running=running, able=able, now=context.now())
+
+
+def by_supervisor(workers: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any] | None, list[dict[str, Any]]]]:
+    """Return the workers under their supervisors, with what these hold; those without one (None) first."""
+    found: dict[tuple[Any, ...] | None, list[dict[str, Any]]] = {}
+    for each in workers:
+        found.setdefault(_supervisor(each), []).append(each)
+    groups = []
+    for key, rows in sorted(found.items(), key=lambda item: item[0] is not None):
+        known = [each["memory"] for each in rows if each["memory"] is not None]
+        host, name, pid = key or (None, None, None)
+        above = {"host": host, "name": name, "pid": pid, "memory": sum(known) if known else None}
+        groups.append((above if key else None, rows))
+    return groups
+
+
+def _supervisor(worker: dict[str, Any]) -> tuple[Any, ...] | None:
+    info = worker["info"] if isinstance(worker["info"], dict) else {}
+    above = info.get("supervisor")
+    # A client in another language may register with any JSON.
+    if not isinstance(above, dict):
+        return None
+    return tuple(str(each or "") for each in (info.get("host"), above.get("name"), above.get("pid")))
 
 
 def able(worker: dict[str, Any]) -> list[tuple[str, Action]]:

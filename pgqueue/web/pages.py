@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
-from pgqueue.search import STATES, WORDS, Filter, exactly
+from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
 from pgqueue.web import commands, render, workflows
 from pgqueue.web.context import Context
 
@@ -61,9 +61,11 @@ async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
     options = await context.database.shared("queues", 5.0, observe.queues)
+    trends = await context.database.shared("trends", 10.0, observe.trends)
     return context.page(
         "queues.html",
         queues=_in_trouble_first(stats["queues"]),
+        sparklines=render.sparklines(trends),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
         now=context.now(),
@@ -96,18 +98,21 @@ async def queue(context: Context) -> Response:
 
 
 async def jobs(context: Context) -> Response:
-    """Jobs that fit a filter, newest first."""
-    line, before = context.query("q"), context.whole("before")
+    """Jobs that fit a filter: newest first, oldest first, or those that are due first."""
+    line, order, after = context.query("q"), context.query("order", ORDERS[0]), context.query("after")
     wanted = context.filter(line)
-    [found] = await context.database.read(observe.search(wanted, before, PAGE))
+    [found] = await context.database.read(observe.search_in_order(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return context.page(
         "jobs.html",
         q=line,
         jobs=rows,
         found=found,
-        before=before,
-        about=await _about(context, wanted),
+        order=order,
+        after=after,
+        about=await _about(context, wanted, order),
+        all_of=_all_of(line, wanted, order),
+        orders=ORDERS,
         states=STATES,
         words=WORDS,
         actions=actions_for(wanted.get("states")),
@@ -123,6 +128,7 @@ async def job(context: Context) -> Response:
         raise HTTPException(404, f"there is no job {job_id}, or its retention has ended")
     columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
     neighbours = await _neighbours(context, columns)
+    [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
     redact = context.settings.redact
     return context.page(
         "job.html",
@@ -137,6 +143,8 @@ async def job(context: Context) -> Response:
         timeline=_timeline(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
+        docs=docs,
+        owner=owner,
         command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
         relatives=await workflows.relatives(context, columns),
         actions=actions_for([columns["state"]]),
@@ -168,7 +176,13 @@ async def task(context: Context) -> Response:
         if key != "name"
     ]
     return context.page(
-        "task.html", name=name, options=options, times=render.by_task(ended).get(name), now=context.now()
+        "task.html",
+        name=name,
+        docs=known["effective"]["docs"],
+        owner=known["effective"]["owner"],
+        options=options,
+        times=render.by_task(ended).get(name),
+        now=context.now(),
     )
 
 
@@ -195,6 +209,7 @@ async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
     findings = await context.database.shared("doctor", 5.0, observe.doctor)
     stats = await context.database.shared("stats", 1.0, observe.stats)
+    rows = await context.database.shared("metrics", 2.0, observe.metrics)
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
         "health.html",
@@ -204,6 +219,9 @@ async def health(context: Context) -> Response:
         settings_of_queue=settings,
         known=(__version__, bundled.revisions()[-1]),
         skew=context.now() - time.time(),
+        server={name: value for name, labels, value in rows if not labels},
+        dead_tuples=sorted((labels["table"], value) for name, labels, value in rows if name == "pgqueue_dead_tuples"),
+        wrong_clocks=_wrong_clocks(stats["workers"]),
         now=context.now(),
     )
 
@@ -281,8 +299,20 @@ def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
     return sum(1 for each in workers if each["last_beat_at"] and at - render.stamp(each["last_beat_at"]) < 65)
 
 
-async def _about(context: Context, found: Filter) -> int | None:
+def _all_of(line: str, wanted: Filter, order: str) -> str:
+    """Return the filter of "all that match": of the jobs that the order has, and no others."""
+    states = wanted.get("states")
+    if order != "due" or not line.strip():
+        return line
+    if states is None:
+        return f"{line} state:{','.join(DUE_STATES)}"
+    return line if set(states) <= set(DUE_STATES) else ""
+
+
+async def _about(context: Context, found: Filter, order: str) -> int | None:
     """Return how many fit, if samples have the number: for filters by queue and live state only."""
+    if order == "due":
+        found = {**found, "states": [each for each in DUE_STATES if each in found.get("states", DUE_STATES)]}
     if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
         return None
     states = set(found.get("states", ()))
@@ -293,6 +323,16 @@ async def _about(context: Context, found: Filter) -> int | None:
     if any(each["counted_to"] for each in chosen):
         return None
     return sum(int(each[state]) for each in chosen for state in states)
+
+
+def _wrong_clocks(workers: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
+    """Return the workers whose clock was a second or more off the server's when they started, the worst first."""
+    found = []
+    for each in workers:
+        ahead = each["info"].get("clock_ahead") if isinstance(each["info"], dict) else None
+        if isinstance(ahead, int | float) and abs(ahead) >= 1:
+            found.append((each["worker"], float(ahead)))
+    return sorted(found, key=lambda pair: -abs(pair[1]))
 
 
 def _id_of(context: Context) -> int:

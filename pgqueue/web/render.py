@@ -35,6 +35,13 @@ _HIDDEN = "•••"
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
 
+# The size of a sparkline, and the seconds that it shows.
+SPARK = (96, 22)
+SPARK_SECONDS = 900
+
+# A queue with fewer jobs than this does not fill its sparkline.
+_LEAST = 5
+
 # Names longer than this are cut on lists; a name is at most 512 bytes, a message may be a megabyte.
 _SHOWN = 120
 _SHOWN_TEXT = 20_000
@@ -57,7 +64,7 @@ def environment() -> Environment:
         lasting=lasting,
         with_times=with_times,
     )
-    found.globals["version"] = __version__
+    found.globals.update(version=__version__, spark=SPARK)
     return found
 
 
@@ -228,6 +235,32 @@ def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
         case _Number():
             return str(value)
     return json.dumps(value, ensure_ascii=False)
+
+
+def sparklines(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
+    """Return the lines of queues from their samples: points of SVG, the highest number and the last one.
+
+    A queue without a sample at a time had nothing in it.
+    """
+    samples = {queue: dict(zip(times, due, strict=True)) for queue, times, due in rows}
+    times = sorted(samples.pop("", {}))
+    return {queue: _sparkline([(at, found.get(at, 0)) for at in times]) for queue, found in samples.items() if times}
+
+
+def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
+    width, height = SPARK
+    highest, until = max(value for _, value in values), values[-1][0]
+    # One unit of room, so that no line is cut at the edges.
+    points = [
+        (
+            round(1 + (width - 2) * (1 - min(until - at, SPARK_SECONDS) / SPARK_SECONDS), 1),
+            round(height - 1 - (height - 2) * value / max(highest, _LEAST), 1),
+        )
+        for at, value in values
+    ]
+    line = " ".join(f"{x:g},{y:g}" for x, y in points)
+    area = f"{points[0][0]:g},{height - 1} {line} {points[-1][0]:g},{height - 1}"
+    return {"line": line, "area": area, "highest": highest, "last": values[-1][1]}
 
 
 def hides(value: Any, redact: Sequence[str]) -> bool:

@@ -35,8 +35,17 @@ _LATE = 5.0
 
 _POLL = 0.5
 
+# The supervisor of this process: a fact of the process, as its pid is.
+_supervisor: dict[str, object] | None = None
+
 # The workers of this process that have taken their names.
 _alive: set[str] = set()
+
+
+def set_supervisor(name: str, pid: int) -> None:
+    """This process has a supervisor: its workers report that."""
+    global _supervisor
+    _supervisor = {"name": name, "pid": pid}
 
 
 class Identity:
@@ -66,6 +75,7 @@ class Identity:
             "pooled": self._config.pooled,
             "instance": self.instance,
             "processes_of": _process_table(),
+            **({} if _supervisor is None else {"supervisor": _supervisor}),
         }
 
     async def take_name(self, perform: Callable[[Call[Any]], Awaitable[Any]]) -> None:

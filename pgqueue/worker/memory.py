@@ -14,11 +14,13 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 def resident(pid: int | None = None) -> int:
     """Return the resident memory of a process in bytes, by default of this one; 0 when it is not known."""
     pid = os.getpid() if pid is None else pid
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return _by_ps(pid)
+    found = _by_proc(str(pid))
+    return _by_ps(pid) if found is None else found
+
+
+def reported() -> int | None:
+    """Return the resident memory of this process for a heartbeat; None where it takes another process to know it."""
+    return _by_proc("self")
 
 
 def parse(text: str) -> int:
@@ -28,6 +30,14 @@ def parse(text: str) -> int:
     if size < 2**20:
         raise ConfigError(f"{text!r} is no amount of memory for a worker", hint="give it as 500M or 2G")
     return size
+
+
+def _by_proc(pid: str) -> int | None:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def _by_ps(pid: int) -> int:

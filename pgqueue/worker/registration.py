@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.db.call import Call
+from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
 from pgqueue.worker.counts import Counts
 from pgqueue.worker.identity import Identity
@@ -37,7 +38,8 @@ class Registration:
 
     def hello(self) -> Call[str]:
         """Return the statement that registers the worker."""
-        return consume.hello(self._config.name, self._config.queues, self._identity.info())
+        info = {**self._identity.info(), "memory": memory.reported()}
+        return consume.hello(self._config.name, self._config.queues, info)
 
     async def register(self, link: Link) -> None:
         """Register over a connection that was just made."""
@@ -53,7 +55,7 @@ class Registration:
     async def report_rest(self) -> None:
         """Send the counts since the last heartbeat, if any job has ended."""
         if ended := self._counts.take("beat"):
-            await self._link.perform(consume.beat(self._config.name, ended))
+            await self._link.perform(consume.beat(self._config.name, ended, memory.reported()))
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
@@ -61,7 +63,7 @@ class Registration:
         if self._is_idle() and not ended:
             return
         try:
-            is_registered = await self._link.perform(consume.beat(self._config.name, ended))
+            is_registered = await self._link.perform(consume.beat(self._config.name, ended, memory.reported()))
         except BaseException:
             self._counts.put_back("beat", ended)
             raise

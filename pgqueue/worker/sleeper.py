@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.db.call import Call
+from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
@@ -117,7 +118,7 @@ class Sleeper:
         # due_changed() counts from here on: its job may be newer than the reply.
         self._call_at = math.inf
         _, due_in, again_in, registered = await self._link.perform(
-            consume.idle(config.name, config.queues, config.poll_interval)
+            consume.idle(config.name, config.queues, config.poll_interval, memory.reported())
         )
         now = time.monotonic()
         # As the database has it: poll_interval and a second. It must have no gap.

@@ -21,7 +21,9 @@ select
     coalesce(t.batch_size, t.declared_batch_size) as batch_size,
     coalesce(t.timeout, t.declared_timeout) as timeout,
     coalesce(t.max_crashes, t.declared_max_crashes) as max_crashes,
-    coalesce(t.store_result, t.declared_store_result) as store_result
+    coalesce(t.store_result, t.declared_store_result) as store_result,
+    t.declared_docs as docs,
+    t.declared_owner as owner
 from pgqueue.tasks t;
 
 comment on view pgqueue.effective_tasks is
@@ -46,3 +48,5 @@ comment on column pgqueue.effective_tasks.batch_size is 'Keys in one call of an 
 comment on column pgqueue.effective_tasks.timeout is 'How long one attempt may take; null: no limit.';
 comment on column pgqueue.effective_tasks.max_crashes is 'Workers that may die while they run a job before it is dead; null: 3.';
 comment on column pgqueue.effective_tasks.store_result is 'Whether history keeps the return value of the handler; null: no.';
+comment on column pgqueue.effective_tasks.docs is 'The address of what to read about it, a runbook perhaps.';
+comment on column pgqueue.effective_tasks.owner is 'Who answers for it.';

@@ -16,10 +16,11 @@ select
     end) as is_alive,
     coalesce(h.executing, 0) as executing,
     coalesce(h.lapsed, 0) as lapsed,
-    w.command, w.commanded_at, w.obeyed_at
+    w.command, w.commanded_at, w.obeyed_at,
+    b.memory
 from pgqueue.workers w
 left join lateral (
-    select x.at from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
+    select x.at, x.memory from pgqueue.heartbeats x where x.worker = w.name order by x.n desc limit 1
 ) b on true
 full join (
     select
@@ -45,3 +46,4 @@ comment on column pgqueue.worker_status.lapsed is 'Of these, jobs whose lease is
 comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet or stop; null: nothing.';
 comment on column pgqueue.worker_status.commanded_at is 'When that was asked.';
 comment on column pgqueue.worker_status.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
+comment on column pgqueue.worker_status.memory is 'The resident memory of its process in bytes, as of its last heartbeat; null: it did not report it.';

@@ -178,6 +178,28 @@ def test_jobs_list_shows_the_newest_first_and_filters(run: Run, conn: psycopg.Co
     assert run("jobs", "list", "-q", "nowhere", "--json").json() == []
 
 
+def test_jobs_are_listed_in_the_order_asked_for(run: Run, conn: psycopg.Connection, dead: int) -> None:
+    late = enqueue(conn, "b", queue="two", delay="2 h", tags=["vip"])
+    soon = enqueue(conn, "a", queue="one", delay="1 h", tags=["vip"])
+    now = enqueue(conn, "a", queue="two")
+
+    def listed(*arguments: object) -> list[int]:
+        return [each["id"] for each in run("jobs", "list", *arguments, "--json").json()]
+
+    assert listed("--order", "oldest") == [dead, late, soon, now]
+    assert listed("--order", "oldest", "-n", 2) == [dead, late]
+    assert listed("--order", "due") == [now, soon, late]
+    assert listed("--order", "due", "--tag", "vip") == [soon, late]
+    assert listed("--order", "due", "-q", "two", "-t", "b") == [late]
+    assert listed("--order", "due", "--where", "queue:two") == [now, late]
+    assert listed("--order", "oldest", "-s", "dead") == [dead]
+    assert listed("--order", "oldest", "--since", "1 hour ago") == [dead, late, soon, now]
+    assert listed("--order", "oldest", "--until", "1 hour") == []
+    assert listed("--order", "oldest", "--since", "2000-01-01", "--id", soon) == [soon]
+    refused = run("jobs", "list", "--order", "best")
+    assert (refused.code, "newest, due, oldest" in refused.err) == (2, True)
+
+
 def test_jobs_list_shows_names_and_errors_as_they_are(run: Run, dead: int) -> None:
     done = run("jobs", "list")
     assert (done.code, done.err) == (0, "")

@@ -74,6 +74,8 @@ READER = (
     | {
         "stats",
         "search",
+        "search_oldest",
+        "search_due",
         "groups",
         "dead_groups",
         "doctor",

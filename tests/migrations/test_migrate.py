@@ -210,8 +210,8 @@ def test_an_argument_more_replaces_the_function_and_leaves_no_second_one(
     empty_database: Database, sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beat = sources / "sql/functions/worker/beat.sql"
-    edit(beat, "report jsonb default null)", "report jsonb default null, older int default 0)")
-    edit(beat, "pgqueue.beat(text, jsonb)", "pgqueue.beat(text, jsonb, int)")
+    edit(beat, "memory bigint default null)", "memory bigint default null, older int default 0)")
+    edit(beat, "pgqueue.beat(text, jsonb, bigint)", "pgqueue.beat(text, jsonb, bigint, int)")
     migrate(empty_database.dsn)
     monkeypatch.undo()
     migrate(empty_database.dsn)

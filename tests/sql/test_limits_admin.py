@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.calls import call, value
+from tests.calls import call, enqueue, reserve, value
 
 
 def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
@@ -90,6 +90,10 @@ def test_a_limit_is_set_changed_and_dropped_once(conn: psycopg.Connection) -> No
         "rate": 5,
         "per": "00:01:00",
         "executing": 0,
+        "used": 0,
+        "used_by": None,
+        "started": 0,
+        "started_by": None,
         "parked": 0,
     }
     assert call(conn, "drop_limit", "task", "t") is True
@@ -141,6 +145,34 @@ def test_stats_say_how_many_execute_and_wait_under_each_limit(conn: psycopg.Conn
         ("queue", "q"): (5, 0),
         ("task", "t"): (6, 0),
     }
+
+
+def test_stats_say_how_much_of_a_limit_is_taken(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "task", "t", max_executing=9, rate=7, per="1 min")
+    call(conn, "set_limit", "queue", "default", rate=20, per="1 h")
+    call(conn, "set_limit", "key", "k", max_executing=1)
+    for _ in range(3):
+        enqueue(conn, "t")
+    reserve(conn, 3)
+    # Starts that no longer count.
+    conn.execute("insert into pgqueue.limit_starts values ('task:t', now() - interval '2 min', 5)")
+    assert {each["kind"]: (each["used"], each["started"]) for each in limits(conn)} == {
+        "task": (3, 3), "queue": (3, 3), "key": (0, None),
+    }  # fmt: skip
+
+
+def test_of_a_limit_for_each_value_the_fullest_value_counts(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "limit_key", "tenant:*", max_executing=5, rate=6, per="1 min")
+    # A value with a limit of its own does not count under that of its prefix.
+    call(conn, "set_limit", "limit_key", "tenant:big", max_executing=50, rate=60, per="1 min")
+    for limit_key, jobs in (("tenant:a", 2), ("tenant:b", 4), ("tenant:big", 7), ("other", 3)):
+        for _ in range(jobs):
+            enqueue(conn, "t", limit_key=limit_key)
+    reserve(conn, 100)
+    used = {each["target"]: (each["executing"], each["used"], each["used_by"]) for each in limits(conn)}
+    assert used == {"tenant:*": (13, 4, "tenant:b"), "tenant:big": (7, 7, None)}
+    started = {each["target"]: (each["started"], each["started_by"]) for each in limits(conn)}
+    assert started == {"tenant:*": (4, "tenant:b"), "tenant:big": (7, None)}
 
 
 def test_stats_count_jobs_found_blocked_without_a_reason(conn: psycopg.Connection) -> None:

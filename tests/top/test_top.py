@@ -82,6 +82,16 @@ async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database)
         await until(pilot, lambda: "there is no word" in said(pilot))
 
 
+async def test_jobs_are_listed_in_each_order(filled: psycopg.Connection, database: Database) -> None:
+    async with running(database) as pilot:
+        await show(pilot, "jobs")
+        for order, where in (("due_at, id", "state in ('waiting', 'failed')"), ("id", "true"), ("id desc", "true")):
+            statement = f"select id::text from pgqueue.all_jobs where {where} order by {order}"
+            expected = [row[0] for row in filled.execute(statement.encode())]
+            await pilot.press("o")
+            await until(pilot, lambda expected=expected: [row[0] for row in cells(pilot, "jobs")] == expected)
+
+
 async def test_keys_act_on_the_job_under_the_cursor(filled: psycopg.Connection, database: Database) -> None:
     dead = value(filled, "select id from pgqueue.history")
     async with running(database, "state:dead") as pilot:

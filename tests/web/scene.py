@@ -50,7 +50,7 @@ def play(conn: psycopg.Connection) -> None:
     _wait(conn)
     clock.back_to_real()
     for worker in WORKERS:
-        call(conn, "beat", worker)
+        call(conn, "beat", worker, None, (84 + 3 * len(worker)) << 20)
     _reserve(conn)
     _operate(conn)
     call(conn, "maintain")
@@ -70,13 +70,14 @@ def live_on(conn: psycopg.Connection) -> None:
         ended = {"succeeded": round(3 * rate), "failed": round(3 * rate * failing)}
         times = {"run": _times(3 * rate, run), "wait": _times(3 * rate, 0.02)}
         report = {"jobs": [{"queue": queue, "task": task, **ended, **times}]}
-        call(conn, "beat", WORKERS[number % len(WORKERS)], Jsonb(report))
+        call(conn, "beat", WORKERS[number % len(WORKERS)], Jsonb(report), 97 << 20)
     maintain(conn)
 
 
 def _declare(conn: psycopg.Connection) -> None:
     for queue, task, *_ in WORK:
-        call(conn, "declare_task", task, queue=queue, max_attempts=12)
+        about = {"docs": f"https://wiki.example.com/runbooks/{task}", "owner": "payments" if "card" in task else "shop"}
+        call(conn, "declare_task", task, queue=queue, max_attempts=12, **about)
     call(conn, "declare_task", "build_catalogue", queue="imports")
     for worker, queues, host in [
         ("web-1:1", ["mail", "webhooks"], "web-1"), ("web-1:2", ["billing", "mail"], "web-1"),
@@ -84,6 +85,8 @@ def _declare(conn: psycopg.Connection) -> None:
     ]:  # fmt: skip
         pid = 4000 + len(worker) * 17
         info = {"host": host, "pid": pid, "version": "0.1.0", "concurrency": 20, "heartbeat": 10, "listen": True}
+        if ":" in worker:
+            info["supervisor"] = {"name": host, "pid": 4011}
         call(conn, "hello", worker, queues, Jsonb(info))
     call(conn, "schedule", "nightly report", "30 2 * * *", "render_report", timezone="Europe/Berlin")
     call(conn, "schedule", "month's invoices", "0 6 1 * *", "charge_card", timezone="Europe/Berlin")

@@ -272,8 +272,10 @@ def test_nothing_but_static_files_is_served_as_such(ask: Ask, path: str) -> None
     "path",
     [
         "/jobs?q=%00",
-        "/jobs?before=x",
-        "/jobs?before=99999999999999999999",
+        "/jobs?after=x",
+        "/jobs?after=99999999999999999999",
+        "/jobs?order=due&after=17",
+        "/jobs?order=sideways",
         "/audit?before=-1",
         "/groups?before=x",
         "/group?id=-1",

@@ -377,6 +377,21 @@ def test_the_page_of_a_keyed_job_names_its_neighbours(filled: psycopg.Connection
     assert "Others of its key" in ask("GET", f"/jobs/{job}").text
 
 
+def test_health_shows_the_server_and_the_clocks_of_workers(conn: psycopg.Connection, serve: Serve, ask: Ask) -> None:
+    assert "agree with the server" in ask("GET", "/health", at=serve()).text
+    now = value(conn, "select extract(epoch from clock_timestamp())::float8")
+    for worker, ahead in (("right", 0), ("late", -90), ("early", 30)):
+        call(conn, "hello", worker, None, Jsonb({"clock": now + ahead}))
+    maintain(conn)
+    text = " ".join(re.sub(r"<[^>]+>", " ", ask("GET", "/health").text).split())
+    # The worst one first.
+    assert re.search(r"late was \d+ s behind the server's , early was \d+ s ahead of the server's", text)
+    assert "right was" not in text
+    assert re.search(r"Notification queue in use 0(\.0)? %", text)
+    assert "Oldest snapshot held for" in text
+    assert re.search(r"idle workers \d+ jobs \d+", text)
+
+
 def test_the_numbers_of_a_queue_come_from_samples(conn: psycopg.Connection, ask: Ask) -> None:
     enqueue_many(conn, 3, queue="mail")
     maintain(conn)

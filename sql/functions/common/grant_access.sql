@@ -232,6 +232,8 @@ as $$
             ('explain', '{reader,operator}'),
             ('stats', '{reader,operator}'),
             ('search', '{reader,operator}'),
+            ('search_oldest', '{reader,operator}'),
+            ('search_due', '{reader,operator}'),
             ('metrics', '{reader,operator}'),
             ('dead_groups', '{reader,operator}'),
             ('doctor', '{reader,operator}'),

@@ -201,21 +201,9 @@ as $$
         jsonb_agg(
             jsonb_build_object(
                 'kind', l.kind, 'target', l.target, 'max_executing', l.max_executing, 'rate', l.rate, 'per', l.per,
-                'executing', case
-                    when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most)
-                    else (
-                        select count(*)
-                        from (
-                            select
-                            from pgqueue.jobs j
-                            where j.state = 'executing'
-                                and j.limit_key is not null
-                                and (j.leader is null or j.leader = j.id)
-                                and starts_with(j.limit_key, p.prefix)
-                            limit p_most
-                        ) c
-                    )
-                end,
+                'executing', e.executing,
+                'used', case when p.prefix is null then e.executing else coalesce(v.executing, 0) end, 'used_by', v.value,
+                'started', s.started, 'started_by', s.value,
                 'parked', (
                     select count(*)
                     from (
@@ -239,6 +227,116 @@ as $$
     cross join lateral (
         select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix
     ) p
+    cross join lateral (
+        select case
+            when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most)
+            else (select coalesce(sum(f.jobs), 0)::integer from pgqueue._executing_by_value(p.prefix, p_most) f)
+        end as executing
+    ) e
+    left join lateral (
+        select f.value, f.jobs as executing
+        from pgqueue._executing_by_value(p.prefix, p_most) f
+        where p.prefix is not null and pgqueue._limit_of_value(f.value) = l.target
+        order by f.jobs desc, f.value
+        limit 1
+    ) v on true
+    cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
 $$;
 
 comment on function pgqueue._limits_now(integer) is 'Private: the limits as stats() shows them, each number counted to p_most.';
+
+create or replace function pgqueue._executing_by_value(p_prefix text, p_most integer)
+returns table (value text, jobs integer)
+language sql
+stable
+parallel safe
+rows 10
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select c.limit_key, count(*)::integer
+    from (
+        select j.limit_key
+        from pgqueue.jobs j
+        where j.state = 'executing'
+            and j.limit_key is not null
+            and (j.leader is null or j.leader = j.id)
+            and starts_with(j.limit_key, p_prefix)
+        limit p_most
+    ) c
+    group by c.limit_key
+$$;
+
+comment on function pgqueue._executing_by_value(text, integer) is
+    'Private: the jobs that execute under each limit_key that begins with p_prefix, p_most in all.';
+
+create or replace function pgqueue._limit_of_value(p_value text)
+returns text
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    -- As in _limits_of.
+    select l.target
+    from pgqueue.limits l
+    where l.kind = 'limit_key'
+        and (l.target = p_value or (right(l.target, 1) = '*' and starts_with(p_value, left(l.target, -1))))
+    order by l.target = p_value desc, length(l.target) desc
+    limit 1
+$$;
+
+comment on function pgqueue._limit_of_value(text) is 'Private: which limit applies to a value of limit_key.';
+
+-- The starts of a limit_key with * are those of the value that has the most: each has the rate for itself.
+create or replace function pgqueue._started_now(
+    p_limit pgqueue.limits, p_prefix text, p_most integer, out started bigint, out value text
+)
+returns record
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    if p_limit.rate is null then
+        return;
+    end if;
+    if p_prefix is null then
+        select coalesce(sum(x.started), 0)
+        into started
+        from (
+            select s.started
+            from pgqueue.limit_starts s
+            where s.name = p_limit.kind || ':' || p_limit.target and s.at > v_now - p_limit.per and s.at <= v_now + interval '1 s'
+            limit p_most
+        ) x;
+        return;
+    end if;
+    select sum(x.started), substr(x.name, length('limit_key:') + 1)
+    into started, value
+    from (
+        select s.name, s.started
+        from pgqueue.limit_starts s
+        where s.name >= 'limit_key:' || p_prefix
+            and starts_with(s.name, 'limit_key:' || p_prefix)
+            and s.at > v_now - p_limit.per
+            and s.at <= v_now + interval '1 s'
+        limit p_most
+    ) x
+    group by x.name
+    having pgqueue._limit_of_value(substr(x.name, length('limit_key:') + 1)) = p_limit.target
+    order by sum(x.started) desc, x.name
+    limit 1;
+    started := coalesce(started, 0);
+end
+$$;
+
+comment on function pgqueue._started_now(pgqueue.limits, text, integer) is
+    'Private: the starts that count under the rate of a limit now, and for a limit_key with * the value that has them; null: it has no rate.';

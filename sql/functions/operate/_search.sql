@@ -1,8 +1,9 @@
--- The parts of search(): live jobs, and history. Each returns the ids that it found, and where it stopped: it has not read
--- below that id; null: it has read all. Each way of reading is one statement that ends at enough matches.
+-- The parts of search() and search_oldest(): live jobs, and history. Each returns the ids that it found, and where it
+-- stopped: it has not read below that id (p_oldest: above it); null: it has read all. Each way of reading is one statement
+-- that ends at enough matches. id_from and id_to of the filter bound what is read.
 
 create or replace function pgqueue._search_live(
-    p_filter pgqueue.job_filter, p_before bigint, p_matches integer, p_rows integer,
+    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
     out ids bigint[], out stopped_at bigint, out is_cut boolean
 )
 returns record
@@ -18,6 +19,7 @@ as $$
 declare
     v_queue text := pgqueue._only_name(p_filter.queues);
     v_from bigint := coalesce(p_filter.id_from, 0);
+    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
     -- One name costs less to compare than a pattern, and may be read by an index.
     v_candidates bigint[];
 begin
@@ -48,13 +50,12 @@ begin
             from unnest(v_candidates) c (id)
             -- The limit keeps the planner from joining the ids with all jobs.
             cross join lateral (select x.* from pgqueue.jobs x where x.id = c.id limit 1) j
-            where j.id < p_before
-                and j.id >= v_from
+            where j.id between v_from and v_to
                 and pgqueue._fits(
                     p_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
                     j.created_at, j.ready_at, null, j.args
                 )
-            order by j.id desc
+            order by case when p_oldest then j.id else - j.id end
             limit p_matches
         );
         if cardinality(ids) = p_matches then
@@ -64,9 +65,7 @@ begin
     end if;
     ids := array(
         select j.id
-        from (
-            select x.* from pgqueue.jobs x where x.id < p_before and x.id >= v_from order by x.id desc limit p_rows
-        ) j
+        from pgqueue._live_rows(p_oldest, v_from, v_to, p_rows) j
         where pgqueue._fits(
             p_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
             j.created_at, j.ready_at, null, j.args
@@ -77,14 +76,12 @@ begin
         stopped_at := ids[p_matches];
         return;
     end if;
-    stopped_at := (
-        select x.id from pgqueue.jobs x where x.id < p_before and x.id >= v_from order by x.id desc offset p_rows - 1 limit 1
-    );
+    stopped_at := (select j.id from pgqueue._live_rows(p_oldest, v_from, v_to, p_rows) j offset p_rows - 1 limit 1);
     is_cut := stopped_at is not null;
 end
 $$;
 
-comment on function pgqueue._search_live(pgqueue.job_filter, bigint, integer, integer) is
+comment on function pgqueue._search_live(pgqueue.job_filter, boolean, integer, integer) is
     'Private: the part of search() that reads live jobs.';
 
 create or replace function pgqueue._live_candidates(p_queue text, p_most integer)
@@ -143,7 +140,7 @@ $$;
 comment on function pgqueue._live_candidates(text, integer) is 'Private: the live jobs of a queue, up to p_most.';
 
 create or replace function pgqueue._search_ended(
-    p_filter pgqueue.job_filter, p_before bigint, p_matches integer, p_rows integer,
+    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
     out ids bigint[], out stopped_at bigint, out is_cut boolean
 )
 returns setof record
@@ -159,6 +156,7 @@ set jit = off
 as $$
 declare
     v_from bigint := coalesce(p_filter.id_from, 0);
+    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
 begin
     if p_filter.states is not null and not p_filter.states && '{succeeded,dead,cancelled}' then
         return;
@@ -169,26 +167,21 @@ begin
         select f.*
         from unnest(pgqueue._unfinished_queues(p_filter.queues, 200)) q (name)
         cross join unnest('{dead,cancelled}'::pgqueue.job_state[]) s (state)
-        cross join lateral pgqueue._search_unfinished(p_filter, q.name, s.state, p_before, p_matches, p_rows) f
+        cross join lateral pgqueue._search_unfinished(p_filter, p_oldest, q.name, s.state, p_matches, p_rows) f
         where s.state::text = any (p_filter.states);
         return;
     end if;
     ids := array(
         select h.id
         from (
-            (
-                select x.* from pgqueue.history x
-                where p_filter.ids is null and x.id < p_before and x.id >= v_from
-                order by x.id desc
-                limit p_rows
-            )
+            (select x.* from pgqueue._ended_rows(p_oldest, v_from, v_to, p_rows) x where p_filter.ids is null)
             union all
             (
                 select y.*
                 from unnest(p_filter.ids) i (id)
                 cross join lateral (select z.* from pgqueue.history z where z.id = i.id limit 1) y
-                where y.id < p_before and y.id >= v_from
-                order by y.id desc
+                where y.id between v_from and v_to
+                order by case when p_oldest then y.id else - y.id end
             )
         ) h
         where pgqueue._fits(
@@ -200,24 +193,18 @@ begin
     if cardinality(ids) = p_matches then
         stopped_at := ids[p_matches];
     elsif p_filter.ids is null then
-        stopped_at := (
-            select x.id from pgqueue.history x
-            where x.id < p_before and x.id >= v_from
-            order by x.id desc
-            offset p_rows - 1
-            limit 1
-        );
+        stopped_at := (select h.id from pgqueue._ended_rows(p_oldest, v_from, v_to, p_rows) h offset p_rows - 1 limit 1);
         is_cut := stopped_at is not null;
     end if;
     return next;
 end
 $$;
 
-comment on function pgqueue._search_ended(pgqueue.job_filter, bigint, integer, integer) is
+comment on function pgqueue._search_ended(pgqueue.job_filter, boolean, integer, integer) is
     'Private: the part of search() that reads history, one row for each part that it reads.';
 
 create or replace function pgqueue._search_unfinished(
-    p_filter pgqueue.job_filter, p_queue text, p_state pgqueue.job_state, p_before bigint, p_matches integer, p_rows integer,
+    p_filter pgqueue.job_filter, p_oldest boolean, p_queue text, p_state pgqueue.job_state, p_matches integer, p_rows integer,
     out ids bigint[], out stopped_at bigint, out is_cut boolean
 )
 returns record
@@ -232,17 +219,12 @@ set jit = off
 as $$
 declare
     v_from bigint := coalesce(p_filter.id_from, 0);
+    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
 begin
     is_cut := false;
     ids := array(
         select h.id
-        from (
-            select x.*
-            from pgqueue.history x
-            where x.state <> 'succeeded' and x.queue = p_queue and x.state = p_state and x.id < p_before and x.id >= v_from
-            order by x.id desc
-            limit p_rows
-        ) h
+        from pgqueue._unfinished_rows(p_queue, p_state, p_oldest, v_from, v_to, p_rows) h
         where pgqueue._fits(
             p_filter, h.state, h.queue, h.task, h.key, h.tags, h.reserved_by, h.errors, h.priority, h.attempts, h.created_at,
             h.run_at, h.finished_at, h.args
@@ -254,19 +236,14 @@ begin
         return;
     end if;
     stopped_at := (
-        select x.id
-        from pgqueue.history x
-        where x.state <> 'succeeded' and x.queue = p_queue and x.state = p_state and x.id < p_before and x.id >= v_from
-        order by x.id desc
-        offset p_rows - 1
-        limit 1
+        select h.id from pgqueue._unfinished_rows(p_queue, p_state, p_oldest, v_from, v_to, p_rows) h offset p_rows - 1 limit 1
     );
     is_cut := stopped_at is not null;
 end
 $$;
 
 comment on function pgqueue._search_unfinished(
-    pgqueue.job_filter, text, pgqueue.job_state, bigint, integer, integer
+    pgqueue.job_filter, boolean, text, pgqueue.job_state, integer, integer
 ) is 'Private: the part of search() that reads dead, or cancelled, jobs of a queue.';
 
 -- One probe for each queue, however many jobs it has.

@@ -73,8 +73,8 @@ as $$
     from pgqueue.effective_schedules s
     where s.paused_at is null
     union all
-    select 'pgqueue_task_info', jsonb_build_object('task', t.name, 'queue', coalesce(t.queue, 'default')), 1
-    from (select e.name, e.queue from pgqueue.effective_tasks e order by e.name limit 500) t
+    select 'pgqueue_task_info', jsonb_build_object('task', t.name, 'queue', coalesce(t.queue, 'default'), 'owner', coalesce(t.owner, '')), 1
+    from (select e.name, e.queue, e.owner from pgqueue.effective_tasks e order by e.name limit 500) t
     union all
     select
         'pgqueue_sample_age_seconds', '{}', extract(epoch from p_now - (n.document ->> 'sampled_at')::timestamptz)::double precision

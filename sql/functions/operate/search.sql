@@ -30,47 +30,14 @@ as $$
 #variable_conflict use_column
 declare
     v_filter pgqueue.job_filter := pgqueue._read_filter(search.filter);
-    v_before bigint := coalesce(search.before, 9223372036854775807);
-    v_part record;
 begin
-    if search.max_jobs is null or search.max_jobs not between 1 and 10000
-        or search.max_rows is null or search.max_rows not between 1 and 1000000
-    then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
-            format('They are %s and %s.', coalesce(search.max_jobs::text, 'null'), coalesce(search.max_rows::text, 'null')),
-            'Give both within their ranges, and call again with before => next_before.'
-        );
+    perform pgqueue._check_search(v_filter, search.max_jobs, search.max_rows);
+    if search.before is not null then
+        v_filter.id_to := least(v_filter.id_to, search.before - 1);
     end if;
-    if cardinality(v_filter.groups) > 20 then
-        perform pgqueue._refuse(
-            'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
-        );
-    end if;
-    if v_filter.id_to is not null then
-        v_before := least(v_before, v_filter.id_to + 1);
-    end if;
-    job_ids := '{}';
-    is_cut := false;
-    for v_part in
-        select p.* from pgqueue._search_live(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is null
-        union all
-        select p.* from pgqueue._search_ended(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is null
-        union all
-        select p.* from pgqueue._search_group(v_filter, v_before, search.max_jobs, search.max_rows) p where v_filter.groups is not null
-    loop
-        job_ids := job_ids || v_part.ids;
-        -- A part has not read below the id at which it stopped: ids below that are not returned yet.
-        next_before := greatest(next_before, v_part.stopped_at);
-        is_cut := is_cut or v_part.is_cut;
-    end loop;
-    job_ids := array(
-        select i.id from unnest(job_ids) i (id) where next_before is null or i.id >= next_before order by i.id desc limit search.max_jobs
-    );
-    if cardinality(job_ids) = search.max_jobs then
-        next_before := job_ids[search.max_jobs];
-        is_cut := false;
-    end if;
+    select f.ids, f.next_id, f.is_cut
+    into job_ids, next_before, is_cut
+    from pgqueue._search_by_id(v_filter, false, search.max_jobs, search.max_rows) f;
 end
 $$;
 
@@ -80,6 +47,82 @@ comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
+
+create or replace function pgqueue._check_search(p_filter pgqueue.job_filter, p_max_jobs integer, p_max_rows integer)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if p_max_jobs is null or p_max_jobs not between 1 and 10000 or p_max_rows is null or p_max_rows not between 1 and 1000000 then
+        perform pgqueue._refuse(
+            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
+            format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
+            'Give both within their ranges, and go on where the last call stopped.'
+        );
+    end if;
+    if cardinality(p_filter.groups) > 20 then
+        perform pgqueue._refuse(
+            'groups must be at most 20', format('It has %s.', cardinality(p_filter.groups)), 'Search for them in several calls.'
+        );
+    end if;
+end
+$$;
+
+comment on function pgqueue._check_search(pgqueue.job_filter, integer, integer) is
+    'Private: refuses bounds of a search that are out of range.';
+
+create or replace function pgqueue._search_by_id(
+    p_filter pgqueue.job_filter, p_oldest boolean, p_max_jobs integer, p_max_rows integer,
+    out ids bigint[], out next_id bigint, out is_cut boolean
+)
+returns record
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+declare
+    v_part record;
+begin
+    ids := '{}';
+    is_cut := false;
+    for v_part in
+        select p.* from pgqueue._search_live(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is null
+        union all
+        select p.* from pgqueue._search_ended(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is null
+        union all
+        select p.* from pgqueue._search_group(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is not null
+    loop
+        ids := ids || v_part.ids;
+        -- A part has not read beyond the id at which it stopped: ids beyond that are not returned yet.
+        next_id := case when p_oldest then least(next_id, v_part.stopped_at) else greatest(next_id, v_part.stopped_at) end;
+        is_cut := is_cut or v_part.is_cut;
+    end loop;
+    ids := array(
+        select i.id
+        from unnest(ids) i (id)
+        where next_id is null or case when p_oldest then i.id <= next_id else i.id >= next_id end
+        order by case when p_oldest then i.id else - i.id end
+        limit p_max_jobs
+    );
+    if cardinality(ids) = p_max_jobs then
+        next_id := ids[p_max_jobs];
+        is_cut := false;
+    end if;
+end
+$$;
+
+comment on function pgqueue._search_by_id(pgqueue.job_filter, boolean, integer, integer) is
+    'Private: the jobs that fit a filter by id, newest first, or oldest first.';
 
 create or replace function pgqueue._read_filter(p_filter jsonb)
 returns pgqueue.job_filter

@@ -81,7 +81,7 @@ $$;
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (not due yet; counted in length too), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
-    'limits (for each: executing, and parked, the jobs that it blocks); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
+    'limits (for each: executing; parked, the jobs that it blocks; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs, with due, and counted_to: numbers that high mean at least that many; its cost does not depend on the backlog.';
 
 create or replace function pgqueue._numbers_now(p_now timestamptz)

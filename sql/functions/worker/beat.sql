@@ -1,7 +1,7 @@
 -- beat: a worker's heartbeat, every ten seconds or so. Inserts one row, or two, and locks nothing; see hello for why.
 -- idle reports one as well, so an idle worker need not call beat.
 
-create or replace function pgqueue.beat(worker text, report jsonb default null)
+create or replace function pgqueue.beat(worker text, report jsonb default null, memory bigint default null)
 returns boolean
 language plpgsql
 volatile
@@ -17,8 +17,8 @@ begin
     if beat.report is not null then
         perform pgqueue._check_report(beat.report);
     end if;
-    insert into pgqueue.heartbeats (worker, at)
-    select w.name, v_now from pgqueue.workers w where w.name = beat.worker;
+    insert into pgqueue.heartbeats (worker, at, memory)
+    select w.name, v_now, case when beat.memory >= 0 then beat.memory end from pgqueue.workers w where w.name = beat.worker;
     if not found then
         return false;
     end if;
@@ -29,11 +29,11 @@ begin
 end
 $$;
 
-comment on function pgqueue.beat(text, jsonb) is
+comment on function pgqueue.beat(text, jsonb, bigint) is
     'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again. '
     'report: what has ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
     '"succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
-    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them.';
+    'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes.';
 
 -- Checks every field: a number that cannot be summed would make every further sample fail.
 create or replace function pgqueue._check_report(p_report jsonb)

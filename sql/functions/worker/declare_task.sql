@@ -22,7 +22,9 @@ create or replace function pgqueue.declare_task(
     batch_size integer default null,
     timeout interval default null,
     max_crashes integer default null,
-    store_result boolean default null
+    store_result boolean default null,
+    docs text default null,
+    owner text default null
 )
 returns boolean
 language plpgsql
@@ -38,7 +40,8 @@ begin
         name, declared_queue, declared_priority, declared_max_attempts, declared_retry_policy, declared_retry_delay,
         declared_retry_jitter, declared_expires_in, declared_retention_succeeded, declared_retention_cancelled,
         declared_retention_dead, declared_retry_cap, declared_retry_delays, declared_retry_queue,
-        declared_accumulate, declared_batch_size, declared_timeout, declared_max_crashes, declared_store_result
+        declared_accumulate, declared_batch_size, declared_timeout, declared_max_crashes, declared_store_result,
+        declared_docs, declared_owner
     )
     values (
         declare_task.task, declare_task.queue, declare_task.priority, declare_task.max_attempts,
@@ -46,7 +49,7 @@ begin
         declare_task.retention_succeeded, declare_task.retention_cancelled, declare_task.retention_dead,
         declare_task.retry_cap, declare_task.retry_delays, declare_task.retry_queue,
         declare_task.accumulate, declare_task.batch_size, declare_task.timeout, declare_task.max_crashes,
-        declare_task.store_result
+        declare_task.store_result, declare_task.docs, declare_task.owner
     )
     on conflict (name) do update
     set
@@ -67,19 +70,22 @@ begin
         declared_batch_size = excluded.declared_batch_size,
         declared_timeout = excluded.declared_timeout,
         declared_max_crashes = excluded.declared_max_crashes,
-        declared_store_result = excluded.declared_store_result
+        declared_store_result = excluded.declared_store_result,
+        declared_docs = excluded.declared_docs,
+        declared_owner = excluded.declared_owner
     where (
         t.declared_queue, t.declared_priority, t.declared_max_attempts, t.declared_retry_policy,
         t.declared_retry_delay, t.declared_retry_jitter, t.declared_expires_in, t.declared_retention_succeeded,
         t.declared_retention_cancelled, t.declared_retention_dead, t.declared_retry_cap, t.declared_retry_delays,
-        t.declared_retry_queue, t.declared_accumulate, t.declared_batch_size, t.declared_timeout, t.declared_max_crashes, t.declared_store_result
+        t.declared_retry_queue, t.declared_accumulate, t.declared_batch_size, t.declared_timeout, t.declared_max_crashes, t.declared_store_result,
+        t.declared_docs, t.declared_owner
     ) is distinct from (
         excluded.declared_queue, excluded.declared_priority, excluded.declared_max_attempts,
         excluded.declared_retry_policy, excluded.declared_retry_delay, excluded.declared_retry_jitter,
         excluded.declared_expires_in, excluded.declared_retention_succeeded, excluded.declared_retention_cancelled,
         excluded.declared_retention_dead, excluded.declared_retry_cap, excluded.declared_retry_delays,
         excluded.declared_retry_queue, excluded.declared_accumulate, excluded.declared_batch_size,
-        excluded.declared_timeout, excluded.declared_max_crashes, excluded.declared_store_result
+        excluded.declared_timeout, excluded.declared_max_crashes, excluded.declared_store_result, excluded.declared_docs, excluded.declared_owner
     );
     return found;
 exception when check_violation or numeric_value_out_of_range then
@@ -92,6 +98,7 @@ $$;
 
 comment on function pgqueue.declare_task(
     text, text, integer, integer, text, interval, double precision, interval, interval, interval, interval, interval,
-    interval[], text, boolean, integer, interval, integer, boolean
+    interval[], text, boolean, integer, interval, integer, boolean, text, text
 ) is
-    'Declare the options of a task, which hold where neither a job nor an operator sets another. False: nothing changed.';
+    'Declare the options of a task, which hold where neither a job nor an operator sets another. False: nothing changed. '
+    'docs: the address of what to read about the task; owner: who answers for it.';

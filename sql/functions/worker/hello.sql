@@ -16,6 +16,7 @@ declare
     v_channel text := pgqueue._channel(hello.worker);
     v_now timestamptz := pgqueue._clock();
     v_info jsonb := coalesce(hello.info, '{}');
+    v_memory bigint;
 begin
     perform pgqueue._check_name('worker', hello.worker, 256);
     perform pgqueue._check_queues(hello.queues);
@@ -24,6 +25,13 @@ begin
         v_info := v_info || jsonb_build_object(
             'clock_ahead', round((v_info ->> 'clock')::numeric - extract(epoch from clock_timestamp()), 3)
         );
+    end if;
+    -- What changes with each heartbeat stands with them.
+    if jsonb_typeof(v_info) = 'object' and v_info ? 'memory' then
+        if pgqueue._is_count(v_info -> 'memory') then
+            v_memory := (v_info ->> 'memory')::numeric::bigint;
+        end if;
+        v_info := v_info - 'memory';
     end if;
     insert into pgqueue.workers as w (name, channel, queues, info, started_at)
     values (hello.worker, v_channel, hello.queues, v_info, v_now)
@@ -35,7 +43,7 @@ begin
         command = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.command end,
         commanded_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.commanded_at end,
         obeyed_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.obeyed_at end;
-    insert into pgqueue.heartbeats (worker, at) values (hello.worker, v_now);
+    insert into pgqueue.heartbeats (worker, at, memory) values (hello.worker, v_now, v_memory);
     return v_channel;
 end
 $$;

@@ -20,7 +20,9 @@
 -- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
 -- Call idle in a transaction of its own and commit at once: the rows that it locks stay locked until then.
 
-create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
+create or replace function pgqueue.idle(
+    worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null
+)
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
 language plpgsql
 volatile
@@ -90,7 +92,7 @@ begin
     -- A heartbeat about every ten seconds: see beat. One in the future is from before the clock stepped back, and does
     -- not count.
     if v_registered and (v_beat_at between v_now - interval '9 s' and v_now) is not true then
-        insert into pgqueue.heartbeats (worker, at) values (idle.worker, v_now);
+        insert into pgqueue.heartbeats (worker, at, memory) values (idle.worker, v_now, case when idle.memory >= 0 then idle.memory end);
     end if;
 
     if v_limited then
@@ -151,11 +153,11 @@ begin
 end
 $$;
 
-comment on function pgqueue.idle(text, text[], interval) is
+comment on function pgqueue.idle(text, text[], interval, bigint) is
     'Nothing to do: the worker registers as idle, for at most "for". Call it in a transaction of its own and commit at once: '
     'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
-    'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again.';
+    'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat().';
 
 -- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
 create or replace function pgqueue._call_again_in(p_now timestamptz)

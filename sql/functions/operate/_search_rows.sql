@@ -1,0 +1,147 @@
+-- The rows that searches read, each in the order of an index. Inlined, so no SET: of the two branches only one runs, and a
+-- caller that stops early stops it too.
+
+create or replace function pgqueue._live_rows(
+    p_oldest boolean, p_from bigint, p_to bigint, p_rows integer
+)
+returns setof pgqueue.jobs
+language sql
+stable
+parallel safe
+rows 1000
+as $$
+    (
+        select x.*
+        from pgqueue.jobs x
+        where not p_oldest and x.id between p_from and p_to
+        order by x.id desc
+        limit p_rows
+    )
+    union all
+    (
+        select x.*
+        from pgqueue.jobs x
+        where p_oldest and x.id between p_from and p_to
+        order by x.id
+        limit p_rows
+    )
+$$;
+
+comment on function pgqueue._live_rows(boolean, bigint, bigint, integer) is
+    'Private: live jobs by id, newest first, or oldest first.';
+
+create or replace function pgqueue._ended_rows(
+    p_oldest boolean, p_from bigint, p_to bigint, p_rows integer
+)
+returns setof pgqueue.history
+language sql
+stable
+parallel safe
+rows 1000
+as $$
+    (
+        select x.*
+        from pgqueue.history x
+        where not p_oldest and x.id between p_from and p_to
+        order by x.id desc
+        limit p_rows
+    )
+    union all
+    (
+        select x.*
+        from pgqueue.history x
+        where p_oldest and x.id between p_from and p_to
+        order by x.id
+        limit p_rows
+    )
+$$;
+
+comment on function pgqueue._ended_rows(boolean, bigint, bigint, integer) is
+    'Private: jobs in history by id, newest first, or oldest first.';
+
+create or replace function pgqueue._unfinished_rows(
+    p_queue text, p_state pgqueue.job_state, p_oldest boolean, p_from bigint, p_to bigint, p_rows integer
+)
+returns setof pgqueue.history
+language sql
+stable
+parallel safe
+rows 1000
+as $$
+    (
+        select x.*
+        from pgqueue.history x
+        where not p_oldest and x.state <> 'succeeded' and x.queue = p_queue and x.state = p_state and x.id between p_from and p_to
+        order by x.id desc
+        limit p_rows
+    )
+    union all
+    (
+        select x.*
+        from pgqueue.history x
+        where p_oldest and x.state <> 'succeeded' and x.queue = p_queue and x.state = p_state and x.id between p_from and p_to
+        order by x.id
+        limit p_rows
+    )
+$$;
+
+comment on function pgqueue._unfinished_rows(text, pgqueue.job_state, boolean, bigint, bigint, integer) is
+    'Private: dead, or cancelled, jobs of a queue by id, newest first, or oldest first.';
+
+create or replace function pgqueue._live_member_rows(
+    p_group bigint, p_state pgqueue.job_state, p_oldest boolean, p_from bigint, p_to bigint, p_rows integer
+)
+returns setof pgqueue.jobs
+language sql
+stable
+parallel safe
+rows 1000
+as $$
+    (
+        select x.*
+        from pgqueue.jobs x
+        where not p_oldest and x.group_id is not null and x.group_id = p_group and x.state = p_state and x.id between p_from and p_to
+        order by x.id desc
+        limit p_rows
+    )
+    union all
+    (
+        select x.*
+        from pgqueue.jobs x
+        where p_oldest and x.group_id is not null and x.group_id = p_group and x.state = p_state and x.id between p_from and p_to
+        order by x.id
+        limit p_rows
+    )
+$$;
+
+comment on function pgqueue._live_member_rows(bigint, pgqueue.job_state, boolean, bigint, bigint, integer) is
+    'Private: live members of a group in one state by id, newest first, or oldest first.';
+
+create or replace function pgqueue._ended_member_rows(
+    p_group bigint, p_oldest boolean, p_from bigint, p_to bigint, p_rows integer
+)
+returns setof pgqueue.history
+language sql
+stable
+parallel safe
+rows 1000
+as $$
+    (
+        select x.*
+        from pgqueue.history x
+        where not p_oldest and x.group_id is not null and x.group_id = p_group and x.id between p_from and p_to
+        order by x.id desc
+        limit p_rows
+    )
+    union all
+    (
+        select x.*
+        from pgqueue.history x
+        where p_oldest and x.group_id is not null and x.group_id = p_group and x.id between p_from and p_to
+        order by x.id
+        limit p_rows
+    )
+$$;
+
+comment on function pgqueue._ended_member_rows(bigint, boolean, bigint, bigint, integer) is
+    'Private: members of a group in history by id, newest first, or oldest first.';

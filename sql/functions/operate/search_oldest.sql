@@ -1,0 +1,35 @@
+-- search_oldest: as search(), oldest first: the ids of jobs that a filter fits, page by page upwards. Bounded in the same way.
+
+create or replace function pgqueue.search_oldest(
+    filter jsonb default '{}',
+    after bigint default null,
+    max_jobs integer default 50,
+    max_rows integer default 50000,
+    out job_ids bigint[],
+    out next_after bigint,
+    out is_cut boolean
+)
+returns record
+language plpgsql
+stable
+parallel unsafe
+security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_filter pgqueue.job_filter := pgqueue._read_filter(search_oldest.filter);
+begin
+    perform pgqueue._check_search(v_filter, search_oldest.max_jobs, search_oldest.max_rows);
+    if search_oldest.after is not null then
+        v_filter.id_from := greatest(v_filter.id_from, search_oldest.after + 1);
+    end if;
+    select f.ids, f.next_id, f.is_cut
+    into job_ids, next_after, is_cut
+    from pgqueue._search_by_id(v_filter, true, search_oldest.max_jobs, search_oldest.max_rows) f;
+end
+$$;
+
+comment on function pgqueue.search_oldest(jsonb, bigint, integer, integer) is
+    'As search(), oldest first. select job_ids, next_after from pgqueue.search_oldest(''{"queues": ["mail"]}''); '
+    'next_after: call again with after => next_after; null: there is no more. is_cut: it stopped for max_rows, not for max_jobs.';
