@@ -297,6 +297,8 @@ class _Fresh:
                         copy.write(line)
             if table.numbered:
                 conn.execute(f"select {table.numbered}".encode())
+        # The one sequence that no column owns: maintain() in a session that the test ended leaves its step in it.
+        conn.execute("select setval('pgqueue.step_under_way', 0) from pgqueue.step_under_way where last_value <> 0")
 
 
 def _discard(kept: PGconn) -> bool:

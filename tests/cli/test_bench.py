@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from benchmarks.harness import WIDE, Bound
 from tests.cli.conftest import Run
 from tests.databases import Database
+
+pytestmark = pytest.mark.long
 
 
 def test_a_benchmark_prints_a_table_and_a_line_of_json(run_process: Run, empty_database: Database) -> None:

@@ -133,6 +133,7 @@ def address(dsns: list[str]) -> Iterator[str]:
     thread.join(10)
 
 
+@pytest.mark.long
 def test_the_pages_lead_from_all_databases_to_each(address: str, dsns: list[str]) -> None:
     first, second, gone = name_databases(dsns)
     with httpx.Client(base_url=address, timeout=30, headers={"sec-fetch-site": "same-origin"}) as client:

@@ -252,6 +252,7 @@ def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run
     wait_until(lambda: not (project / ".pgqueue" / "socket").exists())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 def test_the_private_server_can_be_kept_running_and_reached_by_other_programs(run_process: Run, tmp_path: Path) -> None:
     before = run_process("dsn")
@@ -311,6 +312,7 @@ def test_dsn_prints_what_the_commands_use(run_process: Run) -> None:
     assert (parts["host"], parts["dbname"]) == ("h", "app")
 
 
+@pytest.mark.long
 def test_a_worker_on_the_private_server_logs_nothing_of_the_migration(run_process: Run, tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text("from pgqueue import App\napp = App()\n@app.task\ndef t(): ...\n")
     ran = run_process("worker", "-r", "quiet:app", "--until-empty")

@@ -16,6 +16,7 @@ from tests.databases import Database
 SITE = Path(__file__).parent / "site"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("django") is None, reason="Django is not installed")
 def test_the_tests_of_the_project_pass(empty_database: Database) -> None:

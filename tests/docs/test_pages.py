@@ -52,6 +52,7 @@ def runner(
 
 
 # A page has a dozen commands, each a process of its own: seconds on a free machine, minutes on a busy one.
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in pages() if blocks(page)])
 def test_every_block_of_a_page_runs(page: str, runner: Runner, conn: psycopg.Connection) -> None:

@@ -23,7 +23,7 @@ from pgqueue import embedded
 from pgqueue.errors import EmbeddedError
 from tests.facts import wait_until
 
-pytestmark = pytest.mark.skipif(not embedded.available(), reason="the wheel is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not embedded.available(), reason="the wheel is not installed")]
 
 AS_ROOT = os.geteuid() == 0
 

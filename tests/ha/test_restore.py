@@ -23,7 +23,10 @@ from tests.facts import wait_until
 from tests.worker.test_failover import Server
 from tests.workers import done, working
 
-pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed"),
+]
 
 
 @pytest.fixture

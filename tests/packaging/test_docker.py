@@ -21,6 +21,8 @@ from tests.databases import Database
 from tests.facts import wait_until
 from tests.workers import environment_without_dsn
 
+pytestmark = pytest.mark.long
+
 DOCKER = Path(__file__).parents[2] / "packaging" / "docker"
 
 

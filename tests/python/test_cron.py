@@ -24,6 +24,7 @@ expressions = st.lists(fields, min_size=4, max_size=7).map(" ".join) | st.sample
 )
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(expression=expressions)
 @example("0 0 * * sat-sun")

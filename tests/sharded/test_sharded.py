@@ -22,6 +22,8 @@ from tests.calls import call, enqueue, reserve, table, value
 from tests.databases import Database
 from tests.facts import wait_until
 
+pytestmark = pytest.mark.long
+
 needs_plproxy = pytest.mark.skipif(bool(start.missing()), reason=start.missing() or "-")
 
 

@@ -265,6 +265,7 @@ def reckless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         embedded.stop(directory)
 
 
+@pytest.mark.long
 def test_settings_of_the_server_that_lose_commits(reckless: str) -> None:
     with psycopg.connect(reckless, autocommit=True) as conn:
         rows = conn.execute("select subject, severity from pgqueue.doctor() where topic = 'settings'").fetchall()

@@ -161,6 +161,7 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_blocked_job_each(explained:
     check(explained.nodes(lambda conn: column(conn, "complete_many", *pairs(held[3:]))))
 
 
+@pytest.mark.long
 def test_maintenance_of_keys_and_limits_scans_nothing_that_grows(explained: Explained) -> None:
     check(explained.nodes(maintain_without_sample))
     check(explained.nodes(maintain_without_sample))

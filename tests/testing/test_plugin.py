@@ -15,6 +15,8 @@ import pytest
 
 from tests.databases import Cloner
 
+pytestmark = pytest.mark.long
+
 TASKS = """
 from pgqueue import App
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("testcontainers")
 
 TEST = """

@@ -15,6 +15,7 @@ import pgqueue
 USAGE = Path(__file__).with_name("usage.py")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
 def test_typed_use_is_right_and_wrong_use_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -21,6 +21,7 @@ from tests.web.chromium import ARGUMENTS, PATH
 from tests.web.conftest import Serve
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(PATH is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(300),
 ]

@@ -318,6 +318,7 @@ async def test_when_all_databases_refuse_the_first_refusal_is_raised(empty_datab
         await fleet.run()
 
 
+@pytest.mark.long
 @pytest.mark.covers("A12")
 async def test_a_range_of_slots_moves_for_all_databases_together(
     database: Database, second: Database, conn: psycopg.Connection, other: psycopg.Connection

@@ -68,6 +68,7 @@ def test_a_range_has_its_smaller_number_first() -> None:
         WorkerConfig(min_concurrency=9, concurrency=3)
 
 
+@pytest.mark.long
 @pytest.mark.covers("A12", "A9")
 @pytest.mark.parametrize("kind", ["async", pytest.param("sync", marks=pytest.mark.long)])
 async def test_a_worker_with_a_range_grows_under_load_and_shrinks_afterwards(
@@ -130,6 +131,7 @@ async def test_no_more_handlers_than_the_number_run_at_a_time_when_it_shrinks(
         assert most == 3
 
 
+@pytest.mark.long
 @pytest.mark.covers("A9")
 async def test_a_worker_at_concurrency_1000_keeps_1000_handlers_in_flight(
     database: Database, conn: psycopg.Connection

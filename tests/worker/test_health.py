@@ -89,6 +89,7 @@ def test_a_worker_without_its_database_lives_and_is_not_ready(start_worker: Star
     assert worker.wait(10) == 0
 
 
+@pytest.mark.long
 def test_a_supervisor_tells_of_all_its_workers(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "2", "-c", "1", "--name", "s", "--health-port", "0")
     assert get(supervisor, "/live")[0] == 200

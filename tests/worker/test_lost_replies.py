@@ -181,6 +181,7 @@ async def test_a_claim_that_the_second_connection_sent_is_given_back_when_its_re
     assert set(ran.values()) == {1}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A6")
 @pytest.mark.timeout(120)
 async def test_with_a_backend_terminated_every_quarter_of_a_second_nothing_runs_twice(

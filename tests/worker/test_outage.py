@@ -86,6 +86,7 @@ def server() -> Iterator[Server]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.mark.long
 @pytest.mark.covers("D3", "A10")
 def test_an_outage_longer_than_a_lease_runs_nothing_twice_while_the_workers_live(
     server: Server, tmp_path: Path
@@ -149,6 +150,7 @@ def test_an_outage_longer_than_a_lease_runs_nothing_twice_while_the_workers_live
             sys.stderr.write(worker.log())
 
 
+@pytest.mark.long
 @pytest.mark.covers("A11")
 def test_a_worker_that_is_stopped_during_an_outage_ends_within_its_bound(server: Server, tmp_path: Path) -> None:
     write_module(tmp_path, TASKS)
@@ -167,6 +169,7 @@ def test_a_worker_that_is_stopped_during_an_outage_ends_within_its_bound(server:
         worker.kill()
 
 
+@pytest.mark.long
 @pytest.mark.covers("A10", "G3")
 async def test_a_worker_registers_as_idle_again_after_a_crash_which_takes_all_registrations(server: Server) -> None:
     app = App()

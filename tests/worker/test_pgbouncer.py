@@ -36,7 +36,7 @@ from tests.workers import NEVER, done, working, write_module
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed")]
 
 # PgBouncer does not run as root.
 NOBODY = 65534

@@ -71,6 +71,7 @@ def ran(directory: Path, what: str) -> int:
     return sum(line.startswith(f"{what} ") for line in (directory / "ran").read_text().splitlines())
 
 
+@pytest.mark.long
 def test_a_job_that_kills_its_process_at_once_is_dead_after_its_third_counted_run(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_job_that_kills_its_process_at_once_is_dead_after_its_third_counted_ru
     assert worker.wait() == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_is_restarted_under_its_name_does_not_run_its_poison_for_ever(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -104,6 +106,7 @@ def test_a_worker_that_is_restarted_under_its_name_does_not_run_its_poison_for_e
     assert ran(tmp_path, "poison") == 4
 
 
+@pytest.mark.long
 def test_jobs_beside_the_one_that_killed_their_worker_survive(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ os._exit(asyncio.run(work()))
 """
 
 
+@pytest.mark.long
 def test_under_a_supervisor_a_deaf_handler_costs_its_process_and_the_others_end(
     conn: psycopg.Connection, database: object, tmp_path: Path
 ) -> None:

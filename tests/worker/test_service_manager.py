@@ -22,6 +22,8 @@ from tests.facts import wait_until
 from tests.worker.conftest import Start
 from tests.workers import write_module
 
+pytestmark = pytest.mark.long
+
 TASKS = """
     import os, pathlib, time
     from pgqueue import App

@@ -144,6 +144,7 @@ def test_ttin_shows_where_each_job_stands(
     assert worker.wait(10) == 0
 
 
+@pytest.mark.long
 def test_a_supervisor_passes_its_options_on(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "2")
     wait_until(lambda: supervisor.log().count(" is ready") == 2, timeout=30)

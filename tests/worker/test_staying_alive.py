@@ -160,6 +160,7 @@ async def test_a_reply_of_reserve_that_breaks_off_in_the_middle_costs_its_jobs_n
     assert {job(conn, each).attempts for each in jobs} == {1}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A10")
 async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
     database: Database,
@@ -196,6 +197,7 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
     assert len(lines(caplog, "answers again after")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.covers("A11")
 def test_a_network_that_hangs_cannot_hang_the_shutdown(
     database: Database, conn: psycopg.Connection, proxy: Proxy, tmp_path: Path, start_worker: Start

@@ -132,6 +132,7 @@ def test_a_killed_process_is_replaced_and_its_jobs_come_back_at_once(
     assert value(conn, "select count(*) from pgqueue.workers") == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_no_two_processes_ever_share_a_name(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "2", "--max-jobs", "1", "--name", "s")
@@ -157,6 +158,7 @@ def test_no_two_processes_ever_share_a_name(conn: psycopg.Connection, start_work
             alive.remove(name)
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_processes_that_start_at_the_same_time_have_names_of_their_own(
     conn: psycopg.Connection, start_worker: Start
@@ -193,6 +195,7 @@ def test_a_process_over_its_memory_is_replaced_after_its_running_jobs(
     assert supervisor.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_rolling_restart_under_load_loses_no_job_and_runs_none_twice(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
@@ -210,6 +213,7 @@ def test_a_rolling_restart_under_load_loses_no_job_and_runs_none_twice(
     assert supervisor.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_workers_in_a_crash_loop_are_replaced_after_growing_pauses(start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "1", "--name", "s")
@@ -229,6 +233,7 @@ def newest(supervisor: WorkerProcess) -> int:
     return int(re.findall(r"\(pid (\d+)\) is ready", supervisor.log())[-1])
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_job_that_kills_its_process_is_dead_after_three_crashes(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
@@ -246,6 +251,7 @@ def test_a_job_that_kills_its_process_is_dead_after_three_crashes(
     assert supervisor.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_supervisor_outlives_a_job_that_kills_its_very_first_process(
     conn: psycopg.Connection, start_worker: Start
@@ -259,6 +265,7 @@ def test_a_supervisor_outlives_a_job_that_kills_its_very_first_process(
     assert supervisor.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_process_in_which_a_thread_outlasts_its_timeout_is_replaced_at_once(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
@@ -287,6 +294,7 @@ def test_a_module_that_cannot_be_imported_is_reported_once_with_exit_code_2(
     assert len(traceback) == 4
 
 
+@pytest.mark.long
 def test_a_module_that_breaks_before_a_rolling_restart_ends_that_and_nothing_else(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -315,6 +323,7 @@ def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker
     assert state(conn, job_id) == "executing"
 
 
+@pytest.mark.long
 def test_a_process_that_had_to_be_killed_shows_in_the_exit_code(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
@@ -380,6 +389,7 @@ def test_a_bad_setting_is_reported_at_once_with_exit_code_2(
     assert says in worker.log()
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14")
 def test_a_job_that_blocks_its_process_for_ever_costs_that_process_and_ends_as_poison(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path

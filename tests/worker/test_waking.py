@@ -159,6 +159,7 @@ async def test_a_job_of_a_transaction_that_stays_open_is_found_right_after_its_c
         assert time.monotonic() - committed_at < 0.5
 
 
+@pytest.mark.long
 async def test_an_idle_worker_issues_at_most_one_statement_a_second(
     app: App, database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,14 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_now timestamptz := pgqueue._ready_at(null);
+    v_now timestamptz;
     v_names text[];
     v_due timestamptz[];
 begin
+    if not exists (select from pgqueue.schedules) then
+        return 0::bigint;
+    end if;
+    v_now := pgqueue._ready_at(null);
     select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
     into v_names, v_due
     from pgqueue._due_schedules(v_now, p_limit) d;

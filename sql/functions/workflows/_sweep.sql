@@ -24,6 +24,10 @@ declare
     v_found record;
 begin
     released := 0;
+    -- Where nothing depends on anything, the plan below is not even made: it opens all partitions of history.
+    if p_cursor is null and not exists (select from pgqueue.dependencies) then
+        return;
+    end if;
     with slice as materialized (
         select d.child, d.parent, d.ended, d.ctid as row_ctid, d.xmin as row_xmin
         from pgqueue.dependencies d
