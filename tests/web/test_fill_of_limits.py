@@ -35,7 +35,7 @@ def test_the_fill_of_a_limit_is_shown_as_a_meter_and_as_text(conn: psycopg.Conne
 def test_the_limit_of_a_queue_is_set_and_dropped_on_its_page(conn: psycopg.Connection, ask: Ask) -> None:
     enqueue_many(conn, 1, queue="mail")
     maintain(conn)
-    assert "Set the limit" in ask("GET", "/queue?name=mail").text
+    assert "Apply the limit" in ask("GET", "/queue?name=mail").text
     assert "Drop the limit" not in ask("GET", "/queue?name=mail").text
     ask("POST", "/limit", kind="queue", target="mail", max_executing="5", rate="", per="", do="set")
     assert value(conn, "select max_executing from pgqueue.limits where kind = 'queue' and target = 'mail'") == 5
