@@ -1,10 +1,10 @@
 """What do 200 idle workers cost the server, with one enqueue a second, and how many of them does each enqueue wake?
 
-Each worker is one connection here, which sends exactly what the worker of this package sends while it is idle, with the
-same statements and pauses: LISTEN, renewed every ten seconds, `idle` when its last answer is due, and a claim when it
-is woken or a job is due; the one that gets the job completes it. (A real worker has three connections more, which are
-silent while it is idle; and it polls for a second when it first goes idle, which is before the measurement.) The
-processor time is that of all processes of the server, as /proc has it, so the server must run on this machine.
+Each worker is simulated by one connection, which sends the statements of a real idle worker at the same pauses: LISTEN
+every ten seconds, `idle` when its last reply asks for the next call, and a claim when a notification arrives or a job
+is due. The worker that gets the job completes it. (A real worker has three more connections, silent while it is idle.
+It also polls for a second when it first goes idle; that is over before the measurement.) The processor time is that of
+all processes of the server, read from /proc, so the server must run on this machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .harness import Bound, Report, Server, median, sized
 _WORKERS = 200
 _SECONDS = sized(60_000, least=15_000) / 1000
 
-# Until every worker sleeps.
+# Seconds until every worker is idle.
 _SETTLE = 12.0
 _FIRST_RUNS = 20
 
@@ -84,7 +84,7 @@ async def _measure(dsn: str) -> tuple[float, float, int, _Counts]:
     counts = _Counts()
     producer = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
     postmaster = _postmaster(producer.info.backend_pid)
-    # A new database makes its partitions in its first runs of maintain, some each time: not what a fleet costs.
+    # The first runs of maintain on a new database create its partitions, a few in each: no cost of the fleet.
     for _ in range(_FIRST_RUNS):
         await producer.execute("select pgqueue.maintain()")
     fleet = [asyncio.create_task(_sleep(dsn, f"sleeper {n}", counts)) for n in range(_WORKERS)]
@@ -122,7 +122,7 @@ def _raise_first(fleet: list[asyncio.Task[None]]) -> None:
 
 
 async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
-    # Not all at once.
+    # A random start, so that the workers do not call in step.
     await asyncio.sleep(random.uniform(0.0, 5.0))
     connection = await connect(dsn)
     claim = consume.Claim(name, None, None, _DEFAULTS.lease, _DEFAULTS.strategy)
@@ -152,7 +152,7 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
         await connection.execute(f'listen "{channel}"'.encode())
         pulse_at = time.monotonic() + _PULSE
         call_at = 0.0
-        # The polls of a worker that goes idle.
+        # A real worker polls at first: see worker/sleeper.py.
         for _ in range(10):
             await claimed()
         while True:
@@ -167,7 +167,7 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
                 call_at = now + min(again_in, poll * random.uniform(0.9, 1.0))
                 due_at = float("inf") if due_in is None else now + due_in
             if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()):
-                # It may be due later, or taken by another worker: idle returns which.
+                # The claim may find nothing: the job is taken, or due later. Calling idle next tells when one is due.
                 await claimed()
                 call_at = 0.0
             elif time.monotonic() >= due_at:
@@ -184,7 +184,7 @@ def _postmaster(backend: int) -> int:
 
 
 def _cpu(postmaster: int) -> float:
-    """Processor seconds of the server, with its processes that have ended."""
+    """Return the processor seconds of the server, including those of its processes that have ended."""
     ticks = sum(int(each) for each in _fields(postmaster)[11:15])
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -198,5 +198,5 @@ def _cpu(postmaster: int) -> float:
 
 
 def _fields(pid: int) -> list[str]:
-    # Of stat, after the name, which may hold anything: state, parent, ...
+    # The fields of stat after the process name, which may hold spaces and parentheses: state, parent, ...
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

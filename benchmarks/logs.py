@@ -1,8 +1,8 @@
-"""What does the log of each job's end cost a drain?
+"""What does a log line at each job's end cost a drain?
 
-Pairs of drains of no-ops by `pgqueue worker`, one after the other, the order changing from pair to pair: at the default
-log level, written to a file, and at `warning`. Compared is the CPU of server and worker, from the times of the
-processes, which what else the machine does moves least; the figure is the median of the pairs' ratios.
+`pgqueue worker` drains no-op jobs in pairs of runs: one at the default log level, written to a file, and one at
+`warning`. The order alternates from pair to pair. The benchmark compares the CPU time of server and worker, because
+other load on the machine changes it least. The figure is the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(server: Server) -> Report:
 
 
 def _drain(dsn: str, level: str) -> tuple[float, int]:
-    """Return seconds of CPU for a job, and how many lines the worker wrote."""
+    """Return the seconds of CPU for each job, and how many lines the worker logged."""
     command = ("worker", "--dsn", dsn, "-r", "benchmarks.noops", "--until-empty", "--log-level", level)
     with psycopg.connect(dsn, autocommit=True) as connection, tempfile.TemporaryFile() as log:
         fill(connection, _JOBS)

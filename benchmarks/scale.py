@@ -3,9 +3,9 @@
     python -m benchmarks.scale calibrate     measure the cost of a job here, into benchmarks/scale.json
     python -m benchmarks.scale               print the table, and draw docs/explanation/scale.svg; needs matplotlib
 
-Measured is processor time, not time that passed: so a busy machine gives the same figures. Of a job's whole life
-(enqueue, reserve, complete) in batches of b, the server spends `fixed / b + each` seconds of a core. The other limits
-are of the machine: how many commits a second the disk takes, how many bytes of WAL, how many sessions.
+It measures processor time, not elapsed time, so time spent waiting for a processor does not count. For the whole life
+of a job (enqueue, reserve, complete) in batches of b, the session's server process spends `fixed / b + each` seconds of
+a core. The other limits are the machine's: how many commits and how many bytes of WAL it writes in a second.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ PLOT = Path(__file__).parents[1] / "docs" / "explanation" / "scale.svg"
 BATCHES = (1, 10, 100, 500)
 CORES = (1, 2, 4, 8, 16, 32, 64)
 
-# Assumed of the server, to be replaced by what yours has: commits a second of one disk with group commit, bytes of WAL
-# a second, and the part of a core's time that the work itself gets when all sessions share locks and buffers.
+# Assumptions about the server, not measured; replace them with the figures of yours. Commits a second of one disk with
+# group commit, and bytes of WAL a second.
 COMMITS = 20_000.0
 WAL = 200e6
-# Each doubling of the cores gives 1.8 times the work: a guess by published pgbench figures, not measured here.
+# Each doubling of the cores gives 1.8 times the work, since sessions share locks and buffers: a guess from published
+# pgbench figures.
 DOUBLING = 1.8
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a job costs: seconds of a server core for a batch and for a job, and bytes of WAL."""
+    """What a job costs: seconds of a core for each batch (`fixed`) and for each job in it, and bytes of WAL."""
 
     fixed: float
     each: float
@@ -51,17 +52,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most jobs a second, and what it is that stops there."""
+    """The most jobs a second, and the resource that runs out first."""
 
     jobs: float
     by: str
 
 
 def limit(cost: Cost, cores: int, databases: int, batch: int) -> Limit:
-    """Return the first limit of so many databases, each on a server of its own with so many cores."""
+    """Return the lowest limit of a number of databases, each on a server of its own with this many cores."""
     found = [
         Limit(DOUBLING ** (cores.bit_length() - 1) / cost.seconds(batch), "cores"),
-        # Enqueue, claim and end: three commits for a batch.
+        # Three commits for a batch: enqueue, claim, complete.
         Limit(COMMITS / 3 * batch, "commits"),
         Limit(WAL / cost.wal, "WAL"),
     ]
@@ -70,7 +71,7 @@ def limit(cost: Cost, cores: int, databases: int, batch: int) -> Limit:
 
 
 def calibrate(jobs: int) -> Cost:
-    """Measure the cost of a job on a server of its own."""
+    """Measure the cost of a job on a private server. The WAL is that of the largest batches."""
     with serving(None) as server, server.database("scale") as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         pid = conn.info.backend_pid
         points = []
@@ -107,7 +108,7 @@ def _wal(conn: Connection) -> float:
 
 
 def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit y = slope * x + start by least squares of the relative error, so that cheap points count as much."""
+    """Fit y = slope * x + start by least squares of the relative error: large y count no more than small ones."""
     weights = [1 / y**2 for _, y in points]
     total = sum(weights)
     mean_x = sum(w * x for w, (x, _) in zip(weights, points, strict=True)) / total
@@ -119,7 +120,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def read() -> Cost:
-    """Return what was measured last."""
+    """Return the cost that was measured last."""
     return Cost(**json.loads(FIGURES.read_text()))
 
 
@@ -138,7 +139,7 @@ def draw(cost: Cost, place: Path) -> None:
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
-    # The same file from the same figures.
+    # With a fixed salt (and no date, below) the same figures give the same file.
     matplotlib.rcParams["svg.hashsalt"] = "pgqueue"
     from matplotlib import pyplot  # noqa: PLC0415
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import psycopg
+
 T = TypeVar("T")
 
 _POLL_S = 0.01
@@ -46,3 +48,14 @@ def _ask(fact: Callable[[], T]) -> tuple[T | None, str]:
         return fact(), ""
     except AssertionError as error:
         return None, str(error) or "an AssertionError"
+
+
+def flush_statistics(conn: psycopg.Connection) -> None:
+    """Have the server count all that this session has read so far."""
+    if conn.info.server_version >= 150000:
+        conn.execute("select pg_stat_force_next_flush()")
+        return
+    # A session sends its counts with a commit, twice a second at most, and a process collects them.
+    time.sleep(0.6)
+    conn.execute("select 1")
+    time.sleep(0.6)

@@ -1,4 +1,4 @@
-"""`pgqueue tasks schema`: the JSON schema of the arguments of tasks, for producers in other languages."""
+"""`pgqueue tasks schema`: JSON Schemas of the arguments of tasks, for producers in other languages."""
 
 from __future__ import annotations
 

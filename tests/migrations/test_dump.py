@@ -14,7 +14,10 @@ from pgqueue.testing import Clock
 from tests.calls import call, enqueue, job, maintain, reserve, reserve_one, state, table, value
 from tests.databases import Cloner, Database
 
-pytestmark = pytest.mark.skipif(not embedded.available(), reason="pg_dump of the embedded server is not installed")
+pytestmark = pytest.mark.skipif(
+    not embedded.available() or not (embedded.binaries() / "pg_dump").exists(),
+    reason="there is no pg_dump beside the server",
+)
 
 
 def restored(cloner: Cloner, database: Database) -> psycopg.Connection:

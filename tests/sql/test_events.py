@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from tests.calls import call, value
+from tests.facts import flush_statistics
 
 
 def test_an_event_reads_the_waits_of_no_other_whatever_the_statistics_are(conn: psycopg.Connection) -> None:
@@ -16,7 +17,7 @@ def test_an_event_reads_the_waits_of_no_other_whatever_the_statistics_are(conn: 
         )
 
     def rows_read() -> int:
-        conn.execute("select pg_stat_force_next_flush()")
+        flush_statistics(conn)
         read: int = value(
             conn,
             "select t.seq_tup_read + (select sum(i.idx_tup_read) from pg_stat_user_indexes i where i.relid = t.relid)"

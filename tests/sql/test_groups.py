@@ -22,6 +22,7 @@ from tests.calls import (
     value,
 )
 from tests.databases import Database
+from tests.facts import flush_statistics
 from tests.races.test_dependencies import settle
 from tests.sql.test_dependencies import finish
 
@@ -73,11 +74,11 @@ def test_the_end_of_a_member_walks_no_members_that_have_ended(database: Database
     entries = "select idx_tup_read from pg_stat_user_indexes where indexrelname = 'jobs_group'"
 
     def read_by_one_end() -> int:
-        conn.execute("select pg_stat_force_next_flush()")
+        flush_statistics(conn)
         before: int = value(conn, entries)
         [row] = reserve(conn)
         call(conn, "complete", row.id, row.reservation)
-        conn.execute("select pg_stat_force_next_flush()")
+        flush_statistics(conn)
         after: int = value(conn, entries)
         return after - before
 

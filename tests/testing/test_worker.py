@@ -1,4 +1,4 @@
-"""Worker: a real one beside a test."""
+"""pgqueue.testing.Worker: a real worker that runs on the event loop of a test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def hangs() -> None:
     await asyncio.sleep(60)
 
 
-async def test_it_runs_committed_jobs(database: Database) -> None:
+async def test_the_worker_runs_committed_jobs(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
         assert await worker.until(fine.enqueue(conn)) == "succeeded"
@@ -43,7 +43,7 @@ async def test_what_a_handler_raises_reaches_the_test_that_waits_for_its_job(dat
             await worker.until(fails.enqueue(conn))
 
 
-async def test_or_the_end_of_the_block(database: Database) -> None:
+async def test_what_a_handler_raises_is_raised_at_the_end_of_the_block(database: Database) -> None:
     conn = database.connect()
 
     async def block() -> None:
@@ -53,10 +53,11 @@ async def test_or_the_end_of_the_block(database: Database) -> None:
 
     with pytest.raises(LookupError, match="no such order"):
         await block()
+    # The worker replaced it for the length of the block.
     assert app.error_formatter is None
 
 
-async def test_a_failure_that_is_waited_for_is_none_of_the_tests(database: Database) -> None:
+async def test_a_job_that_is_awaited_as_dead_raises_nothing(database: Database) -> None:
     conn = database.connect()
     async with Worker(app, database.dsn) as worker:
         assert await worker.until(fails.enqueue(conn), "dead") == "dead"
@@ -76,7 +77,7 @@ async def test_a_job_that_does_not_end_is_named(database: Database) -> None:
             await worker.until(hangs.enqueue(conn), timeout=0.2)
 
 
-async def test_it_leaves_the_signals_alone(database: Database) -> None:
+async def test_the_worker_leaves_the_signals_alone(database: Database) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     async with Worker(app, database.dsn):
         assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before

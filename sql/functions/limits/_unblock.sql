@@ -1,6 +1,6 @@
--- Blocking jobs on a limit that is reached, and releasing them when it has capacity again. See _capacity.
+-- Blocks jobs on a limit that is reached, and releases them when it has capacity again. _capacity.sql tells the whole.
 --
--- Locks the jobs that it releases, in the order of their priority and time, and skips locked ones.
+-- Each release locks its jobs in the order of their priority and time, and skips locked ones.
 
 create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_capacities jsonb)
 returns void
@@ -20,12 +20,13 @@ begin
     set
         state = 'blocked',
         blocked_on = w.name,
-        -- Behind the jobs that were blocked before it only if it is younger: it may have been released in vain.
+        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
+        -- put it behind jobs that are younger.
         ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
         resumed = false
     from unnest(p_rows, p_names) w (row_ctid, name)
     where j.ctid = w.row_ctid;
-    -- Also if the limit has such a row: another transaction, which does not see these jobs, may be deleting it.
+    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
     insert into pgqueue.limit_waits (name, next_at, timed)
     select
         n.name,
@@ -38,7 +39,8 @@ $$;
 comment on function pgqueue._block_on_limits(tid[], text[], jsonb) is
     'Private: blocks jobs under the names of the limits that have no capacity for them.';
 
--- For each job that stopped executing one job that its limits block is released.
+-- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
+-- not show the jobs that were blocked since: then the next claim or maintain does it.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
@@ -75,10 +77,10 @@ $$;
 comment on function pgqueue._leave_limits(text[], text[], text[]) is
     'Private: releases jobs that are blocked by the limits of these, which stopped executing.';
 
--- Checks the limits that are due in limit_waits. Each that has capacity again releases that many jobs, but at most
--- p_jobs: a claim locks the jobs that it releases until it commits. All rows of a limit become one. Two calls that check
--- one limit at the same time release twice as many at worst; the next claim blocks them again. A row that is a second
--- overdue counts even if another transaction, which may stay open, has locked it.
+-- Checks the limits that are due in limit_waits. A limit that has capacity again releases as many jobs, but at most
+-- p_jobs: a claim locks the jobs that it releases until it commits. The rows of a limit become one. Two calls that check
+-- a limit at the same time may release twice as many; the next claim blocks the surplus again. A row that is a second
+-- overdue counts even if another transaction has locked it, for that one may stay open.
 create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql
@@ -131,7 +133,8 @@ begin
     end if;
     foreach v_name in array v_names loop
         v_kind := split_part(v_name, ':', 1);
-        -- Names are kind:target, and the target of a limit_key is its value: finds the limit as for a job with that value.
+        -- A name is kind:target. For a limit_key the target is the job's value, while the limit may be on a prefix*: so
+        -- the limit is looked up as for a job with that value.
         select l.* into v_limit
         from pgqueue._limits_of(
             case when v_kind = 'task' then substr(v_name, 6) end,
@@ -139,7 +142,7 @@ begin
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        -- Without a row the limit was dropped, and all jobs that it blocked are released.
+        -- If no limit was found, it was dropped: _capacity then returns plenty, and all its jobs are released.
         select r.capacity, r.next_at, r.timed into v_capacity, v_next_at, v_timed
         from pgqueue._capacity(
             v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
@@ -147,14 +150,14 @@ begin
         if v_capacity > 0 then
             v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));
             v_timed := v_limit.rate is not null;
-            -- The next start under a rate is free about one share of its period later.
+            -- Under a rate, the next start is allowed about per / rate later.
             v_next_at := v_now + case
                 when v_capacity > p_jobs then interval '0'
                 when v_timed then least(interval '1 s', greatest(v_limit.per / v_limit.rate, interval '10 ms'))
                 else interval '1 s'
             end;
         elsif not v_timed then
-            -- The safety net: jobs that end release the blocked jobs that they see.
+            -- A safety net: normally jobs that end release the blocked ones, but only those that they see.
             v_next_at := v_now + interval '1 s';
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
@@ -211,7 +214,7 @@ begin
             set
                 state = pgqueue._state_again(j.errors, j.attempts),
                 blocked_on = null,
-                -- Keeps their order.
+                -- A microsecond apart, to keep their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',
                 resumed = true
             from unnest(v_rows) with ordinality w (row_ctid, n)

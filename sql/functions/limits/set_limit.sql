@@ -1,8 +1,9 @@
--- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start in a time.
+-- set_limit: how many jobs of a queue, a task, keys or a limit_key may execute at a time, or start within a period.
 --
--- Writes one row of limits, which takes effect at the next claim. An argument that is left out keeps its value. The next
--- maintain() checks the jobs that the limit blocks: there may be capacity now. A plain update of limits takes effect too,
--- but blocked jobs wait for the next job that ends.
+-- Writes one row of limits, which takes effect at the next claim. An argument that is left out keeps its value. There may
+-- be capacity now, so the next claim or maintain() checks the jobs that the limit blocks. A plain update of limits takes
+-- effect too, but the blocked jobs wait until one ends, or until the limit's next check: a second later, or, under a rate,
+-- at the next start that it allowed before.
 
 create or replace function pgqueue.set_limit(
     kind text,
@@ -55,7 +56,7 @@ begin
         );
     end if;
 
-    -- The row to insert is complete, for its constraints are checked even if it conflicts.
+    -- The row to insert takes what is left out from the stored row: its check constraints apply even if it conflicts.
     insert into pgqueue.limits as l (kind, target, max_executing, rate, per)
     select
         set_limit.kind, set_limit.target, coalesce(set_limit.max_executing, x.max_executing),

@@ -1,6 +1,6 @@
--- kill_many: makes jobs that do not run dead, many at a time.
+-- kill_many: makes waiting, failed and blocked jobs dead, many at a time. It does not touch executing jobs.
 --
--- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
+-- Finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED), and never waits: see _bulk.
 -- Each job ends with an error of class Killed. The next job of its key takes its position.
 
 create or replace function pgqueue.kill_many(

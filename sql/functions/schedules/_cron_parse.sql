@@ -1,13 +1,18 @@
--- Parses a cron expression into jump tables of 202 bytes, so that a search is a few lookups for each field.
+-- Parses a cron expression into 202 bytes: a jump table for each field, and flags. A search (see _cron_search.sql) then
+-- needs a few lookups.
 --
--- byte 0    second          at each value, the smallest allowed one that is not below it; 255: there is none
--- byte 61   minute          likewise
--- byte 122  hour            likewise
--- byte 147  day of month    likewise
--- byte 180  month           likewise
--- byte 194  day of week     at each weekday (0 is Sunday), the days until the next allowed one
--- byte 201  flags           1: day of month or day of week is enough; 2: runs on elapsed time
--- Reads no table. Refuses a wrong expression with the name of the field.
+-- from byte  field         what stands there
+-- 0          second        for each value from 0 on: the smallest allowed value that is not below it; 255: none
+-- 61         minute        likewise
+-- 122        hour          likewise
+-- 147        day of month  likewise
+-- 180        month         likewise
+-- 194        day of week   for each weekday (0 is Sunday): the days until the next allowed one, 0 if it is allowed itself
+-- 201        flags         1: neither day of month nor day of week begins with *: either is enough, as in cron
+--                          2: minute or hour begins with *; when clocks change, the schedule goes by elapsed time: it
+--                             also runs in both passes of a repeated hour
+-- Each table but that of weekdays ends with one more byte, 255: a search from the largest value plus 1 finds none.
+-- Reads no table of the database. A refusal names the field that is wrong.
 
 create or replace function pgqueue._cron_parse(p_expression text)
 returns bytea
@@ -43,8 +48,11 @@ begin
     if v_fields is null or cardinality(v_fields) <> 6 or octet_length(p_expression) > 1000 then
         perform pgqueue._refuse(
             'a cron expression has five fields, or six with seconds first',
-            case when p_expression is null then 'It is null.'
-                else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields)) end,
+            case
+                when p_expression is null then 'It is null.'
+                when octet_length(p_expression) > 1000 then format('It has %s bytes; 1000 are allowed.', octet_length(p_expression))
+                else format('%s has %s.', quote_literal(left(p_expression, 100)), cardinality(v_fields))
+            end,
             'Give minute, hour, day of month, month and day of week, such as ''30 2 * * mon-fri'', or one of '
             '@hourly, @daily, @midnight, @weekly, @monthly, @yearly, @annually.'
         );
@@ -61,7 +69,8 @@ begin
         end loop;
     end loop;
 
-    -- Two weeks in one mask, so that the search for the next allowed weekday goes on past Saturday.
+    -- Bit 7, which is Sunday as well, goes to bit 0. Then two weeks in one mask, so that the search for the next allowed
+    -- weekday goes on past Saturday.
     v_mask := pgqueue._cron_field(v_fields[6], 6);
     v_mask := (v_mask | (v_mask >> 7)) & 127;
     v_mask := v_mask | (v_mask << 7);

@@ -1,19 +1,24 @@
 -- idle: a worker registers as idle after reserve returned nothing. From its commit on, every enqueue of a job that this
 -- worker could run wakes it.
 --
--- The order matters. A producer reads which workers are idle when it enqueues, and commits later. So the worker first calls
--- idle, *then* polls at short pauses for about a second, and only then blocks: a poll finds jobs that were enqueued before
--- the registration, a notification announces later ones. A poll before the registration could miss both.
--- It is the one call of an idle worker, so it also reports a heartbeat and runs maintenance, except for the steps that
--- make and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it again; the
--- others call later, and take over if it did not run for two seconds. (If they took turns, each of 200 sessions would
--- plan every step.)
--- It also checks whether a job is due, and reports it as next_due: then reserve. Where other workers are idle, a job
--- that became due less than 250 ms ago was announced to them and is about to be taken. idle claims nothing, and checks
--- the limits of queues alone (the first reserve blocks what another limit stops): a reserve after it may return nothing.
--- Inserts only; rows expire, so that readers of the index never visit old ones. next_due has a small delay by the worker's
--- rank, so that a thousand workers do not claim one job.
--- Call it in a transaction of its own and commit at once: what it locks is held until then.
+-- The order matters. A producer reads which workers are idle when it enqueues, and commits later. So the worker calls
+-- idle first, *then* polls for about a second, and only then waits for a notification. A poll finds jobs that were
+-- enqueued before the registration; a notification announces later ones. A worker that polled first and registered
+-- afterwards could miss a job whose producer saw no idle worker, and committed after the poll.
+--
+-- While a worker stays idle it makes no other call, so idle also reports a heartbeat and runs maintenance, except for the
+-- steps that create and drop tables. The worker that ran maintenance is asked to call again in a second, and runs it
+-- again. The others call later; one of them takes over if maintenance has not run for two seconds. (If they took turns,
+-- each of 200 sessions would have to plan every step.)
+--
+-- idle also returns next_due, when the worker should call reserve. It is a little late on purpose, so that a thousand
+-- workers do not claim one job. For a later job the delay grows with the number of idle workers. For a job that is due
+-- already it is 250 ms after the due time if another worker is idle: that worker was notified, and is about to claim it.
+-- A reserve at next_due may still return nothing: idle claims nothing, and checks only which queues are at their limits
+-- and when a rate allows the next start. The jobs that another limit stops are blocked by the first reserve.
+--
+-- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
+-- Call idle in a transaction of its own and commit at once: the rows that it locks stay locked until then.
 
 create or replace function pgqueue.idle(worker text, queues text[] default null, "for" interval default '5 s')
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
@@ -53,7 +58,7 @@ begin
         );
     end if;
 
-    -- First, because it may make jobs ready. maintain refuses an old snapshot.
+    -- Maintenance first, because it may make jobs ready; but not under an old snapshot, which it cannot work with.
     select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not pgqueue._old_snapshot() and (
         v_run_at is null
@@ -63,13 +68,13 @@ begin
         select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
         if v_has_run then
-            -- This session remembers that it ran maintenance.
+            -- For the condition above: in its next call this session runs maintenance again.
             select h.n into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
             perform set_config('pgqueue.maintenance_run', concat(v_run, ' ', idle.worker), false);
         end if;
     end if;
 
-    -- A little beyond, so that a worker that renews its registration in time leaves no gap.
+    -- A second longer than asked, so that a worker that renews its registration in time leaves no gap.
     v_until := v_now + idle."for" + interval '1 s';
 
     insert into pgqueue.idle_workers (queue, until, worker, channel)
@@ -82,7 +87,8 @@ begin
         exists (select from pgqueue.limits l where l.kind = 'queue'),
         exists (select from pgqueue.limits l where l.rate is not null)
     into v_registered, v_beat_at, v_limited, v_rated;
-    -- See beat. Ignores heartbeats from before the clock stepped back.
+    -- A heartbeat about every ten seconds: see beat. One in the future is from before the clock stepped back, and does
+    -- not count.
     if v_registered and (v_beat_at between v_now - interval '9 s' and v_now) is not true then
         insert into pgqueue.heartbeats (worker, at) values (idle.worker, v_now);
     end if;
@@ -94,8 +100,8 @@ begin
             where (r.value ->> 'capacity')::integer = 0
         );
     end if;
-    -- The first job of each lane is due, or shows when the lane is. In a queue at its limit due jobs wait, and later
-    -- ones wait behind them.
+    -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does
+    -- not count: that job waits for the limit, and the later ones wait behind it.
     select min(first.ready_at) into v_next_due
     from (
         select distinct a.queue, a.priority
@@ -117,7 +123,8 @@ begin
     end if;
 
     if v_next_due is not null then
-        -- Only here: it costs as much as everything else, and mostly nothing is limited.
+        -- The worker's rank: how many other workers are idle. Counted only here, because the count costs as much as all
+        -- the rest, and mostly there is no job.
         select count(distinct asleep.worker) into v_rank
         from (
             select s.worker
@@ -145,9 +152,9 @@ end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval) is
-    'Nothing to do: the worker registers as idle, for at most "for". Call it, then reserve again a few times (after 2 ms, 4 ms, ... about a second in all), '
-    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
-    'then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
+    'Nothing to do: the worker registers as idle, for at most "for". Call it in a transaction of its own and commit at once: '
+    'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
+    'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again.';
 
 -- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
@@ -169,9 +176,8 @@ begin
         return random() * interval '200 ms';
     end if;
     select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
-    -- At least every 5 s each: a killed worker still counts for a while, and after a gap of 5 s leases get a grace
-    -- period. maintain itself skips a call that comes too soon after another. An idle worker makes one call a second at
-    -- most.
+    -- The more workers, the less often each calls, but at least every 5 s: workers that were killed still count for a
+    -- while, and a gap of 5 s would give leases a grace period. Each calls at most once a second.
     return least(greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()), 5) * interval '1 s';
 end
 $$;
