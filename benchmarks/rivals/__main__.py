@@ -66,6 +66,7 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
         for queue in [*queues[first:], *queues[:first]]:
             if queue.name in failed:
                 continue
+            sys.stderr.write(f"round {n + 1} of {rounds}: {queue.name}\n")
             try:
                 install(queue)
                 with server.database("rival", empty=True) as dsn:
