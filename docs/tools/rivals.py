@@ -24,9 +24,9 @@ _MEASURES = {
     "jobs_per_s": ("drain, jobs/s", ",.0f", True),
     "drain_cpu_us": ("server CPU of a drained job, µs", ".0f", False),
     "start_p50_ms": ("start of a handler, p50, ms", ".1f", False),
-    "start_p99_ms": ("the same, p99, ms", ".1f", False),
+    "start_p99_ms": ("start of a handler, p99, ms", ".1f", False),
     "life_cpu_ms": (f"server CPU of a job's life at {1000 // EVERY_LIFE} jobs/s, ms", ".1f", False),
-    "life_transactions": ("transactions of the same", ".1f", False),
+    "life_transactions": ("transactions of a job's life", ".1f", False),
 }
 _TEXT = f"""\
 `make rivals` measured this on {{day}}: PostgreSQL {{server}}, on the same machine as workers and producers, durable
