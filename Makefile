@@ -5,6 +5,7 @@ VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
 TESTS ?= -n 4 --dist worksteal
 BENCH ?=
+RIVALS ?=
 # Where Debian's packages put the server, and plpgsql_check beside it.
 DEBIAN_15 ?= /usr/lib/postgresql/15
 
@@ -15,7 +16,7 @@ installed := $(VENV)/installed
 .DEFAULT_GOAL := help
 
 .PHONY: reference docs figures measure screens pictures release
-.PHONY: help demo test test-all test-versions check check-sql vendor bench scale chaos digest clean
+.PHONY: help demo test test-all test-versions check check-sql vendor bench rivals scale chaos digest clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +56,7 @@ figures: $(installed) ## draw the figures of docs/ anew from their text, and wri
 	$(bin)/python -m docs.tools.figures
 	$(bin)/python -m docs.tools.llms
 	$(bin)/python -m docs.tools.measured
+	$(bin)/python -m docs.tools.rivals
 
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs
@@ -79,6 +81,9 @@ bench: $(installed) ## measure the figures of the README
 measure: $(installed) ## measure what docs/explanation/figures.md shows anew, for an hour or so: make measure BENCH=drain
 	$(bin)/python -m benchmarks --save $(BENCH) || true
 	$(bin)/python -m docs.tools.measured
+
+rivals: $(installed) ## measure other queues beside ours, a quarter of an hour; fetches them from npm and PyPI: make rivals RIVALS="pg-boss --save"
+	$(bin)/python -m benchmarks.rivals $(RIVALS)
 
 scale: $(installed) ## measure the cost of a job, and draw where the first limit is; needs matplotlib (extra docs)
 	$(bin)/python -m benchmarks.scale calibrate

@@ -33,7 +33,7 @@ _OPTIONS = {
     "max_connections": "300",
 }
 
-_TEMPLATE = "pgqueue_bench_template"
+_PREFIX = "pgqueue_bench"
 
 # The variable with the size of the measurements: 0.1 is a tenth of the jobs.
 SCALE = "PGQUEUE_BENCH_SCALE"
@@ -122,21 +122,26 @@ class Report:
 
 
 class Server:
-    """A server on which every measurement gets a database of its own, cloned from one that was migrated."""
+    """A server on which every measurement gets a database of its own, cloned from one that was migrated.
 
-    def __init__(self, dsn: str) -> None:
+    The names of all of them begin with `prefix`.
+    """
+
+    def __init__(self, dsn: str, *, prefix: str = _PREFIX) -> None:
         self._dsn = dsn
+        self._prefix = prefix
+        self._template = f"{prefix}_template"
         with psycopg.connect(dsn, autocommit=True) as connection:
             self.version = connection.info.parameter_status("server_version") or "?"
-            _create(connection, _TEMPLATE, None)
-        migrate(make_conninfo(dsn, dbname=_TEMPLATE))
+            _create(connection, self._template, None)
+        migrate(make_conninfo(dsn, dbname=self._template))
 
     @contextmanager
-    def database(self, name: str) -> Iterator[str]:
-        """Yield the DSN of a new, migrated database; it is dropped afterwards."""
-        name = f"pgqueue_bench_{name}"
+    def database(self, name: str, *, empty: bool = False) -> Iterator[str]:
+        """Yield the DSN of a new database, migrated unless it is to be empty; it is dropped afterwards."""
+        name = f"{self._prefix}_{name}"
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            _create(connection, name, _TEMPLATE)
+            _create(connection, name, None if empty else self._template)
             try:
                 yield make_conninfo(self._dsn, dbname=name)
             finally:
@@ -144,7 +149,7 @@ class Server:
 
     def close(self) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:
-            _drop(connection, _TEMPLATE)
+            _drop(connection, self._template)
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Ours and others', on one machine: `make rivals`."""

@@ -1,0 +1,111 @@
+"""What is measured of a queue: a drain, and jobs that come one by one.
+
+- Drain: from the start of the first handler until no job is undone. The worker starts after the jobs were enqueued and
+  the tables vacuumed and analysed, so its start-up is not in the figure. The server is asked every 10 ms from the start
+  of the last handler on. The server's CPU is of the same time.
+- Start: a job every 20 ms to a worker that is idle; from the moment when the producer's enqueue has returned, which is
+  after its commit, to the first line of the handler. A handler that starts before that counts as 0 or less.
+- Life: the server's CPU and its transactions from a job at every 50 ms, for all that the server does meanwhile: the
+  enqueue, the work, heartbeats, polls and maintenance, and a few transactions of the measurement.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import psycopg
+
+from ..cpu import server_seconds
+from ..harness import Connection, percentile
+from .program import NotRunError, Program
+from .queues import Queue
+
+# Milliseconds between jobs.
+EVERY_START = 20
+EVERY_LIFE = 50
+_WARM_UP = 50
+# Seconds. The slowest queue needs some for a drain.
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    jobs_per_s: float
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """`cpu_ms` and `transactions` are of one job."""
+
+    start_p50_ms: float
+    start_p99_ms: float
+    cpu_ms: float
+    transactions: float
+
+
+def drain(queue: Queue, dsn: str, jobs: int) -> Drain:
+    """Drain so many jobs, in an empty database."""
+    with Program(queue, dsn, "produce") as producer:
+        producer.mark()
+        producer.order(jobs, 0)
+        producer.mark(_PATIENCE)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("vacuum analyze")
+        with Program(queue, dsn, "work", str(jobs)) as worker:
+            _, began = worker.mark()
+            before = server_seconds(connection)
+            worker.mark(_PATIENCE)
+            _wait_for_end(queue, connection, jobs, 0.01)
+            seconds = (time.monotonic_ns() - began) / 1e9
+            return Drain(jobs / seconds, 1e6 * (server_seconds(connection) - before) / jobs)
+
+
+def paced(queue: Queue, dsn: str, jobs: int) -> Paced:
+    """Enqueue jobs one by one for an idle worker, in an empty database: so many for the start, as many for a life."""
+    with Program(queue, dsn, "produce") as producer:
+        producer.mark()
+        with (
+            Program(queue, dsn, "work", "0") as worker,
+            psycopg.connect(dsn, autocommit=True) as connection,
+        ):
+            # Not measured: the worker starts, and sessions plan their statements.
+            _feed(producer, worker, _WARM_UP, EVERY_START)
+            starts = _feed(producer, worker, jobs, EVERY_START)
+            _wait_for_end(queue, connection, _WARM_UP + jobs, 0.2)
+            before = _so_far(connection)
+            _feed(producer, worker, jobs, EVERY_LIFE)
+            _wait_for_end(queue, connection, _WARM_UP + 2 * jobs, 0.2)
+            cpu, transactions = (now - then for now, then in zip(_so_far(connection), before, strict=True))
+    return Paced(percentile(starts, 50), percentile(starts, 99), 1000 * cpu / jobs, transactions / jobs)
+
+
+def _feed(producer: Program, worker: Program, jobs: int, every: int) -> list[float]:
+    """Return the milliseconds from each commit to the start of its handler."""
+    producer.order(jobs, every)
+    committed = dict(producer.mark() for _ in range(jobs))
+    started = dict(worker.mark() for _ in range(jobs))
+    if len(started) != jobs:
+        raise NotRunError(f"{len(started)} of {jobs} jobs were run, some of them twice")
+    return [(started[number] - at) / 1e6 for number, at in committed.items()]
+
+
+def _wait_for_end(queue: Queue, connection: Connection, jobs: int, every: float) -> None:
+    deadline = time.monotonic() + 60
+    while (left := connection.execute(queue.left.encode(), {"n": jobs}).fetchone()) != (0,):
+        if time.monotonic() > deadline:
+            raise NotRunError(f"a minute after the last handler began jobs were not done: {left}")
+        time.sleep(every)
+
+
+def _so_far(connection: Connection) -> tuple[float, float]:
+    """Return seconds of CPU and transactions."""
+    # Sessions report theirs when they have been idle for a second.
+    time.sleep(1.2)
+    connection.execute("select pg_stat_clear_snapshot()")
+    row = connection.execute(
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return server_seconds(connection), float(str(row[0]))

@@ -1,0 +1,58 @@
+"""pgqueue, as documented: `with_pgqueue.py DSN produce|work N`. See program.py for what it reads and prints."""
+
+import asyncio
+import itertools
+import json
+import sys
+import time
+
+import psycopg
+
+from pgqueue import App
+from pgqueue.config import WorkerConfig
+from pgqueue.schema.migrate import migrate
+from pgqueue.worker import Worker
+
+
+def mark(number: int) -> None:
+    sys.stdout.write(f"@ {number} {time.monotonic_ns()}\n")
+    sys.stdout.flush()
+
+
+def produce(dsn: str) -> None:
+    migrate(dsn)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        mark(0)
+        for line in sys.stdin:
+            jobs, every = map(int, line.split())
+            if every:
+                began = time.monotonic()
+                for n in range(jobs):
+                    time.sleep(max(0.0, began + n * every / 1000 - time.monotonic()))
+                    connection.execute("select pgqueue.enqueue('noop', %s::jsonb)", (json.dumps({"n": n}),))
+                    mark(n)
+            else:
+                for start in range(0, jobs, 1000):
+                    many = [json.dumps({"n": n}) for n in range(start, min(start + 1000, jobs))]
+                    connection.execute("select count(*) from pgqueue.enqueue_many('noop', %s::jsonb[])", (many,))
+                mark(jobs)
+
+
+async def work(dsn: str, jobs: int) -> None:
+    app, started = App(), itertools.count(1)
+
+    @app.task
+    async def noop(n: int) -> None:
+        if not jobs or next(started) in (1, jobs):
+            mark(n)
+
+    worker = Worker(app, dsn, WorkerConfig(concurrency=10))
+    worker.handle_signals()
+    await worker.run()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "produce":
+        produce(sys.argv[1])
+    else:
+        asyncio.run(work(sys.argv[1], int(sys.argv[3])))

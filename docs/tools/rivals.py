@@ -1,0 +1,108 @@
+"""Writes the figures of other queues into docs/explanation/comparison.md, once there are any: `make figures`.
+
+They are in benchmarks/rivals.json, by `make rivals RIVALS=--save` on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.rivals.__main__ import SAVED
+from benchmarks.rivals.measure import EVERY_LIFE, EVERY_START
+
+PAGE = Path(__file__).parents[2] / "docs/explanation/comparison.md"
+OURS = "pgqueue"
+
+_TITLE = "## Figures: ours and others', on one machine"
+# Of a figure: what it is, how it is written, and whether more is better.
+_MEASURES = {
+    "jobs_per_s": ("drain, jobs/s", ",.0f", True),
+    "drain_cpu_us": ("server CPU of a drained job, µs", ".0f", False),
+    "start_p50_ms": ("start of a handler, p50, ms", ".1f", False),
+    "start_p99_ms": ("start of a handler, p99, ms", ".1f", False),
+    "life_cpu_ms": (f"server CPU of a job's life at {1000 // EVERY_LIFE} jobs/s, ms", ".1f", False),
+    "life_transactions": ("transactions of a job's life", ".1f", False),
+}
+_TEXT = f"""\
+`make rivals` measured this on {{day}}: PostgreSQL {{server}}, on the same machine as workers and producers, durable
+commits, no-op jobs, one worker process each. {{title}}. The programs are in
+`benchmarks/rivals/`; report a setting that does another queue an injustice.
+
+- **Drain**: from the start of the first handler until no job is undone, after the tables were vacuumed; all rounds in
+  parentheses. The server's CPU is of the same time.
+- **Start**: a job each {EVERY_START} ms to an idle worker, from the return of the enqueue, which is after its commit,
+  to the first line of the handler.
+- **Life**: enqueue, work and end of a job, with the heartbeats, polls and maintenance of that time. A few transactions
+  are of the measurement.
+"""
+
+
+def page(text: str, saved: Path = SAVED) -> str:
+    """Return the page with the section anew, or as it stands while nothing was saved."""
+    if not saved.exists():
+        return text
+    start = text.index(f"{_TITLE}\n")
+    end = text.index("\n## ", start) + 1
+    return f"{text[:start]}{section(orjson.loads(saved.read_bytes()))}\n{text[end:]}"
+
+
+def section(report: Mapping[str, Any]) -> str:
+    """Return the section: what each figure is, the table, where ours is behind, and the settings."""
+    figures = report["figures"]
+    measured = {name: each for name, each in figures.items() if "not_run" not in each}
+    lines = [["", *(what for what, _, _ in _MEASURES.values())], ["---"] * (1 + len(_MEASURES))]
+    for name, each in figures.items():
+        if name in measured:
+            lines.append([name, *(_cell(name, key, measured) for key in _MEASURES)])
+        else:
+            lines.append([name, f"not run: {each['not_run']}", *["-"] * (len(_MEASURES) - 1)])
+    title = re.sub(r"^rivals: no-op jobs, one worker process, each", "Each", report["title"])
+    settings = [
+        f"- {name}, {each['version']}, a drain of {each['drained']:,} jobs: {each['settings']}."
+        for name, each in figures.items()
+    ]
+    return "\n".join(
+        [
+            f"{_TITLE}\n",
+            _TEXT.format(day=report["day"], server=report["server"], title=title),
+            *(f"| {' | '.join(line)} |" for line in lines),
+            "\nBold is where ours is behind:\n",
+            *(_behind(measured) or ["- nowhere in this run."]),
+            "\nThe queues and their settings:\n",
+            *settings,
+            "",
+        ]
+    )
+
+
+def _cell(name: str, key: str, measured: Mapping[str, Mapping[str, Any]]) -> str:
+    if key not in measured[name]:
+        return "-"
+    text = format(measured[name][key], _MEASURES[key][1])
+    if key == "jobs_per_s":
+        text += f" ({', '.join(format(rate, ',.0f') for rate in measured[name]['jobs_per_s_all'])})"
+    return f"**{text}**" if name == OURS and _best(key, measured) != OURS else text
+
+
+def _best(key: str, measured: Mapping[str, Mapping[str, Any]]) -> str:
+    sign = -1 if _MEASURES[key][2] else 1
+    return min((name for name in measured if key in measured[name]), key=lambda name: sign * measured[name][key])
+
+
+def _behind(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for key, (what, _, _) in _MEASURES.items():
+        best = _best(key, measured) if any(key in each for each in measured.values()) else OURS
+        if OURS in measured and best != OURS:
+            ratio = measured[OURS][key] / measured[best][key] if measured[best][key] else float("inf")
+            lines.append(f"- {what}: {ratio:.2f} times that of {best}.")
+    return lines
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
