@@ -153,6 +153,8 @@ def test_suspend_until(conn: psycopg.Connection, clock: Clock) -> None:
     assert call(conn, "suspend", held.id, held.reservation, until=clock.now()) == "ready"
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="either until or depends_on"):
         call(conn, "suspend", held.id, held.reservation)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="either until or depends_on"):
+        call(conn, "suspend", held.id, held.reservation, depends_on=[[held.id], [held.id]])
 
 
 def test_an_event_wakes_its_waiter_once(conn: psycopg.Connection) -> None:

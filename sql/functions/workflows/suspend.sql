@@ -21,7 +21,7 @@ declare
     v_until timestamptz := suspend.until;
 begin
     if num_nonnulls(v_until, suspend.depends_on) <> 1 or cardinality(suspend.depends_on) > 1000
-        or array_position(suspend.depends_on, null) is not null
+        or array_ndims(suspend.depends_on) > 1 or array_position(suspend.depends_on, null) is not null
     then
         perform pgqueue._refuse(
             'suspend takes either until or depends_on, of at most 1000 jobs', null,
