@@ -13,8 +13,7 @@
 then `pgqueue worker -r module:app`.
 
 Names that most programs use are here, the others in their modules: `pgqueue.errors`, `pgqueue.hooks` (Dead, Event),
-`pgqueue.middleware` (Enqueuing, Codec), `pgqueue.tasks` (Task), `pgqueue.options` (TaskOptions), `pgqueue.worker`
-(Worker).
+`pgqueue.middleware` (Enqueuing, Codec), `pgqueue.tasks` (Task), `pgqueue.options` (TaskOptions).
 """
 
 __version__ = "0.1.0"
@@ -31,7 +30,10 @@ from pgqueue.wait import wait
 from pgqueue.workflows import chain, emit_event
 
 if TYPE_CHECKING:
+    from pgqueue.config import WorkerConfig
     from pgqueue.lifespan import worker_lifespan
+    from pgqueue.schema.migrate import migrate
+    from pgqueue.worker import Worker
 
 __all__ = [
     "App",
@@ -41,6 +43,8 @@ __all__ = [
     "PgQueueError",
     "Retry",
     "Snooze",
+    "Worker",
+    "WorkerConfig",
     "chain",
     "current_job",
     "emit_event",
@@ -49,13 +53,22 @@ __all__ = [
     "enqueue_copy",
     "enqueue_many",
     "enqueue_outcome",
+    "migrate",
     "wait",
     "worker_lifespan",
 ]
 
 
+# Producers pay neither for the worker nor for Alembic.
+_ON_DEMAND = {
+    "Worker": "pgqueue.worker",
+    "WorkerConfig": "pgqueue.config",
+    "migrate": "pgqueue.schema.migrate",
+    "worker_lifespan": "pgqueue.lifespan",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # Producers do not pay for the worker.
-    if name != "worker_lifespan":
+    if name not in _ON_DEMAND:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("pgqueue.lifespan").worker_lifespan
+    return getattr(importlib.import_module(_ON_DEMAND[name]), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import psycopg
@@ -41,6 +41,9 @@ from pgqueue.errors import ConfigError
 from pgqueue.search import ORDERS, Filter, exactly, parse
 
 app = commands("List jobs, show one, and act on one or on many.")
+
+# A job of an unknown task stays in one of these.
+_UNSTARTED = ("waiting", "failed", "blocked")
 
 
 @app.command(name="list")
@@ -86,8 +89,17 @@ def list_jobs(
                 output.print_json(found)
             else:
                 job_table.show_table(found)
+                _show_unknown_tasks(connection, found)
 
         watch(show, again)
+
+
+def _show_unknown_tasks(connection: psycopg.Connection[Any], jobs: Sequence[Document]) -> None:
+    # Groups are no tasks of a worker.
+    waiting = {job["task"]: job["id"] for job in jobs if job["state"] in _UNSTARTED and job["task"] != "@group"}
+    if waiting:
+        for task in perform(connection, operate.unknown_tasks(waiting)):
+            output.line(f"No worker has declared task {task}: see pgqueue jobs explain {waiting[task]}.", "yellow")
 
 
 def _find(connection: psycopg.Connection[Any], wanted: Filter, limit: int, order: str) -> list[Document]:

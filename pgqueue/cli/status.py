@@ -12,7 +12,7 @@ from pgqueue.cli.database import Several, connected, databases
 from pgqueue.cli.options import AsJson, Dsns, commands
 from pgqueue.cli.output import ago, when
 from pgqueue.cli.watch import Watch, watch
-from pgqueue.db import operate
+from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 
 app = commands()
@@ -36,6 +36,7 @@ def status(again: Watch = False, as_json: AsJson = False, dsn: Dsns = None) -> N
                 output.print_json({**stats, "worker_status": workers})
             else:
                 _show(stats, workers)
+                _show_unknown_tasks(perform(connection, observe.doctor()))
 
         watch(show, again)
 
@@ -68,6 +69,13 @@ def _show(stats: dict[str, Any], workers: list[dict[str, Any]]) -> None:
     queue_table.show(stats)
     worker_table.show(workers)
     _show_maintenance(stats["housekeeping"])
+
+
+def _show_unknown_tasks(findings: list[dict[str, str]]) -> None:
+    for found in findings:
+        if found["topic"] == "unknown_task":
+            task = found["subject"]
+            output.line(f"No worker has declared task {task}, and jobs of it wait: see pgqueue doctor.", "yellow")
 
 
 def _show_maintenance(maintenance: dict[str, Any], place: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -159,6 +159,16 @@ def list_tasks() -> Call[list[dict[str, Any]]]:
         b" from jsonb_each(to_jsonb(t)) o where o.key !~ '^declared_' and o.key <> 'name' and o.value <> 'null'))"
         b" from pgqueue.effective_tasks e join pgqueue.tasks t on t.name = e.name order by e.name",
         (),
+        read_column,
+    )
+
+
+def unknown_tasks(names: Collection[str]) -> Call[list[str]]:
+    """Read which of these tasks no worker has declared; none where no task was ever declared."""
+    return Call(
+        b"select n.name from unnest(%s::text[]) n (name) where exists (select from pgqueue.effective_tasks)"
+        b" and not exists (select from pgqueue.effective_tasks e where e.name = n.name) order by n.name",
+        (list(names),),
         read_column,
     )
 

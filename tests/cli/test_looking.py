@@ -104,7 +104,7 @@ def test_tables_fit_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     done = run(*command.split())
     assert done.code == 0
-    tables = [line for line in done.out.splitlines() if not re.match(r"Worker |Maintenance ", line)]
+    tables = [line for line in done.out.splitlines() if not re.match(r"Worker |Maintenance |No worker ", line)]
     assert [line for line in tables if len(line) > 80] == []
 
 
@@ -142,6 +142,25 @@ def test_the_numbers_of_status_add_up(run: Run, jobs: dict[str, int], conn: psyc
     for column in range(1, 8):
         assert int(rows["default"][column]) + int(rows["mail"][column]) == int(rows["total"][column])
     assert "live = ready + later + blocked + executing." in out
+
+
+def test_a_task_that_no_worker_has_declared_is_named(run: Run, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn, "send_emial")
+    # Where no task was ever declared, workers do not declare theirs.
+    for command in ("jobs list", "status"):
+        assert "declared" not in run(*command.split()).out
+    call(conn, "declare_task", "send_email")
+    enqueue(conn, "send_email")
+    assert f"No worker has declared task send_emial: see pgqueue jobs explain {job_id}." in run("jobs", "list").out
+    assert (
+        f"No worker has declared task send_emial: see pgqueue jobs explain {job_id}."
+        in run("jobs", "list", "--order", "due").out
+    )
+    assert "task send_email:" not in run("jobs", "list").out
+    assert "No worker has declared task send_emial, and jobs of it wait: see pgqueue doctor." in run("status").out
+    call(conn, "cancel", job_id)
+    for command in ("jobs list", "status"):
+        assert "declared" not in run(*command.split()).out
 
 
 def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psycopg.Connection, clock: Clock) -> None:

@@ -24,7 +24,11 @@ TaskError = _base.TaskError
 TaskResult = _base.TaskResult
 TaskResultStatus = _base.TaskResultStatus
 
+# The module that checks the backends of a project.
+CHECKS = f"{_base.__package__}.checks"
+
 __all__ = [
+    "CHECKS",
     "BaseTaskBackend",
     "Task",
     "TaskContext",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from contextlib import suppress
 from typing import Any
 
 from django.apps import AppConfig
@@ -18,7 +20,11 @@ class PgqueueConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the check, and the handler that runs after a migration."""
+        """Register the checks, and the handler that runs after a migration."""
+        # The checks of task backends are registered by this import, which no other part of Django makes. Without tasks
+        # there are none.
+        with suppress(ImportError):
+            importlib.import_module(importlib.import_module("pgqueue.contrib.django.api").CHECKS)
         checks.register(check_schema, checks.Tags.database)
         post_migrate.connect(_load_functions, sender=self, dispatch_uid="pgqueue")
 

@@ -13,6 +13,9 @@ _database = {
     "TEST": {"NAME": f"{_dsn['dbname']}_site"},
 }
 DATABASES = {"default": _database}
+if "SITE_SQLITE" in os.environ:
+    # What `startproject` writes.
+    DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 TASKS = {"default": {"BACKEND": "pgqueue.contrib.django.Backend", "QUEUES": []}}
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -262,9 +262,9 @@ class CommandTest(TransactionTestCase):
 class ProcessTest(TransactionTestCase):
     """The command as it is typed."""
 
-    def run_command(self, *options):
-        environment = {**os.environ, "SITE_DSN": dsn_of("default"), "SITE_DEBUG": "1"}
-        command = [sys.executable, "manage.py", "pgqueue_worker", *options]
+    def run_command(self, *options, command="pgqueue_worker", **settings):
+        environment = {**os.environ, "SITE_DSN": dsn_of("default"), "SITE_DEBUG": "1", **settings}
+        command = [sys.executable, "manage.py", command, *options]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
 
     def test_each_line_is_logged_once_with_debug_too(self):
@@ -279,6 +279,16 @@ class ProcessTest(TransactionTestCase):
         done = self.run_command("--help")
         self.assertEqual(done.stdout.splitlines()[0], "Usage: manage.py pgqueue_worker [OPTIONS]")
         self.assertIn("--until-empty", done.stdout)
+
+    def test_a_database_that_is_no_postgresql_is_one_line_and_an_error_of_check(self):
+        done = self.run_command("--until-empty", SITE_SQLITE="1")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(len(done.stderr.splitlines()), 1)
+        self.assertIn("the database 'default' is sqlite, and the queue needs PostgreSQL", done.stderr)
+        for command in ("check", "migrate"):
+            done = self.run_command(command=command, SITE_SQLITE="1")
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("pgqueue.E003", done.stderr)
 
 
 class ChecksTest(TestCase):

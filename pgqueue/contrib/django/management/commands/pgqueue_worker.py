@@ -34,14 +34,14 @@ class Command(BaseCommand):
         parser.add_argument("--pythonpath")
         parser.add_argument("--database", default="default")
         known, options = parser.parse_known_args(argv[2:])
-        if "--dsn" not in options and not {"-h", "--help"} & set(options):
-            # Not as an option: it may hold a password, and every user can read options.
-            os.environ["PGQUEUE_DSN"] = dsn_of(known.database)
         sys.argv = [*argv[:2], *options]
         if argv[0] != _CALLED:
             _log_once()
-        # Others, such as tasks declared elsewhere, may be added with -r.
         try:
+            if "--dsn" not in options and not {"-h", "--help"} & set(options):
+                # Not as an option: it may hold a password, and every user can read options.
+                os.environ["PGQUEUE_DSN"] = dsn_of(known.database)
+            # Others, such as tasks declared elsewhere, may be added with -r.
             code = _worker(["-r", _APP, *options])
         except PgQueueError as error:
             if argv[0] == _CALLED:
