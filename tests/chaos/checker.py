@@ -47,7 +47,8 @@ class Entry(NamedTuple):
 
     `asked_at` is when the statement came that did it, `clock` what the queue took for the time. `lease_until` is when
     the lease ends by the queue's clock: the new lease of a claim, the old one when a reservation ends. `counted_lost`:
-    the reservation ended because the queue took the job back.
+    the reservation ended because the queue took the job back, for its lease was over; not because the process that
+    held it is dead, and another one has its name.
     """
 
     job: int

@@ -81,7 +81,9 @@ begin
         values (
             'l', old.id, old.reservation, old.leader, pgqueue._clock(), true,
             old.queue, old.key, old.task, old.limit_key,
-            old.lease_expires_at, new.losses > old.losses
+            old.lease_expires_at,
+            -- Else a worker, or the supervisor, gives back what a process held that is dead.
+            new.losses > old.losses and current_query() !~ 'pgqueue[.](release_unheld|crashed)[(]'
         );
     end if;
     if new.state = 'executing' then
