@@ -95,7 +95,6 @@ _MODULES = {
     "pgqueue.hooks": "Hooks",
     "pgqueue.middleware": "Middleware",
     "pgqueue.config": "Configuration",
-    "pgqueue.worker": "The worker",
     "pgqueue.lifespan": "A worker in a web process",
     "pgqueue.testing": "Testing",
     "pgqueue.web": "The pages",
