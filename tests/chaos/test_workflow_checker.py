@@ -263,7 +263,7 @@ def end_a_group(stage: Stage, clock: Clock) -> None:
 
 
 def test_a_group_that_does_not_wait_for_members_that_execute_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._look_at_groups", "v_is_executing := pgqueue._has_members(v_id)", "v_is_executing := false")
+    stage.bug("pgqueue._look_at_groups", "if pgqueue._has_members(v_id) or exists", "if exists")
     end_a_group(stage, clock)
     assert "group" in stage.rules()
 
@@ -277,7 +277,7 @@ def test_a_member_that_leaves_no_note_with_its_group_is_caught(stage: Stage, clo
 
 
 def test_a_group_that_counts_wrong_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._end_group", "where h.group_id is not null and h.group_id = p_id", "where false")
+    stage.bug("pgqueue._ended_members", "where h.group_id is not null and h.group_id = p_group_id", "where false")
     end_a_group(stage, clock)
     assert stage.rules() == ["group"]
 

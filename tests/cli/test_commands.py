@@ -459,6 +459,7 @@ def test_demo_serves_every_order_exactly_once(run: Run, tmp_path: Path) -> None:
     assert all(row["median_wait_ms"] is None or row["median_wait_ms"] < 2000 for row in verdict["ran"])
 
 
+@pytest.mark.long
 def test_the_commands_that_the_demo_prints_work_as_typed(run: Run, tmp_path: Path, database: Database) -> None:
     done = run(
         "demo", "--orders", 7, "--directory", tmp_path / "receipts", "--dsn", uri(database.dsn, application_name="demo")

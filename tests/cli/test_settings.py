@@ -234,6 +234,7 @@ def test_output_may_be_closed() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run_process: Run, tmp_path: Path) -> None:
     project = tmp_path / "a project of mine"

@@ -307,6 +307,7 @@ async def test_hooks_get_the_events_of_a_worker_and_its_jobs(database: Database,
     assert {each.kind for each in events if each.seconds is None} == {"reserved", "started", "released"}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A12")
 async def test_hooks_get_a_job_that_completed_itself_and_one_that_was_cancelled_while_it_ran(
     database: Database, conn: psycopg.Connection

@@ -114,6 +114,7 @@ def test_a_cascade_of_thousands_is_done_in_slices(conn: psycopg.Connection) -> N
     assert value(conn, "select count(*) from pgqueue.notes") == 0
 
 
+@pytest.mark.long
 def test_a_deep_chain_is_cancelled_whole(conn: psycopg.Connection) -> None:
     first = last = enqueue(conn)
     for _ in range(1200):

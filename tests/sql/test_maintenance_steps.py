@@ -143,6 +143,7 @@ def remaining(conn: psycopg.Connection) -> int:
     return count
 
 
+@pytest.mark.long
 def test_what_had_no_turn_goes_first_next_time(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "schedule", "each minute", "* * * * *", "scheduled")
     maintain(conn)

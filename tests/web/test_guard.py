@@ -290,6 +290,7 @@ def test_a_wrong_address_is_refused_and_not_an_error_of_ours(ask: Ask, path: str
     assert ask("GET", path).status_code in (400, 404, 200)
 
 
+@pytest.mark.long
 def test_the_database_goes_away_and_comes_back(
     filled: psycopg.Connection, database: Database, serve: Serve, ask: Ask
 ) -> None:

@@ -24,7 +24,10 @@ from tests.calls import value
 from tests.facts import wait_until
 from tests.workers import WorkerProcess, write_module
 
-pytestmark = pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed"),
+]
 
 TASKS = """
     import asyncio

@@ -125,6 +125,7 @@ def test_jobs_beside_the_one_that_killed_their_worker_survive(
     assert {job(conn, each).crashes for each in innocents} <= {0, 1}
 
 
+@pytest.mark.long
 @pytest.mark.covers("L13")
 def test_a_killed_worker_counts_against_what_it_ran_for_a_while_and_not_against_the_rest(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
@@ -140,6 +141,7 @@ def test_a_killed_worker_counts_against_what_it_ran_for_a_while_and_not_against_
     assert ran(tmp_path, "waits") == 1
 
 
+@pytest.mark.long
 def test_a_deploy_is_no_crash(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     job_id = enqueue(conn, "innocent")
     worker = start_worker("-r", "jobs", "-q", "default", "--lease", "1").started()

@@ -70,6 +70,7 @@ def unfinished(conn: psycopg.Connection) -> int:
     return int(value(conn, "select count(*) from pgqueue.jobs"))
 
 
+@pytest.mark.long
 @pytest.mark.covers("G9", "D2", "D3", "D4", "L13")
 def test_a_worker_killed_in_the_middle_of_a_thousand_jobs_loses_none(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path

@@ -117,6 +117,7 @@ async def test_the_workers_own_bound_holds_for_tasks_that_ask_for_more(
     assert {state(conn, each) for each in jobs} == {"failed"}
 
 
+@pytest.mark.long
 @pytest.mark.covers("A11")
 async def test_a_hanging_completion_does_not_hang_the_shutdown(database: Database, conn: psycopg.Connection) -> None:
     app = App()

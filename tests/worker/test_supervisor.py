@@ -308,6 +308,7 @@ def test_a_module_that_breaks_before_a_rolling_restart_ends_that_and_nothing_els
     assert supervisor.wait() == 0
 
 
+@pytest.mark.long
 @pytest.mark.covers("L15")
 def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "2", "--name", "s")
@@ -421,6 +422,7 @@ def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervi
     assert "did not end and is killed" in supervisor.log()
 
 
+@pytest.mark.long
 @pytest.mark.covers("G14", "A11")
 def test_a_replaced_process_that_does_not_end_is_stopped(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
