@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Options for pytest, such as `make test TESTS="-n 0 -k lease tests/races"`.
-TESTS ?= -n 5 --dist worksteal
+TESTS ?= -n 4 --dist worksteal
 BENCH ?=
 RIVALS ?=
 # Where Debian's packages put the server, and plpgsql_check beside it.

@@ -634,3 +634,21 @@ def test_a_child_that_was_killed_and_is_retried_waits_for_its_parents(conn: psyc
     finish(conn, child)
     maintain(conn)
     assert leftovers(conn) == (0, 0)
+
+
+def test_a_child_that_comes_back_after_the_clock_stepped_back_is_due_at_once(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 13:00+00")
+    parent = enqueue(conn)
+    child = enqueue(conn, depends_on=[parent])
+    call(conn, "cancel", parent)
+    for to in ("13:00:01", "13:00:02", "12:00:00"):
+        clock.set(f"2030-01-01 {to}+00")
+        maintain(conn)
+    assert state(conn, child) == "cancelled"
+    assert call(conn, "retry", parent)
+    maintain(conn)
+    finish(conn, parent)
+    assert job(conn, child).run_at <= clock.now()
+    assert [row.id for row in reserve(conn)] == [child]

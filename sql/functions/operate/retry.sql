@@ -138,15 +138,17 @@ begin
             )
             overriding system value
             select
-                g.id, g.reservation, case when p_at_once then least(g.run_at, v_now) else g.run_at end,
-                case when p_at_once then v_now else greatest(g.run_at, v_now) end,
+                g.id, g.reservation, case when d.is_due then least(g.run_at, v_now) else g.run_at end,
+                case when d.is_due then v_now else g.run_at end,
                 g.created_at, g.reserved_at, g.retention, 'waiting', g.max_attempts, g.losses,
-                g.priority, p_at_once or g.run_at <= v_now, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
+                g.priority, d.is_due, g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
                 pgqueue._attempts_errors(g.errors, g.state, g.task), g.retry,
                 g.score, g.limit_key, g.dedupe, g.timeout, g.enqueued_by,
                 g.depends_on, g.run_if, g.group_id,
                 case when g.steps is not null then true end
             from gone g
+            -- A job that was to run at once is due, also where the clock has stepped back since its enqueue.
+            cross join lateral (select p_at_once or g.run_at <= greatest(v_now, g.created_at) as is_due) d
             returning queue, priority, key, depends_on, group_id
         ),
         restored as (
