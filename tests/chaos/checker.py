@@ -386,8 +386,11 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
         if first.reservation == second.reservation or entry is None or (first.ended_at or 0.0) <= second.started_at:
             continue
         counts["handlers of one job side by side"] += 1
-        if second.reservation not in given and _is_lost(second.started_at, evidence, evidence.lease):
-            # The server gave it out after the first had lapsed, and has forgotten both.
+        before = left.get(second.reservation)
+        is_forgotten = second.reservation not in given or (before is not None and before.counted_lost)
+        if is_forgotten and _is_lost(second.started_at, evidence, evidence.lease):
+            # The server gave it out after the first had lapsed, and has forgotten both; or it has forgotten that it
+            # extended the second's lease, and took it back.
             continue
         if not _stepped(entry, evidence.steps) and not _is_lost(entry.at, evidence):
             second_at = second.started_at + entry.clock - entry.at

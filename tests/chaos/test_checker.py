@@ -252,6 +252,16 @@ def test_a_claim_that_the_server_has_forgotten_may_run_beside_the_one_that_it_re
     assert "two handlers" not in broken(*records, *again, losses=[(4.0, 5.0)], lease=3.0)
 
 
+def test_a_lease_whose_extension_the_server_has_forgotten_may_run_beside_the_next_one() -> None:
+    forgotten = [promise(), entry(2, HELD), entry(3, LEFT, lease_until=2.9, counted_lost=True), ran(R1, 4.5, 4.8)]
+    following = [entry(4, HELD, R2), ran(R2, 4.1, 4.9), entry(5, LEFT, R2, lease_until=7.0)]
+    again = [entry(6, HELD, 3 * R1), ran(3 * R1, 6.1, 6.2), entry(7, GONE, 3 * R1), ended(3 * R1)]
+    records = [*forgotten, *following, *again]
+    assert "two handlers" in broken(*records)
+    assert "two handlers" in broken(*records, losses=[(14.0, 15.0)], lease=3.0)
+    assert "two handlers" not in broken(*records, losses=[(2.0, 2.5)], lease=3.0)
+
+
 def test_a_lease_ends_by_the_clock_also_after_a_step() -> None:
     # Set back by an hour: what was reported before is over when its seconds have passed.
     assert taken_back(2.9, Extension(JOB, R1, 3602.9, 3602.5, 2.5), steps=[Step(2.6, 2.7, -3600)]) == []
