@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, enqueue, reserve, reserve_one, state, value
+from tests.calls import Row, call, enqueue, job, reserve, reserve_one, state, value
 from tests.databases import Database
 from tests.races.test_dependencies import left, opened, settle
 from tests.sessions import Session
@@ -167,7 +167,13 @@ def test_members_of_two_groups_that_each_depend_on_the_other_group(
         conn, "select jsonb_agg(e.value ->> 'class') from pgqueue.history h, jsonb_array_elements(h.errors) e"
     )
     assert errors.count("Circle") == 1
-    assert left(conn) == 0
+    if not nested:
+        # The reason is over when the job comes back, as that of any cancel is.
+        broken = value(conn, "select id from pgqueue.history where errors -> -1 ->> 'class' = 'Circle'")
+        assert call(conn, "retry", broken)
+        assert job(conn, broken).errors is None
+        call(conn, "cancel", broken)
+        settle(conn, clock)
 
 
 def test_a_job_in_a_circle_that_another_session_has_locked(

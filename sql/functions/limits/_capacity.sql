@@ -14,24 +14,26 @@
 -- be deferred again, with each one.
 
 create or replace function pgqueue._limits_of(p_task text, p_key text, p_limit_key text)
-returns table (name text, kind text, target text, max_executing integer, rate integer, per interval)
+returns table (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, rule text
+)
 language sql
-volatile
-parallel unsafe
+stable
+parallel safe
 rows 2
 set search_path = pg_catalog, pg_temp
 as $$
-    select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per
+    select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
     from pgqueue.limits l
     where l.kind = 'task' and l.target = p_task
     union all
-    select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per
+    select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
     from pgqueue.limits l
     where l.kind = 'key' and starts_with(p_key, l.target)
     union all
     -- The limit of the value itself, else that of the longest prefix*.
     (
-        select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per
+        select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
         from pgqueue.limits l
         where l.kind = 'limit_key'
             and (l.target = p_limit_key or (right(l.target, 1) = '*' and starts_with(p_limit_key, left(l.target, -1))))
@@ -41,7 +43,7 @@ as $$
 $$;
 
 comment on function pgqueue._limits_of(text, text, text) is
-    'Private: the limits that apply to a job, save that of its queue, each with its name.';
+    'Private: the limits that apply to a job, save that of its queue, each with its name; rule: the target of its row in limits.';
 
 -- Counts by the snapshots of its own statements: see above.
 create or replace function pgqueue._capacity(

@@ -202,7 +202,7 @@ as $$
             jsonb_build_object(
                 'kind', l.kind, 'target', l.target, 'max_executing', l.max_executing, 'rate', l.rate, 'per', l.per,
                 'executing', e.executing,
-                'used', case when p.prefix is null then e.executing else coalesce(v.executing, 0) end, 'used_by', v.value,
+                'used', case when p.prefix is null then e.executing else v.used end, 'used_by', v.value,
                 'started', s.started, 'started_by', s.value,
                 'parked', (
                     select count(*)
@@ -228,18 +228,19 @@ as $$
         select case when l.kind = 'limit_key' and right(l.target, 1) = '*' then left(l.target, -1) end as prefix
     ) p
     cross join lateral (
-        select case
-            when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most)
-            else (select coalesce(sum(f.jobs), 0)::integer from pgqueue._executing_by_value(p.prefix, p_most) f)
-        end as executing
+        select
+            coalesce(sum(f.jobs), 0)::integer as executing,
+            coalesce(max(f.jobs) filter (where f.counts), 0) as used,
+            (array_agg(f.value order by f.jobs desc, f.value) filter (where f.counts))[1] as value
+        from (
+            select x.*, pgqueue._limit_of_value(x.value) = l.target as counts
+            from pgqueue._executing_by_value(p.prefix, p_most) x
+            where p.prefix is not null
+        ) f
+    ) v
+    cross join lateral (
+        select case when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most) else v.executing end as executing
     ) e
-    left join lateral (
-        select f.value, f.jobs as executing
-        from pgqueue._executing_by_value(p.prefix, p_most) f
-        where p.prefix is not null and pgqueue._limit_of_value(f.value) = l.target
-        order by f.jobs desc, f.value
-        limit 1
-    ) v on true
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
 $$;
 
@@ -278,16 +279,10 @@ stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    -- As in _limits_of.
-    select l.target
-    from pgqueue.limits l
-    where l.kind = 'limit_key'
-        and (l.target = p_value or (right(l.target, 1) = '*' and starts_with(p_value, left(l.target, -1))))
-    order by l.target = p_value desc, length(l.target) desc
-    limit 1
+    select l.rule from pgqueue._limits_of(null, null, p_value) l
 $$;
 
-comment on function pgqueue._limit_of_value(text) is 'Private: which limit applies to a value of limit_key.';
+comment on function pgqueue._limit_of_value(text) is 'Private: the target of the limit that applies to a value of limit_key.';
 
 -- The starts of a limit_key with * are those of the value that has the most: each has the rate for itself.
 create or replace function pgqueue._started_now(

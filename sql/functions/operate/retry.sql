@@ -210,7 +210,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,GroupCancelled,MemberFailed}'::text[])
+        when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,Circle,GroupCancelled,MemberFailed}'::text[])
             and (p_state = 'cancelled' or (p_task = '@group' and p_state <> 'succeeded'))
             then nullif(p_errors - (-1), '[]')
         else p_errors

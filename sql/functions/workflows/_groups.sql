@@ -22,12 +22,12 @@ declare
     v_found record;
 begin
     -- A group first: a group that is a member of another one is the one to join.
-    select j.blocked_on, j.group_id, j.task, null::boolean as is_cancelled
+    select j.blocked_on, j.task = '@group' as is_group, case when j.task = '@group' then j.id else j.group_id end as group_id
     into v_found
     from pgqueue.jobs j
     where j.id = p_group_id
     for key share;
-    if not found or (v_found.task <> '@group' and v_found.group_id is null) then
+    if not found or v_found.group_id is null then
         perform pgqueue._refuse(
             format('group_id names %s, which is no group', p_group_id),
             case
@@ -37,27 +37,21 @@ begin
             'Give the id that open_group() returned, or that of a member that is executing.'
         );
     end if;
-    v_found.is_cancelled := exists (
-        select from pgqueue.jobs j
-        where j.id = case when v_found.task = '@group' then p_group_id else v_found.group_id end
-            and j.cancel_requested_at is not null
-    );
-    if v_found.is_cancelled then
+    if exists (select from pgqueue.jobs j where j.id = v_found.group_id and j.cancel_requested_at is not null) then
         perform pgqueue._refuse(
             format('the group of %s is cancelled', p_group_id), 'Nothing was enqueued.',
             'End the job: its group waits only for the members that it has.', '55000'
         );
-    elsif v_found.task <> '@group' then
+    elsif not v_found.is_group then
         -- The group is not locked: a transaction that cancels it at the same time does not see the new member.
         perform pgqueue._leave_notes('m', array[v_found.group_id]);
-        return v_found.group_id;
     elsif v_found.blocked_on is distinct from '@open' then
         perform pgqueue._refuse(
             format('group %s is closed', p_group_id), 'Nothing was enqueued.',
             'Enqueue all members before close_group(); a member that is executing gives its own id as group_id.', '55000'
         );
     end if;
-    return p_group_id;
+    return v_found.group_id;
 end
 $$;
 
