@@ -73,7 +73,9 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
 
     def jobs(line: str) -> Callable[[], object]:
         def find() -> object:
-            return perform(connection, observe.jobs(perform(connection, observe.search(parse(line), None, 50)).ids))
+            return perform(
+                connection, observe.jobs(perform(connection, observe.search("newest", parse(line), None, 50)).ids)
+            )
 
         return find
 

@@ -22,6 +22,15 @@ STATES = ("waiting", "executing", "failed", "blocked", "succeeded", "dead", "can
 ORDERS = ("newest", "due", "oldest")
 DUE_STATES = ("waiting", "failed")
 
+
+def order_for(action: str) -> str:
+    """Return the order in which to act on all jobs that match.
+
+    Parents are older than their children, and a job that is retried before its parents would not wait for them.
+    """
+    return "oldest" if action == "retry" else "newest"
+
+
 # Words whose values are names, by the field of the filter.
 _NAMES = {
     "queue": "queues",

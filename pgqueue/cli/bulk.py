@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import psycopg
@@ -15,7 +14,7 @@ from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.logs import printable
-from pgqueue.search import Filter, parse
+from pgqueue.search import Filter, order_for, parse
 
 
 def filters(
@@ -122,40 +121,30 @@ def _filter(action: str, where: str) -> Filter:
 
 
 def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, where: str) -> None:
-    found = perform(connection, observe.search(wanted, None, 10_000, ROWS))
-    is_more = found.next_before is not None
+    found = perform(connection, observe.search("newest", wanted, None, 10_000, ROWS))
+    is_more = found.next is not None
     _confirm(action, len(found.ids), not is_more, is_more, printable(where))
 
 
 def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> tuple[int, int]:
-    """Search and act, newest first: a job that comes to match meanwhile, above where it began, is left."""
-    if action == "retry":
-        return _retry_found(connection, wanted, chunk)
+    """Search and act, in the order for the action; jobs that are enqueued meanwhile are left."""
+    newest = search(connection, wanted, 1)
+    if not newest:
+        return 0, 0
+    order, wanted = order_for(action), {**wanted, "id_to": newest[0]}
     changed = skipped = 0
-    before: int | None = None
+    after: str | None = None
     with progress(action) as line:
         while True:
-            found = perform(connection, observe.search(wanted, before, chunk, ROWS))
+            found = perform(connection, observe.search(order, wanted, after, chunk, ROWS))
             if found.ids:
                 done = perform(connection, operate.bulk(action, {"job_ids": found.ids}, chunk))
                 changed += done.changed
                 skipped += len(found.ids) - done.changed
             line.show(changed, None)
-            before = found.next_before
-            if before is None:
+            after = found.next
+            if after is None:
                 return changed, skipped
-
-
-def _retry_found(connection: psycopg.Connection[Any], wanted: Filter, chunk: int) -> tuple[int, int]:
-    """Search, then retry, oldest first: a job that came back before its parents would not wait for them."""
-    ids = sorted(search(connection, wanted, sys.maxsize))
-    changed = 0
-    with progress("retry") as line:
-        for start in range(0, len(ids), chunk):
-            done = perform(connection, operate.bulk("retry", {"job_ids": ids[start : start + chunk]}, chunk))
-            changed += done.changed
-            line.show(changed, len(ids))
-    return changed, len(ids) - changed
 
 
 def _run_chunks(
@@ -176,11 +165,11 @@ def _run_chunks(
 
 
 def search(connection: psycopg.Connection[Any], wanted: Filter, most: int, order: str = "newest") -> list[int]:
-    """Return the ids of the first jobs that fit a filter, at most so many, however far on they are."""
+    """Return the ids of the first `most` jobs that fit a filter, however many rows lie between them."""
     ids: list[int] = []
     after: str | None = None
     while len(ids) < most:
-        page = perform(connection, observe.search_in_order(order, wanted, after, min(most - len(ids), 10_000), ROWS))
+        page = perform(connection, observe.search(order, wanted, after, min(most - len(ids), 10_000), ROWS))
         ids += page.ids
         after = page.next
         if after is None:

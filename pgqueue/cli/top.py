@@ -57,7 +57,7 @@ def _print(wanted: dict[str, Any], line: str, as_json: bool, dsns: list[str] | N
     def look(connection: psycopg.Connection[Any]) -> dict[str, Any]:
         stats: dict[str, Any] = perform(connection, observe.stats())
         if line:
-            ids = perform(connection, observe.search(wanted, None, 100)).ids
+            ids = perform(connection, observe.search("newest", wanted, None, 100)).ids
             stats["jobs"] = perform(connection, observe.jobs(ids))
         return stats
 

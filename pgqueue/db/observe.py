@@ -13,11 +13,14 @@ from pgqueue.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The result of a search. `next_before` is where to go on, None at the end; `is_cut`: it stopped at its bound."""
+class Page:
+    """Ids of jobs in some order. `next`: what to give for the page after it, None at the end.
+
+    `is_cut`: it stopped at its bound of rows, so it may have fewer ids than were asked for.
+    """
 
     ids: list[int]
-    next_before: int | None
+    next: str | None
     is_cut: bool
 
 
@@ -36,25 +39,6 @@ def doctor() -> Call[list[dict[str, str]]]:
     return Call(b"select to_jsonb(d) from pgqueue.doctor() d", (), read_column)
 
 
-def search(filter: Mapping[str, object], before: int | None, max_jobs: int, max_rows: int = 20_000) -> Call[Found]:
-    """Find jobs, newest first, among at most `rows` rows of live jobs and of history."""
-    return Call(
-        b"select job_ids, next_before, is_cut"
-        b" from pgqueue.search(%s::text::jsonb, %s::bigint, %s::integer, %s::integer)",
-        (to_json(filter, "filter"), before, max_jobs, max_rows),
-        lambda rows: Found(*rows[0]),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of jobs in some order. `next`: what to give for the page after it, None at the end."""
-
-    ids: list[int]
-    next: str | None
-    is_cut: bool
-
-
 # How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.
 _CURSORS = {"newest": r"(\d{1,18})", "oldest": r"(\d{1,18})", "due": r"(-?\d{1,18})_(\d{1,18})"}
 _IN_ORDER = {
@@ -68,7 +52,7 @@ _IN_ORDER = {
 }
 
 
-def search_in_order(
+def search(
     order: str, filter: Mapping[str, object], after: str | None, max_jobs: int, max_rows: int = 20_000
 ) -> Call[Page]:
     """Find jobs in an order of `pgqueue.search.ORDERS`, from what `next` of the page before was."""

@@ -307,7 +307,7 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 numbers = [each[name] for name in ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")]
                 yield (each["queue"], *numbers, (each["paused_at"] or "")[:19])
         case "jobs":
-            for each in ask(observe.jobs(ask(observe.search_in_order(order, parse(line), None, _MOST)).ids)):
+            for each in ask(observe.jobs(ask(observe.search(order, parse(line), None, _MOST)).ids)):
                 error = ": ".join(filter(None, (each["error_class"], each["error"])))
                 names = ("id", "task", "queue", "state", "attempts", "reserved_by", "key")
                 yield (*(each[name] for name in names), error)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
+from pgqueue.search import order_for
 from pgqueue.web.context import Context
 
 # The right that each action needs.
@@ -63,20 +64,24 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     if expected > FREELY and one(form, "typed").replace(",", "") != str(expected):
         raise InvalidArgument(f"the number typed is not {expected}", hint="go back and type it")
     done, looked = _number(form, "done"), _number(form, "looked")
-    before = _number(form, "before") or None
-    [found] = await context.database.read(observe.search(wanted, before, min(CHUNK, max(cap - looked, 1))))
+    upto, after = _maybe_number(form, "upto"), one(form, "after") or None
+    if upto is not None:
+        # Jobs that were enqueued since the question was asked are left.
+        wanted = {**wanted, "id_to": upto}
+    at_once = min(CHUNK, max(cap - looked, 1))
+    [found] = await context.database.read(observe.search(order_for(action), wanted, after, at_once))
     if found.ids:
         chunk = await context.database.act(context.user, operate.bulk(action, {"job_ids": found.ids}, 10_000))
         done, looked = done + chunk.changed, looked + len(found.ids)
     context.database.forget()
-    if found.next_before is None or looked >= cap:
+    if found.next is None or looked >= cap:
         return context.go("jobs", q=line, said=_said(action, done, looked))
     return context.page(
         "progress.html",
         label=LABELS[action],
         fields={
             "action": action, "scope": "all", "q": line, "confirm": "yes", "count": expected, "cap": cap,
-            "typed": one(form, "typed"), "done": done, "looked": looked, "before": found.next_before,
+            "typed": one(form, "typed"), "done": done, "looked": looked, "upto": one(form, "upto"), "after": found.next,
         },
         done=done,
         looked=looked,
@@ -86,7 +91,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
 
 
 async def _ask_for_all(context: Context, action: str, line: str) -> Response:
-    [found] = await context.database.read(observe.search(context.filter(line), None, COUNTED))
+    [found] = await context.database.read(observe.search("newest", context.filter(line), None, COUNTED))
     [rows] = await context.database.read(observe.jobs(found.ids[:5]))
     return context.page(
         "confirm.html",
@@ -95,7 +100,8 @@ async def _ask_for_all(context: Context, action: str, line: str) -> Response:
         q=line,
         jobs=rows,
         count=len(found.ids),
-        is_more=found.next_before is not None,
+        is_more=found.next is not None,
+        upto=max(found.ids, default=None),
         must_type=len(found.ids) > FREELY,
         cap=COUNTED,
     )

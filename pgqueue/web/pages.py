@@ -101,7 +101,7 @@ async def jobs(context: Context) -> Response:
     """Jobs that fit a filter: newest first, oldest first, or those that are due first."""
     line, order, after = context.query("q"), context.query("order", ORDERS[0]), context.query("after")
     wanted = context.filter(line)
-    [found] = await context.database.read(observe.search_in_order(order, wanted, after or None, PAGE))
+    [found] = await context.database.read(observe.search(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return context.page(
         "jobs.html",
@@ -386,7 +386,7 @@ async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, A
     if job["key"] is None or job["finished_at"]:
         return []
     wanted = {"queues": [exactly(job["queue"])], "keys": [exactly(job["key"])], "states": sorted(_LIVE)}
-    [found] = await context.database.read(observe.search(wanted, None, 20))
+    [found] = await context.database.read(observe.search("newest", wanted, None, 20))
     [rows] = await context.database.read(observe.jobs(found.ids))
     return [each for each in rows if each["id"] != job["id"]]
 

@@ -14,9 +14,9 @@ from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from pgqueue.web import render
+from pgqueue.web import actions, render
 from pgqueue.web.cron_words import in_words
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, state, value
 from tests.web.conftest import Serve
 
 Ask = Callable[..., httpx.Response]
@@ -180,6 +180,28 @@ def test_a_cap_holds(conn: psycopg.Connection, ask: Ask) -> None:
     enqueue_many(conn, 50, queue="mail")
     ask("POST", "/act", action="cancel", scope="all", q="queue:mail", confirm="yes", count="50", cap="7")
     assert value(conn, "select count(*) from pgqueue.jobs") == 43
+
+
+def test_all_are_retried_oldest_first_and_only_those_that_were_there_before(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actions, "CHUNK", 1)
+
+    def die() -> None:
+        held = reserve_one(conn)
+        call(conn, "fail", held.id, held.reservation, retry=False)
+
+    parent = enqueue(conn)
+    child = enqueue(conn, depends_on=[parent])
+    die()
+    answer = ask("POST", "/act", action="retry", scope="all", q="state:dead,cancelled")
+    later = enqueue(conn)
+    die()
+    while answer.status_code == 200:
+        form = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', answer.text))
+        answer = ask("POST", "/act", **form)
+    # The parent brought its child back, which waits for it.
+    assert [state(conn, each) for each in (parent, child, later)] == ["waiting", "blocked", "dead"]
 
 
 def test_retry_all_like_this(filled: psycopg.Connection, ask: Ask) -> None:
