@@ -2,8 +2,8 @@
 --
 -- See _bulk: finds jobs without locks, then locks them in id order (FOR UPDATE SKIP LOCKED). It never waits.
 -- Moves each job from history to jobs in one statement, like retry(). For failed jobs there is run_now_many().
--- A job that another session has locked is passed over, and with it the jobs of the call that wait for it: alone, they would
--- start without it. The reader of a note locks the ended parents of new children, until it commits.
+-- Skips a job that another session has locked, and the jobs of the call that wait for that job, for they would start
+-- without it. The reader of a note locks the ended parents of new children until it commits.
 
 create or replace function pgqueue.retry_many(
     queue text default null,

@@ -1,14 +1,28 @@
 -- Circles: a job must not wait for what waits for it.
 --
 -- depends_on names jobs that exist, so dependencies alone make no circle. A group waits for its members, though, and an
--- executing job may wait for jobs that it started, also for one behind it in its key. Only those ways are checked. Reads at most 10,000 of the jobs that
--- the parents wait for.
+-- executing job may wait for jobs that it started, also for one behind it in its key. Only those ways are checked. Reads
+-- at most 10,000 of the jobs that the parents wait for.
 --
 -- Two sessions may each add a part of a circle, and neither sees the other's: no call is refused. Each leaves a note with
 -- its job, and the note of the one that commits last is read when all have committed: _break_circles finds the circle then,
 -- and takes one job out of it. All readers choose the same one: of the suspended jobs in the circle the one with the highest
 -- id, else, of the members of its groups, the one that was to be refused. The sweep of maintenance finds what has no note: a
 -- job that came into a key, behind a suspended one, later.
+
+-- Inlined: no SET.
+create or replace function pgqueue._open_parents(p_child bigint)
+returns table (id bigint)
+language sql
+stable
+parallel safe
+rows 10
+as $$
+    select d.parent from pgqueue.dependencies d where d.child = p_child and d.ended is null limit 1000
+$$;
+
+comment on function pgqueue._open_parents(bigint) is
+    'Private: the parents that have not ended of a job, up to 1,000.';
 
 -- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
 -- A job that has not started waits, too, for the one of its key that executes or has suspended itself. Inlined: no SET.
@@ -29,12 +43,7 @@ as $$
         limit 1
     ) j
     cross join lateral (
-        (
-            select d.parent as id
-            from pgqueue.dependencies d
-            where j.is_child and d.child = p_id and d.ended is null
-            limit 1000
-        )
+        (select d.id from pgqueue._open_parents(p_id) d where j.is_child)
         union all
         (
             select m.id
@@ -204,9 +213,7 @@ begin
             where x.id = w.id and x.state = 'blocked' and x.group_id is not null
             limit 1
         ) j
-        cross join lateral (
-            select y.parent from pgqueue.dependencies y where y.child = w.id and y.ended is null limit 1000
-        ) d
+        cross join lateral pgqueue._open_parents(w.id) d (parent)
         where w.id <> all (v_waited)
         group by j.group_id
     loop
@@ -296,9 +303,7 @@ begin
                 and x.cancel_requested_at is null
             limit 1
         ) j
-        cross join lateral (
-            select y.parent from pgqueue.dependencies y where y.child = w.id and y.ended is null limit 1000
-        ) d
+        cross join lateral pgqueue._open_parents(w.id) d (parent)
         group by j.group_id
         order by j.group_id desc
     loop
@@ -306,7 +311,7 @@ begin
         foreach v_id in array v_group.ids loop
             if pgqueue._circle(
                 null, v_group.group_id,
-                array(select d.parent from pgqueue.dependencies d where d.child = v_id and d.ended is null limit 1000)
+                array(select d.id from pgqueue._open_parents(v_id) d)
             ) is not null then
                 return v_id;
             end if;
@@ -348,8 +353,7 @@ begin
     -- Later statements, which see everything that was committed when the row was locked.
     v_self := case when v_job.blocked_on = '@jobs' then p_id end;
     v_ahead := pgqueue._circle(
-        v_self, v_job.group_id,
-        array(select d.parent from pgqueue.dependencies d where d.child = p_id and d.ended is null limit 1000)
+        v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d)
     );
     if v_ahead is null then
         return false;
