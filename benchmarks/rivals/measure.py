@@ -46,7 +46,7 @@ class Paced:
 
 
 def drain(queue: Queue, dsn: str, jobs: int) -> Drain:
-    """Drain so many jobs, in an empty database."""
+    """Drain `jobs` jobs, in an empty database."""
     with Program(queue, dsn, "produce") as producer:
         producer.mark()
         producer.order(jobs, 0)
@@ -63,7 +63,7 @@ def drain(queue: Queue, dsn: str, jobs: int) -> Drain:
 
 
 def paced(queue: Queue, dsn: str, jobs: int) -> Paced:
-    """Enqueue jobs one by one for an idle worker, in an empty database: so many for the start, as many for a life."""
+    """Enqueue jobs one by one for an idle worker, in an empty database: `jobs` for the start, and `jobs` for a life."""
     with Program(queue, dsn, "produce") as producer:
         producer.mark()
         with (

@@ -77,7 +77,7 @@ class Program:
                 stream.close()
 
     def order(self, jobs: int, every: int) -> None:
-        """Let a producer enqueue so many jobs, one every so many milliseconds."""
+        """Let a producer enqueue jobs, one every `every` milliseconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{jobs} {every}\n")
         self._process.stdin.flush()

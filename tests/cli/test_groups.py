@@ -39,7 +39,7 @@ def test_a_job_shows_its_parents_and_steps(conn: psycopg.Connection, run: Run) -
     parent = enqueue(conn, "fetch")
     child = enqueue(conn, "load", depends_on=[parent])
     held = reserve_one(conn)
-    # Python reads no number of so many digits.
+    # Python refuses to read a number of 5,000 digits.
     call(conn, "complete_step", held.id, held.reservation, "charge", "1e5000")
     shown = run("jobs", "show", str(child)).out
     assert f"parent {parent} (fetch): executing" in shown

@@ -23,6 +23,7 @@ from pgqueue import embedded
 from pgqueue.errors import EmbeddedError
 from tests.facts import wait_until
 
+# The extra `embedded` is optional, and other servers run the rest of the suite.
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not embedded.available(), reason="the wheel is not installed")]
 
 AS_ROOT = os.geteuid() == 0

@@ -25,6 +25,7 @@ from tests.workers import done, working
 
 pytestmark = [
     pytest.mark.long,
+    # It starts servers of its own, from the programs of the extra.
     pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed"),
 ]
 

@@ -14,6 +14,7 @@ from pgqueue.testing import Clock
 from tests.calls import call, enqueue, job, maintain, reserve, reserve_one, state, table, value
 from tests.databases import Cloner, Database
 
+# The packages of npm, which the tests by version run on, hold no pg_dump.
 pytestmark = pytest.mark.skipif(
     not embedded.available() or not (embedded.binaries() / "pg_dump").exists(),
     reason="there is no pg_dump beside the server",

@@ -24,6 +24,7 @@ def run(database: Database, *names: str) -> Report:
         try:
             server_seconds(connection)
         except RuntimeError as error:
+            # Its CPU is read from the processes of the server, which run elsewhere: in a container, or at a DSN.
             pytest.skip(str(error))
     server = Server(database.dsn, prefix=database.name)
     try:
@@ -59,6 +60,7 @@ def test_it_installs_and_measures_another_queue(name: str, empty_database: Datab
         program.install(QUEUES[NAMES.index(name)])
     except program.NotRunError as error:
         if re.search("network|[Cc]onnection|not installed", str(error)):
+            # Without a network, or without npm; any other failure is one of the pins.
             pytest.skip(f"{name} cannot be installed: {error}")
         raise
     found = figures(run(empty_database, name), name)

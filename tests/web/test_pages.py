@@ -357,7 +357,7 @@ def test_the_page_of_a_paused_queue_says_who_paused_it(filled: psycopg.Connectio
     call(filled, "pause_queue", "mail")
     assert f"by {value(filled, 'select session_user::text')}" in ask("GET", "/queue?name=mail").text
     assert "by alice" in ask("GET", "/queue?name=reports").text
-    # By hand: nobody knows.
+    # By a plain update, which leaves no row in audit.
     filled.execute("update pgqueue.queues set paused_at = now() where name = 'imports'")
     filled.execute("insert into pgqueue.queues (name, paused_at) values ('imports', now()) on conflict do nothing")
     text = ask("GET", "/queue?name=imports", at=serve()).text

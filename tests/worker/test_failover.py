@@ -26,6 +26,7 @@ from tests.workers import WorkerProcess, write_module
 
 pytestmark = [
     pytest.mark.long,
+    # It starts servers of its own, from the programs of the extra.
     pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed"),
 ]
 
