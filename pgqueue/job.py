@@ -15,9 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue.db import drivers
-from pgqueue.db import steps as db_steps
 from pgqueue.db.call import Call
-from pgqueue.db.json import to_result
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument
 from pgqueue.signals import Interrupted
@@ -300,8 +298,9 @@ class Job:
         """Complete a step in the connection's current transaction: its writes and the step are committed together.
 
         Any connection that `enqueue` takes; on an async one, await it. Returns False when the lease is lost: roll back.
+        In the function of a `step` of this name it takes the place of the step's own record: give the same result.
         """
-        return drivers.run(connection, db_steps.complete_step(self.id, self.reservation, name, to_result(result)))
+        return drivers.run(connection, self._steps().completion(name, result))
 
     def _steps(self) -> Steps:
         state = self._state

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeAlias
 
 from pgqueue.db import steps as db
-from pgqueue.db.call import Call
+from pgqueue.db.call import Call, Row
 from pgqueue.db.json import from_json, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
 from pgqueue.signals import Suspended
@@ -47,6 +48,8 @@ class Steps:
         # A reservation counts the claims of its job in its upper bits: the first claim finds no steps.
         self._known: dict[str, Any] | None = {} if reservation >> 20 == 1 else None
         self._named: set[str] = set()
+        # Completed in the handler's own transactions.
+        self._handed_over: set[str] = set()
 
     def step(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Plan to call a function, unless its result is stored."""
@@ -58,13 +61,27 @@ class Steps:
         if name in self._known:
             return self._decode({"result": self._known[name]})["result"] if self._known[name] is not None else None
         value = yield partial(function, *args, **kwargs)
-        result = to_result(None if value is None else self._encode({"result": value})["result"])
-        if not (yield db.complete_step(*self._pair, name, result)):
+        result = self._encoded(value)
+        # A function that completes the step in its own transaction decides whether it is stored: if that is rolled
+        # back, or lost in a failover, so are the step's writes, and a record made here would claim that they exist.
+        if name not in self._handed_over and not (yield db.complete_step(*self._pair, name, result)):
             raise self._lost()
         # Converted as the next attempt will read it.
         stored = from_json(result)
         self._known[name] = stored
         return None if stored is None else self._decode({"result": stored})["result"]
+
+    def completion(self, name: str, result: Any) -> Call[bool]:
+        """Return the statement that completes a step in a transaction of the handler's."""
+        call = db.complete_step(*self._pair, name, self._encoded(result))
+
+        def read(rows: list[Row]) -> bool:
+            held = call.read(rows)
+            if held:
+                self._handed_over.add(name)
+            return held
+
+        return replace(call, read=read)
 
     def sleep(self, name: str, delay: timedelta | str) -> Plan:
         """Plan to sleep."""
@@ -100,6 +117,9 @@ class Steps:
         if not arrived:
             raise EventTimeout(f"the event {event} did not come within {timeout}")
         return payload
+
+    def _encoded(self, value: Any) -> str:
+        return to_result(None if value is None else self._encode({"result": value})["result"])
 
     def _give_back(self, call: Call[Any]) -> Plan:
         # From here on another worker may have the job, which is no loss.

@@ -183,6 +183,47 @@ async def test_a_step_in_the_steps_own_transaction(database: Database, conn: psy
     assert [row.name for row in table(conn, "steps", job_id)] == ["pay 2"]
 
 
+async def test_a_step_whose_own_transaction_is_rolled_back_is_called_again(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    """As when an asynchronous failover loses the commit: a record of the step alone would lose its writes for good."""
+    app = App()
+    conn.execute("create table paid (n int)")
+
+    @app.task(max_attempts=2, retry_delay="0", retry_jitter=0)
+    def order(job: Job) -> None:
+        def pay() -> int:
+            with psycopg.connect(database.dsn) as own:
+                own.execute("insert into paid values (%s)", [job.attempt])
+                assert job.complete_step(own, "pay", job.attempt)
+                if job.attempt == 1:
+                    own.rollback()
+            return job.attempt
+
+        assert job.step("pay", pay) == job.attempt
+        if job.attempt == 1:
+            raise RuntimeError("after the step")
+
+    job_id = pgqueue.enqueue(conn, "order")
+    await work(app, database)
+    assert (state(conn, job_id), value(conn, "select array_agg(n) from paid")) == ("succeeded", [2])
+
+
+async def test_a_step_in_its_own_transaction_does_not_wait_for_it(database: Database, conn: psycopg.Connection) -> None:
+    """The transaction may be open beyond the step; a second record of the step would wait for it."""
+    app = App()
+
+    @app.task(max_attempts=1, timeout="4 s")
+    def order(job: Job) -> None:
+        with psycopg.connect(database.dsn) as own:
+            assert job.step("pay", lambda: job.complete_step(own, "pay", True)) is True
+
+    job_id = pgqueue.enqueue(conn, "order")
+    await work(app, database)
+    assert state(conn, job_id) == "succeeded"
+    assert [row.name for row in table(conn, "steps", job_id)] == ["pay"]
+
+
 async def test_a_sleeping_job_holds_no_worker(
     database: Database, conn: psycopg.Connection, clock: Clock, in_thread: bool
 ) -> None:
