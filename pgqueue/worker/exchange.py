@@ -127,7 +127,7 @@ class Exchange:
             # Jobs that ended while the list was on its way do not execute any more.
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
-                log.warning("gave back %d jobs whose reservation never arrived: %s", len(given_back), given_back[:20])
+                log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])
         self.reply_lost = False
 
 
