@@ -216,6 +216,7 @@ class Consumer(Walker):
     def step(self, conn: psycopg.Connection) -> None:
         rng = self.rng
         conn.execute("set default_transaction_isolation = 'read committed'")
+        lease_ends_at = time.monotonic() + LEASE_S
         taken = conn.execute(
             "select r.id, r.reservation, r.queue, r.key, r.task, r.args"
             " from pgqueue.reserve(%s, %s, %s, lease => %s) r",
@@ -226,11 +227,15 @@ class Consumer(Walker):
             self.stopped.wait(0.05)
             return
         for job, reservation, queue, key, task, args in taken:
+            conn.execute(f"begin isolation level {self._level}".encode())
+            if time.monotonic() > lease_ends_at:
+                # Another one may have these jobs by now.
+                conn.execute("rollback")
+                return
+            self._witness.starts(job, reservation)
             # No lease is extended here: some lapse while this one dawdles.
             if rng.random() < 0.001:
                 self.stopped.wait(LEASE_S + 1)
-            conn.execute(f"begin isolation level {self._level}".encode())
-            self._witness.starts(job, reservation)
             chance = rng.random()
             if chance < 0.9:
                 if task.startswith("effect"):
