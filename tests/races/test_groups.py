@@ -210,3 +210,27 @@ def test_a_group_is_cancelled_while_its_members_come_back(
     settle(conn, clock)
     settle(conn, clock)
     assert (state(conn, member), state(conn, group), left(conn)) == ("cancelled", "cancelled", 0)
+
+
+@pytest.mark.parametrize(("run_if", "ends"), [("succeeded", "cancelled"), ("finished", "succeeded")])
+def test_a_parent_fails_while_another_session_looks_at_the_group(
+    database: Database, conn: psycopg.Connection, clock: Clock, run_if: str, ends: str
+) -> None:
+    """The end of the parent finds the group locked, and leaves it a note for later; the last member ends before."""
+    enqueue(conn, "parent", max_attempts=1)
+    parent = reserve_one(conn)
+    group = call(conn, "open_group", depends_on=[parent.id], run_if=run_if)
+    enqueue(conn, "member", group_id=group)
+    call(conn, "close_group", group)
+    # The notes of the group and of its dependency.
+    settle(conn, clock)
+    member = reserve_one(conn)
+    looks = opened(database)
+    looks.run("select from pgqueue.jobs where id = %s for update", [group])
+    assert call(conn, "fail", parent.id, parent.reservation) == "dead"
+    looks.run("rollback")
+    assert call(conn, "complete", member.id, member.reservation)
+    maintain(conn)
+    assert state(conn, group) in ("blocked", ends)
+    settle(conn, clock)
+    assert (state(conn, group), left(conn)) == (ends, 0)

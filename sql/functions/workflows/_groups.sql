@@ -131,10 +131,11 @@ as $$
 declare
     v_id bigint;
     v_group record;
+    v_verdict text;
 begin
     foreach v_id in array p_ids loop
         select
-            j.reservation, j.blocked_on, j.cancel_requested_at is not null as is_cancelled,
+            j.reservation, j.blocked_on, j.run_if, j.cancel_requested_at is not null as is_cancelled,
             coalesce(j.errors -> -1 ->> 'class' in ('ParentFailed', 'NotNeeded'), false) as by_parent
         into v_group
         from pgqueue.jobs j
@@ -156,10 +157,18 @@ begin
         -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
         if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'b' and n.id = v_id) then
             perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');
-        elsif not exists (
-            select from pgqueue.dependencies d where d.child = v_id and d.ended is null
-        ) or v_group.is_cancelled then
+            continue;
+        end if;
+        v_verdict := pgqueue._verdict(
+            v_group.run_if,
+            exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is null),
+            exists (select from pgqueue.dependencies d where d.child = v_id and d.ended is not null)
+        );
+        if v_group.is_cancelled or v_verdict = 'run' then
             perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.by_parent);
+        elsif v_verdict = 'cancel' then
+            -- A parent ended while another session had locked the group, and did not cancel it.
+            perform pgqueue._leave_notes('w', array[v_id]);
         end if;
     end loop;
 end
