@@ -44,7 +44,7 @@ ALLOWED = {
     # limits rely on need a newer one, taken after the rows were locked.
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
     ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _heads",
-    ("_due_queues", STABLE): "claims rely on it",
+    ("_due_of", STABLE): "claims rely on it",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_locked_children", STABLE): "sees what was committed until the retry has locked its jobs",
     ("_find_plain", STABLE): "locks rows, and needs a newer snapshot",

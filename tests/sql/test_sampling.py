@@ -63,6 +63,22 @@ def test_a_batch_is_filled_from_the_others_when_the_drawn_queue_runs_out(conn: p
     assert got == {"a": 5, "b": 5, "c": 90}
 
 
+@pytest.mark.covers("G6")
+@pytest.mark.parametrize("batch", [1, 10])
+def test_queues_without_due_jobs_change_no_share_of_the_others(conn: psycopg.Connection, batch: int) -> None:
+    """Draws that hit them do not count: most slots draw again among those that are due."""
+    idle = [f"idle{n}" for n in range(30)]
+    for queue in idle:
+        enqueue(conn, queue=queue, delay="1 hour")
+    fill(conn, a=2500, b=2500)
+    queues, weights = ["a", "b", *idle], [9, 1, *[100] * len(idle)]
+    got = shares(conn, 2000, batch, queues=queues, weights=weights)
+    assert abs(got["a"] - 1800) < 70  # 5.2 deviations
+    assert got["a"] + got["b"] == 2000
+    got = shares(conn, 200, batch, queues=["a", *idle], weights=[1, *[100] * len(idle)])
+    assert got == {"a": 200}
+
+
 @pytest.mark.covers("G7")
 def test_weight_one_moves_beside_weight_one_thousand(conn: psycopg.Connection) -> None:
     # In 20,000 draws the chance that it never comes is (1000/1001)^20000, about 2e-9.

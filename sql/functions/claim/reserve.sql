@@ -127,7 +127,7 @@ declare
     v_free integer[];
     v_slots integer[];
     v_draws boolean;
-    v_due text[];
+    v_among text[];
     -- The rows that were taken, and the slot of each.
     v_rows tid[] := '{}'::tid[];
     v_row_slots integer[] := '{}'::integer[];
@@ -156,25 +156,25 @@ begin
 
     -- Again after jobs were rescued, and, where slots draw their queues, for slots whose queue had too few jobs.
     loop
-        if v_due is null or v_due = '{}' then
+        if v_among is null or v_among = '{}' then
             v_now := pgqueue._clock();
             if v_limited_queues and v_capacities = '{}' then
                 v_capacities := pgqueue._queue_capacities(p_queues, v_now);
                 v_exhausted := array(select r.key from jsonb_each(v_capacities) r where (r.value ->> 'capacity')::integer = 0);
             end if;
-            v_due := case when v_draws then pgqueue._due_queues(p_queues, v_now, v_exhausted) end;
+            v_among := case when v_draws then pgqueue._queues_to_draw(p_queues, v_exhausted) end;
         end if;
         v_slots := v_free;
         v_free := '{}';
         v_queue := null;
         for v_turn in
             select c.*
-            from pgqueue._choose(p_queues, p_weights, p_strategy, v_draws, v_slots, v_due, v_now, v_exhausted) c
+            from pgqueue._choose(p_queues, p_weights, p_strategy, v_draws, v_slots, v_among, v_now, v_exhausted) c
         loop
             if v_draws and v_turn.queue is distinct from v_queue then
                 if v_queue is not null and v_slots <> '{}' then
                     v_free := v_free || v_slots;
-                    v_due := array_remove(v_due, v_queue);
+                    v_among := array_remove(v_among, v_queue);
                 end if;
                 v_slots := v_turn.slots;
             end if;
@@ -206,11 +206,12 @@ begin
         end loop;
         if v_slots <> '{}' then
             v_free := v_free || v_slots;
-            v_due := array_remove(v_due, v_queue);
+            -- Without a turn no job is due in any queue.
+            v_among := case when v_queue is not null then array_remove(v_among, v_queue) end;
         end if;
         exit when v_free = '{}';
         v_is_again := true;
-        continue when v_due <> '{}';
+        continue when v_among <> '{}';
         exit when v_has_rescued or not pgqueue._rescue_and_find(v_rows = '{}', cardinality(v_free), p_queues);
         v_has_rescued := true;
         if v_rows = '{}' then
