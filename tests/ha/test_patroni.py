@@ -143,6 +143,9 @@ def test_a_failover(cluster: CutCluster, how: str, request: pytest.FixtureReques
         assert set(ended.values()) == {"succeeded"}
         for worker in fleet:
             assert "Traceback" not in worker.log()
+            # Each has noticed, and gone on.
+            assert "trying again until it answers" in worker.log()
+            assert "answers again" in worker.log()
             worker.send(signal.SIGTERM)
         assert [worker.wait() for worker in fleet] == [0, 0]
     finally:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -264,3 +268,21 @@ def test_every_function_of_a_producer_is_routed_or_has_a_reason(conn: psycopg.Co
         conn.execute("drop role sharded_producer")
     assert producers - ROUTES.keys() - SPLIT - NOT_ROUTED.keys() == set()
     assert not ROUTES.keys() & SPLIT
+
+
+@needs_plproxy
+@pytest.mark.timeout(180)
+def test_the_one_command_of_the_example_runs_every_job(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "examples.sharded.start"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    ended = re.findall(r"shard \d: (\d+) jobs ended, (\d+) customers", ran.stdout)
+    assert (sum(int(jobs) for jobs, _ in ended), sum(int(customers) for _, customers in ended)) == (90, 12)
+    assert len(ended) == 3
