@@ -1,12 +1,13 @@
-"""Writes the figures of other queues into docs/explanation/comparison.md, once there are any: `make figures`.
+"""Writes the figures into docs/explanation/comparison.md: `make figures`.
 
-They are in benchmarks/rivals.json, by `make rivals RIVALS=--save` on a quiet machine.
+Ours are in benchmarks/figures.json, by `make measure`; those of other queues in benchmarks/rivals.json, by `make rivals
+RIVALS=--save` on a quiet machine, once there are any.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,46 @@ import orjson
 from benchmarks.rivals.__main__ import SAVED
 from benchmarks.rivals.measure import EVERY_LIFE, EVERY_START
 
-PAGE = Path(__file__).parents[2] / "docs/explanation/comparison.md"
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs/explanation/comparison.md"
+FIGURES = _ROOT / "benchmarks/figures.json"
 OURS = "pgqueue"
+
+# Of each: what it is, its benchmark, its bound there, and how it is written.
+_OURS: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    (
+        "drain of 200,000 no-op jobs against two pgbench clients that reserve and complete in batches of 500",
+        "drain",
+        "Part of the limit, one worker, async handlers",
+        lambda ratio: f"{ratio:.2f} of their speed",
+    ),
+    (
+        "a single enqueue, 32 clients, against a plain INSERT",
+        "enqueue_cost",
+        "time of: enqueue, a worker busy; in times of: INSERT, a worker busy",
+        lambda ratio: f"{1 / ratio:.2f} of its speed",
+    ),
+    (
+        "enqueue to the start of the handler, idle worker, p50, against an INSERT with NOTIFY until it is heard",
+        "start_latency",
+        "p50, ",
+        lambda ratio: f"{ratio:.1f} times",
+    ),
+    (
+        "server CPU of a job's whole life when jobs come one by one, 20 a second, against a bare loop",
+        "trickle",
+        "CPU to the bare loop, 20 jobs/s",
+        lambda ratio: f"{ratio:.1f} times",
+    ),
+    (
+        "drain beside an old snapshot, a million jobs in batches of 500: the slowest tenth against the fastest",
+        "held_snapshot",
+        "Slowest tenth to fastest: many calls, batches of 500, snapshot",
+        lambda ratio: f"{ratio:.2f}",
+    ),
+)
+_OURS_TITLE = "## Figures: ours"
+_OURS_HEAD = "| what | figure | command |\n|---|---|---|\n"
 
 _TITLE = "## Figures: ours and others', on one machine"
 # Of a figure: what it is, how it is written, and whether more is better.
@@ -43,12 +82,24 @@ commits, no-op jobs, one worker process each. {{title}}. The programs are in
 
 
 def page(text: str, saved: Path = SAVED) -> str:
-    """Return the page with the section anew, or as it stands while nothing was saved."""
+    """Return the page with its figures anew; the section of others stays as it stands while nothing was saved."""
+    start = text.index(_OURS_HEAD, text.index(f"{_OURS_TITLE}\n")) + len(_OURS_HEAD)
+    end = text.index("\n\n", start) + 1
+    text = f"{text[:start]}{_ours(orjson.loads(FIGURES.read_bytes()))}{text[end:]}"
     if not saved.exists():
         return text
     start = text.index(f"{_TITLE}\n")
     end = text.index("\n## ", start) + 1
     return f"{text[:start]}{section(orjson.loads(saved.read_bytes()))}\n{text[end:]}"
+
+
+def _ours(reports: Mapping[str, Any]) -> str:
+    rows = []
+    for what, name, bound, write in _OURS:
+        found = [each["measured"] for each in reports.get(name, {}).get("bounds", []) if each["what"].startswith(bound)]
+        figure = write(found[0]) if found else "not measured since"
+        rows.append(f"| {what} | {figure} | `make bench BENCH={name}` |\n")
+    return "".join(rows)
 
 
 def section(report: Mapping[str, Any]) -> str:
