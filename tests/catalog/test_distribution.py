@@ -1,53 +1,65 @@
-"""Whether the schema could be spread by `queue`, as Citus would: each unique index holds it, or is per shard."""
+"""Whether the schema could be spread by `queue`, as Citus would: what each table is, and what makes it unique there."""
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 
-# Unique indexes without the column, and why each is right on a shard that has a queue of its own.
+from tests.docs.pages import read
+
+# As docs/operate/sharding.md has it: how each table would be declared.
+BY_QUEUE = "distributed by queue"
+WITH_JOB = "beside its job"
+REFERENCE = "a reference table"
+OF_SHARD = "of each shard itself"
+
+# Unique indexes without the queue, of tables that would be distributed, and why each is right on a shard that has a
+# queue of its own.
 PER_SHARD = {
     "jobs_pkey": "ids are of a shard's own range: id >> 44 is the shard",
-    "history_pkey": "ids are of a shard's own range",
     "dedupe_keys_pkey": "a dedupe key goes to the shard of its key, else of its own hash",
+    "dependencies_pkey": "parent and child are on one shard: a child goes where its parents are",
+    "steps_pkey": "a step is on the shard of its job",
+    "event_waits_pkey": "a wait is on the shard of its job",
+    "notes_pkey": "numbers of a shard's own sequence",
+    "key_notes_pkey": "numbers of a shard's own sequence",
+    "retry_bookings_pkey": "numbers of a shard's own sequence",
 }
 
-# Tables whose rows are of one job, and so on its shard; or of the shard itself: its workers, its maintenance.
-_UNIQUE = """
+_TABLES = """
 select t.relname::text, i.relname::text,
     array(select a.attname::text from pg_attribute a where a.attrelid = t.oid and a.attnum = any(x.indkey::int2[]))
-from pg_index x
-join pg_class i on i.oid = x.indexrelid
-join pg_class t on t.oid = x.indrelid
-where t.relnamespace = 'pgqueue'::regnamespace and x.indisunique and not t.relispartition
-    and t.relname in ('jobs', 'history', 'dedupe_keys', 'queues', 'lanes', 'heads', 'idle_workers', 'samples')
+from pg_class t
+left join pg_index x on x.indrelid = t.oid and x.indisunique
+left join pg_class i on i.oid = x.indexrelid
+where t.relnamespace = 'pgqueue'::regnamespace and t.relkind in ('r', 'p') and not t.relispartition
 """
+
+
+def declared() -> dict[str, str]:
+    """Each table by the page's list, with how it would be declared."""
+    rows = re.findall(
+        rf"^\| ({BY_QUEUE}|{WITH_JOB}|{REFERENCE}|{OF_SHARD}) \| (.*?) \|", read("docs/operate/sharding.md"), re.M
+    )
+    return {table: kind for kind, tables in rows for table in re.findall(r"`(\w+)`", tables)}
+
+
+def test_the_page_says_of_every_table_how_it_would_be_declared(conn: psycopg.Connection) -> None:
+    found = {table for table, *_ in conn.execute(_TABLES.encode()).fetchall()}
+    assert declared().keys() == found - {"alembic_version"}
 
 
 def test_each_unique_index_of_what_would_be_distributed_holds_the_queue_or_is_per_shard(
     conn: psycopg.Connection,
 ) -> None:
-    found = conn.execute(_UNIQUE.encode()).fetchall()
-    assert {"jobs"} <= {table for table, _, _ in found}
-    without = {index for _, index, columns in found if not {"queue", "name"} & set(columns)}
-    assert without <= PER_SHARD.keys() | _by_sequence(conn)
-    # Whatever is said here is so.
-    assert PER_SHARD.keys() - {"history_pkey"} <= {index for _, index, _ in found}
-
-
-def _by_sequence(conn: psycopg.Connection) -> set[str]:
-    """Unique indexes on numbers that a sequence of the shard gives, which no other shard reads."""
-    rows = conn.execute(
-        """
-        select i.relname::text
-        from pg_index x
-        join pg_class i on i.oid = x.indexrelid
-        join pg_class t on t.oid = x.indrelid
-        join pg_attribute a on a.attrelid = t.oid and a.attnum = x.indkey[0]
-        where t.relnamespace = 'pgqueue'::regnamespace and x.indisunique and x.indnatts = 1 and a.attidentity <> ''
-            and t.relname <> 'jobs'
-        """
-    ).fetchall()
-    return {name for (name,) in rows}
+    kinds = declared()
+    without = {
+        index
+        for table, index, columns in conn.execute(_TABLES.encode()).fetchall()
+        if kinds.get(table) in (BY_QUEUE, WITH_JOB) and index is not None and "queue" not in columns
+    }
+    assert without == PER_SHARD.keys()
 
 
 def test_one_key_runs_once_at_a_time_by_an_index_that_holds_the_queue(conn: psycopg.Connection) -> None:
