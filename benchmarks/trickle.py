@@ -5,6 +5,9 @@ seconds of CPU by the server's own process times, commits, and bytes of WAL; the
 time are in it, and so are a few commits of the measurement itself. Beside it, in the same minutes, the bare loop: an
 INSERT with NOTIFY, a claim, a DELETE with a row of history, each a durable commit, by one connection that listens and
 works.
+
+PostgreSQL counts a fourth commit, which writes nothing: a session that listens reads each notification in a
+transaction.
 """
 
 from __future__ import annotations
