@@ -246,12 +246,12 @@ def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object])
     )
 
 
-def beat(worker: str, ended: Sequence[Mapping[str, object]] = (), memory: int | None = None) -> Call[bool]:
-    """Send a heartbeat, with what has ended since the last one; reads whether the worker is registered.
+def beat(worker: str, counted: Sequence[Mapping[str, object]] = (), memory: int | None = None) -> Call[bool]:
+    """Send a heartbeat, with what has started and ended since the last one; reads whether the worker is registered.
 
     `memory` is what the process holds, in bytes.
     """
-    params = (worker, to_json({"jobs": list(ended)}, "report") if ended else None, memory)
+    params = (worker, to_json({"jobs": list(counted)}, "report") if counted else None, memory)
     return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
 
 

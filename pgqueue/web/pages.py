@@ -49,7 +49,7 @@ async def overview(context: Context) -> Response:
         rates=_rates([row for row in recent if row[0] > context.now() - 60]),
         # Samples of ten minutes, and those of ten seconds since.
         dead_today=sum(
-            _outcomes(row).get("dead", 0) for row in [*day, *(row for row in recent if not day or row[0] > day[-1][0])]
+            _counts(row).get("dead", 0) for row in [*day, *(row for row in recent if not day or row[0] > day[-1][0])]
         ),
         workers=_alive(stats["workers"], context.now()),
         ranges=RANGES,
@@ -235,20 +235,24 @@ async def metrics_text(context: Context) -> Response:
 
 
 async def series(context: Context) -> Response:
-    """The points of a plot: times, and per second the jobs that succeeded, failed or are dead; or due jobs and lag."""
+    """The points of plots: times, jobs per second that started and how others ended, due and executing ones, lag."""
     name, span = context.query("queue"), RANGES.get(context.query("range"), 900)
     rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
-    outcomes = [_outcomes(row) for row in rows]
+    counts = [(row[1], _counts(row)) for row in rows]
     return JSONResponse(
         {
             "from": round(context.now()) - span,
             "to": round(context.now()),
             "t": [row[0] for row in rows],
-            "succeeded": [
-                round(found.get("succeeded", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)
+            # Null where workers of 0.1.0 reported, which do not count starts.
+            "started": [
+                round(found.get("started", 0) / seconds, 3) if "started" in found or not found else None
+                for seconds, found in counts
             ],
-            "failed": [round(found.get("failed", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)],
-            "dead": [round(found.get("dead", 0) / row[1], 3) for row, found in zip(rows, outcomes, strict=True)],
+            **{
+                name: [round(found.get(name, 0) / seconds, 3) for seconds, found in counts]
+                for name in ("succeeded", "failed", "dead")
+            },
             "due": [row[2] for row in rows],
             "executing": [row[3] for row in rows],
             "lag": [round(row[6], 3) for row in rows],
@@ -277,7 +281,7 @@ def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
     return (float(numbers["lag"]), numbers["failed"] + numbers["dead"], numbers["length"])
 
 
-def _outcomes(row: Sequence[Any]) -> dict[str, float]:
+def _counts(row: Sequence[Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for ended in (row[7] or {}).values():
         for name, value in ended.items():
@@ -290,7 +294,7 @@ def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
     took = sum(row[1] for row in rows) or 1
     sums: dict[str, float] = {}
     for row in rows:
-        for name, value in _outcomes(row).items():
+        for name, value in _counts(row).items():
             sums[name] = sums.get(name, 0) + value / took
     return sums
 

@@ -1,4 +1,5 @@
-"""Counts of ended jobs by queue and task: for `beat`, which passes them on to pgqueue.samples, and for /metrics.
+"""Counts of started and ended jobs by queue and task: for `beat`, which passes them on to pgqueue.samples, and for
+/metrics.
 
 Counting costs little beside the end of a job: of a large batch the outcomes are counted exactly, and the times of some
 jobs stand for all.
@@ -6,6 +7,7 @@ jobs stand for all.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,9 @@ from pgqueue.worker.held import Held
 BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 60.0, 300.0, 3600.0)
 
 OUTCOMES = ("succeeded", "failed", "dead", "cancelled", "snoozed", "lost")
+
+# What an entry may count: handlers that started, and how attempts ended.
+_COUNTED = ("started", *OUTCOMES)
 
 # Pairs of queue and task that are counted separately; the others count as the task "other".
 MOST = 500
@@ -57,7 +62,7 @@ class Times:
 
 @dataclass(slots=True)
 class _Tally:
-    outcomes: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     run: Times = field(default_factory=Times)
     wait: Times = field(default_factory=Times)
 
@@ -81,7 +86,7 @@ class Totals:
         """Add entries, as `take` returns them."""
         for entry in entries:
             tally = self.tally(entry["queue"], entry["task"], entry.get("database", ""))
-            tally.outcomes.update({name: entry[name] for name in OUTCOMES if name in entry})
+            tally.counts.update({name: entry[name] for name in _COUNTED if name in entry})
             for name, times in (("run", tally.run), ("wait", tally.wait)):
                 if name in entry:
                     times.merge(entry[name])
@@ -90,7 +95,8 @@ class Totals:
         """Return one entry for each queue and task."""
         found = []
         for (queue, task, database), tally in self._tallies.items():
-            entry: Entry = {"queue": queue, "task": task, **tally.outcomes}
+            # Starts always: a sample without them is of workers that do not count them.
+            entry: Entry = {"queue": queue, "task": task, "started": 0, **tally.counts}
             if database:
                 entry["database"] = database
             for name, times in (("run", tally.run), ("wait", tally.wait)):
@@ -107,7 +113,7 @@ class Totals:
 
 
 class Counts:
-    """Counts the ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
+    """Counts the starts and ends of one worker's jobs. `lease` is how long its reservations hold, in seconds.
 
     Each of `readers` has counts of its own: "total" is never reset, the others are reset by `take`.
     """
@@ -116,11 +122,20 @@ class Counts:
         self.claims = Times()
         self._lease = round(lease * 1_000_000)
         self._new = Totals()
+        # Threads start jobs as well.
+        self._started: Counter[tuple[str, str]] = Counter()
+        self._starting = threading.Lock()
         self._readers = {"total": Totals(), "beat": Totals()}
 
     def follow(self, reader: str) -> None:
         """Count for one more reader from now on."""
         self._readers[reader] = Totals()
+
+    def started(self, held: Held) -> None:
+        """The handler of this job, or batch, starts. May be called by any thread."""
+        row = held.row
+        with self._starting:
+            self._started[row.queue, row.task] += 1 + len(held.members)
 
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
@@ -129,14 +144,14 @@ class Counts:
                 self.ended(held, "succeeded")
             return
         for (queue, task), number in Counter([(held.row.queue, held.row.task) for held in batch]).items():
-            self._new.tally(queue, task).outcomes["succeeded"] += number
+            self._new.tally(queue, task).counts["succeeded"] += number
         step = len(batch) // _LOOKED_AT + 1
         for held in batch[::step]:
             self._add_times(held, step)
 
     def ended(self, held: Held, outcome: str) -> None:
         """This attempt ended: succeeded, failed, dead, cancelled, snoozed or lost."""
-        self._new.tally(held.row.queue, held.row.task).outcomes[outcome] += 1
+        self._new.tally(held.row.queue, held.row.task).counts[outcome] += 1
         self._add_times(held, 1)
 
     def entries(self) -> list[Entry]:
@@ -154,6 +169,10 @@ class Counts:
         self._readers[reader].add(entries)
 
     def _pass_on(self) -> None:
+        with self._starting:
+            started, self._started = self._started, Counter()
+        for (queue, task), number in started.items():
+            self._new.tally(queue, task).counts["started"] += number
         new = self._new.take()
         if new:
             for reader in self._readers.values():

@@ -46,30 +46,30 @@ class Registration:
         self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:
-        """Send heartbeats with the counts of ended jobs; none while idle() serves as one and no job has ended."""
+        """Send heartbeats with the counts of jobs; none while idle() serves as one and nothing was counted."""
         while True:
             # At least once a minute, however long the lease: a worker that is silent for five minutes is deregistered.
             await asyncio.sleep(self._identity.heartbeat)
             await self.report()
 
     async def report_rest(self) -> None:
-        """Send the counts since the last heartbeat, if any job has ended."""
-        if ended := self._counts.take("beat"):
-            await self._link.perform(consume.beat(self._config.name, ended, memory.reported()))
+        """Send the counts since the last heartbeat, if there are any."""
+        if counted := self._counts.take("beat"):
+            await self._link.perform(consume.beat(self._config.name, counted, memory.reported()))
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
-        ended = self._counts.take("beat")
-        if self._is_idle() and not ended:
+        counted = self._counts.take("beat")
+        if self._is_idle() and not counted:
             return
         try:
-            is_registered = await self._link.perform(consume.beat(self._config.name, ended, memory.reported()))
+            is_registered = await self._link.perform(consume.beat(self._config.name, counted, memory.reported()))
         except BaseException:
-            self._counts.put_back("beat", ended)
+            self._counts.put_back("beat", counted)
             raise
         if not is_registered:
             # Deregistered after minutes of silence, on a laptop that was suspended.
-            self._counts.put_back("beat", ended)
+            self._counts.put_back("beat", counted)
             await self._link.perform(self.hello())
 
     async def maintain_forever(self) -> None:

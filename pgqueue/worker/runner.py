@@ -38,7 +38,7 @@ async def _report_nothing(held: Held) -> bool:
     return True
 
 
-def _do_nothing() -> None:
+def _do_nothing(*_: object) -> None:
     pass
 
 
@@ -52,7 +52,7 @@ class Runner:
     job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
     when it died, only the one that killed it can do so again and again.
 
-    `on_free` is called when a slot has become free.
+    `on_free` is called when a slot has become free, `on_run` when a handler starts: also by a thread.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Runner:
         self._closed = False
         self._pace = Pace()
         self.on_free: Callable[[], object] = _do_nothing
+        self.on_run: Callable[[Held], object] = _do_nothing
 
     @property
     def active(self) -> int:
@@ -296,6 +297,7 @@ class Runner:
                 if is_watched:
                     started = time.monotonic()
                 held.started = started
+                self.on_run(held)
                 if row.timeout is not None:
                     held.timer = asyncio.get_running_loop().call_later(
                         row.timeout.total_seconds(), self._timed_out, held
@@ -362,6 +364,7 @@ class Runner:
         while True:
             self.busy.add(held)
             held.started = started = time.monotonic()
+            self.on_run(held)
             ran = handlers.run_plain(held, task, base)
             if ran is not None:
                 return held, task, ran

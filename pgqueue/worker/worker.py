@@ -98,6 +98,7 @@ class Worker:
         )
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
+        self._runner.on_run = self.counts.started
         if slots is not None:
             self._runner.on_free = slots.freed
         self._identity = Identity(config)

@@ -91,11 +91,16 @@ def test_counting_reads_no_more_than_its_bound(conn: psycopg.Connection) -> None
 def test_what_workers_report_goes_into_the_next_sample(conn: psycopg.Connection) -> None:
     call(conn, "hello", "w")
     times = {"sum": 4.0, "max": 0.9, "buckets": BUCKETS}
-    assert call(conn, "beat", "w", report(succeeded=17, failed=1, run=times)) is True
+    assert call(conn, "beat", "w", report(started=19, succeeded=17, failed=1, run=times)) is True
     assert call(conn, "beat", "w", report(succeeded=3, run={**times, "max": 2})) is True
     maintain(conn)
     assert sample(conn, "mail", "ended") == {
-        "t": {"succeeded": 20, "failed": 1, "run": {"sum": 8, "max": 2, "buckets": [2 * each for each in BUCKETS]}}
+        "t": {
+            "started": 19,
+            "succeeded": 20,
+            "failed": 1,
+            "run": {"sum": 8, "max": 2, "buckets": [2 * each for each in BUCKETS]},
+        }
     }
     assert sample(conn, "", "ended")[""]["succeeded"] == 20
     assert value(conn, "select count(*) from pgqueue.worker_reports") == 0
@@ -133,7 +138,7 @@ def test_ten_minutes_are_folded_into_one_row(conn: psycopg.Connection, clock: Cl
     enqueue_many(conn, 4, queue="mail")
     call(conn, "hello", "w")
     for _ in range(3):
-        call(conn, "beat", "w", report(succeeded=5))
+        call(conn, "beat", "w", report(started=6, succeeded=5))
         maintain(conn)
         clock.advance(timedelta(minutes=3))
     clock.advance(timedelta(minutes=3))
@@ -141,7 +146,7 @@ def test_ten_minutes_are_folded_into_one_row(conn: psycopg.Connection, clock: Cl
     found = conn.execute(
         "select at, due, ended, span from pgqueue.samples where span = 600 and queue = 'mail' order by at"
     ).fetchall()
-    assert [(row[1], row[2]) for row in found] == [(4, {"t": {"succeeded": 15}})]
+    assert [(row[1], row[2]) for row in found] == [(4, {"t": {"started": 18, "succeeded": 15}})]
 
 
 def test_old_samples_are_forgotten(conn: psycopg.Connection, clock: Clock) -> None:

@@ -67,7 +67,7 @@ def play(conn: psycopg.Connection) -> None:
 def live_on(conn: psycopg.Connection) -> None:
     """Let three seconds of its work be reported: workers beat, and maintenance runs."""
     for number, (queue, task, rate, failing, run) in enumerate(WORK):
-        ended = {"succeeded": round(3 * rate), "failed": round(3 * rate * failing)}
+        ended = {"started": round(3.1 * rate), "succeeded": round(3 * rate), "failed": round(3 * rate * failing)}
         times = {"run": _times(3 * rate, run), "wait": _times(3 * rate, 0.02)}
         report = {"jobs": [{"queue": queue, "task": task, **ended, **times}]}
         call(conn, "beat", WORKERS[number % len(WORKERS)], Jsonb(report), 97 << 20)
@@ -168,7 +168,7 @@ def _samples(now: datetime) -> Iterator[tuple[Any, ...]]:
                 done = max(0.0, span * rate * day * chance.uniform(0.85, 1.15))
                 failed = done * failing * chance.uniform(0.5, 1.5)
                 entry = {
-                    "succeeded": round(done), "failed": round(failed),
+                    "started": round(done * 1.05 + failed), "succeeded": round(done), "failed": round(failed),
                     "dead": int(failed * 0.02 + chance.random() * 0.1),
                     "run": _times(done, run), "wait": _times(done, 0.02),
                 }  # fmt: skip

@@ -1,9 +1,10 @@
-"""What a worker counts of the ends of its jobs: for samples, with its heartbeats, and for /metrics."""
+"""What a worker counts of the starts and ends of its jobs: for samples, with its heartbeats, and for /metrics."""
 
 from __future__ import annotations
 
 import re
 import signal
+import threading
 from pathlib import Path
 
 import psycopg
@@ -63,6 +64,22 @@ def test_each_reader_gets_everything_once_and_what_failed_to_be_sent_again() -> 
     assert [entry["succeeded"] for entry in counts.entries()] == [2]
 
 
+def test_starts_are_counted_before_the_end_and_from_any_thread() -> None:
+    counts = Counts(30.0)
+    batch = held("batch")
+    batch.members = [held("batch"), held("batch")]
+    threads = [threading.Thread(target=lambda: [counts.started(held()) for _ in range(500)]) for _ in range(8)]
+    for each in threads:
+        each.start()
+    counts.started(batch)
+    for each in threads:
+        each.join()
+    assert {entry["task"]: entry["started"] for entry in counts.take("beat")} == {"t": 4000, "batch": 3}
+    counts.succeeded([held()])
+    [entry] = counts.take("beat")
+    assert (entry["started"], entry["succeeded"]) == (0, 1)
+
+
 def test_a_job_that_comes_back_has_not_waited_since_its_first_time() -> None:
     counts = Counts(30.0)
     counts.ended(held(waited=5000, claims=2), "succeeded")
@@ -72,7 +89,7 @@ def test_a_job_that_comes_back_has_not_waited_since_its_first_time() -> None:
 def test_the_tasks_beyond_the_most_count_as_other() -> None:
     totals = Totals()
     for number in range(MOST + 50):
-        totals.tally("q", f"t{number}").outcomes["succeeded"] += 1
+        totals.tally("q", f"t{number}").counts["succeeded"] += 1
     found = {entry["task"]: entry["succeeded"] for entry in totals.entries()}
     assert found["other"] == 50
 
@@ -96,6 +113,14 @@ TASKS = """
     @app.task
     async def fails():
         raise ValueError
+
+    @app.task
+    def in_a_thread(i):
+        pass
+
+    @app.task
+    def fails_in_a_thread(i):
+        raise ValueError
 """
 
 
@@ -105,6 +130,8 @@ def test_a_worker_reports_what_ended_and_serves_it(
     write_module(tmp_path, TASKS)
     enqueue_many(conn, 40, "ok")
     enqueue(conn, "fails", max_attempts=1)
+    enqueue_many(conn, 30, "in_a_thread")
+    enqueue_many(conn, 3, "fails_in_a_thread", max_attempts=1)
     worker = start_worker("-r", "jobs", "--name", "w", "--health-port", "0").started()
     wait_until(lambda: value(conn, "select count(*) from pgqueue.jobs") == 0, timeout=60)
     code, text = get(worker, "/metrics")
@@ -114,12 +141,23 @@ def test_a_worker_reports_what_ended_and_serves_it(
     worker.send(signal.SIGTERM)
     assert worker.wait() == 0
     # What it had not reported yet, it reports as it leaves.
-    total = (
-        "select coalesce(sum((e.value ->> 'succeeded')::numeric), 0) from pgqueue.samples s"
-        " cross join jsonb_each(s.ended) e where s.queue <> ''"
-    )
-    left = (
-        "select coalesce(sum((e ->> 'succeeded')::numeric), 0) from pgqueue.worker_reports w"
-        " cross join jsonb_array_elements(w.report -> 'jobs') e"
-    )
-    assert value(conn, f"select ({total}) + ({left})") == 40
+    found = {
+        (task, name): number
+        for task, name, number in conn.execute(
+            "select e.task, c.name, sum((e.counts ->> c.name)::numeric) from ("
+            "select e.key as task, e.value as counts from pgqueue.samples s cross join jsonb_each(s.ended) e"
+            " where s.queue <> '' union all select e ->> 'task', e from pgqueue.worker_reports w"
+            " cross join jsonb_array_elements(w.report -> 'jobs') e"
+            ") e cross join unnest('{started,succeeded,dead}'::text[]) c (name) where e.counts ? c.name group by 1, 2"
+        )
+    }
+    assert {key: number for key, number in found.items() if number} == {
+        ("ok", "started"): 40,
+        ("ok", "succeeded"): 40,
+        ("fails", "started"): 1,
+        ("fails", "dead"): 1,
+        ("in_a_thread", "started"): 30,
+        ("in_a_thread", "succeeded"): 30,
+        ("fails_in_a_thread", "started"): 3,
+        ("fails_in_a_thread", "dead"): 3,
+    }

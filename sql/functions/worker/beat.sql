@@ -31,8 +31,8 @@ $$;
 
 comment on function pgqueue.beat(text, jsonb, bigint) is
     'Heartbeat: the worker is alive. False: it is not registered (it was silent for minutes): call hello() again. '
-    'report: what has ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
-    '"succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
+    'report: what has started and ended since its last report, for pgqueue.samples: {"jobs": [{"queue": "mail", "task": "send_email", '
+    '"started": 19, "succeeded": 17, "failed": 1, "run": {"sum": 4.2, "max": 0.9, "buckets": [0, 0, 2, 5, 8, 3, 0, 0, 0, 0, 0, 0]}}]}, '
     'also dead, cancelled, snoozed, lost, and wait, from due to start; buckets as the comment on samples.ended has them. memory: the resident memory of its process in bytes.';
 
 -- Checks every field: a number that cannot be summed would make every further sample fail.
@@ -84,7 +84,7 @@ as $$
         when exists (
             select
             from jsonb_each(p_entry) f
-            where f.key not in ('queue', 'task', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
+            where f.key not in ('queue', 'task', 'started', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
         ) then 'An entry of jobs has an unknown field.'
         when exists (
             select
