@@ -227,9 +227,10 @@ def trends() -> Call[list[Row]]:
 
 
 def ended_by_task(seconds: int) -> Call[list[Row]]:
-    """Read (task, ended) of each sample of each queue over a time until now."""
+    """Read (task, ended, epoch) of each sample of each queue over a time until now."""
     return Call(
-        b"select e.key, e.value from pgqueue.samples s cross join jsonb_each(s.ended) e"
+        b"select e.key, e.value, extract(epoch from s.at)::float8"
+        b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
         b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s' and s.queue <> ''",
         (10 if seconds <= 3 * 3600 else 600, seconds),
         read_rows,

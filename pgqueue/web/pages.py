@@ -26,6 +26,10 @@ PAGE = 50
 # Times that plots show, in seconds, with their names.
 RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
+# Seconds over which the rate of a task is taken, and what counts in it.
+_LATELY = 600
+_ENDS = ("succeeded", "failed", "dead", "cancelled")
+
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 
@@ -155,8 +159,7 @@ async def job(context: Context) -> Response:
 async def tasks(context: Context) -> Response:
     """Tasks: their declared and set options, and how they perform."""
     found = await context.database.shared("tasks", 5.0, observe.tasks)
-    ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
-    times = render.by_task(ended)
+    times = await _times(context)
     for name in sorted(times.keys() - {each["name"] for each in found}):
         found = [*found, {"name": name, "effective": {}}]
     return context.page("tasks.html", tasks=found, times=times, now=context.now())
@@ -169,7 +172,7 @@ async def task(context: Context) -> Response:
     known = next((each for each in found if each["name"] == name), None)
     if known is None:
         raise HTTPException(404, f"there is no task {render.short(name)}: no worker has declared it")
-    ended = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
+    times = await _times(context)
     options = [
         (key, known.get(f"declared_{key}"), known.get(key), value)
         for key, value in known["effective"].items()
@@ -181,7 +184,7 @@ async def task(context: Context) -> Response:
         docs=known["effective"]["docs"],
         owner=known["effective"]["owner"],
         options=options,
-        times=render.by_task(ended).get(name),
+        times=times.get(name),
         now=context.now(),
     )
 
@@ -297,6 +300,18 @@ def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
         for name, value in _counts(row).items():
             sums[name] = sums.get(name, 0) + value / took
     return sums
+
+
+async def _times(context: Context) -> dict[str, dict[str, Any]]:
+    """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
+    rows = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
+    lately = context.now() - _LATELY
+    recent = render.by_task((task, ended) for task, ended, at in rows if at > lately)
+    times = render.by_task((task, ended) for task, ended, _ in rows)
+    for task, entry in times.items():
+        ended = sum(recent.get(task, {}).get(name, 0) for name in _ENDS)
+        entry["rate"] = ended / _LATELY
+    return times
 
 
 def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:

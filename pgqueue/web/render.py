@@ -53,6 +53,7 @@ def environment() -> Environment:
     found.filters.update(
         ago=ago,
         number=number,
+        rate=rate,
         seconds=seconds,
         short=short,
         text=text,
@@ -103,6 +104,13 @@ def number(value: float | None, cut_at: int | None = None) -> str:
         return "–"
     found = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
     return f"{found}+" if cut_at is not None and value >= cut_at else found
+
+
+def rate(value: float) -> str:
+    """Write a number per second with about two significant digits: tasks may be rare."""
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def seconds(value: float | None) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
+from pgqueue.web.render import rate
 from tests.calls import call, maintain
 from tests.web.test_guard import Ask
 
@@ -46,3 +48,22 @@ def test_nothing_started_where_nothing_was_reported(conn: psycopg.Connection, as
     maintain(conn)
     assert card(ask("GET", "/").text, "Started / s") == "0"
     assert ask("GET", "/series").json()["started"] == [0]
+
+
+def test_a_task_has_a_rate_of_the_last_ten_minutes(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    # The pages go by the time of the server.
+    clock.advance("-30 min")
+    report(conn, succeeded=9000)
+    clock.back_to_real()
+    report(conn, started=7000, succeeded=2500, failed=300, dead=150, cancelled=50, snoozed=4000)
+    row = re.search(r"<tr>.*?</tr>", ask("GET", "/tasks").text[1:].partition("<tbody>")[2], re.DOTALL)
+    assert row is not None
+    cells = dict(re.findall(r'data-label="([^"]+)">([^<]*)<', row[0]))
+    assert (cells["Ended / s"], cells["Succeeded"]) == ("5.0", "11,500")
+
+
+def test_a_rare_task_has_a_rate_all_the_same(conn: psycopg.Connection, ask: Ask) -> None:
+    call(conn, "declare_task", "t")
+    report(conn, succeeded=3)
+    assert card(ask("GET", "/task?name=t").text, "Ended / s, 10 min") == "0.005"
+    assert [rate(each) for each in (0, 0.00028, 0.999, 4.25, 12345.6)] == ["0", "0.00028", "1", "4.2", "12,346"]
