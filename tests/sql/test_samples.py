@@ -44,6 +44,39 @@ def test_a_sample_has_the_numbers_of_each_queue_and_of_all(conn: psycopg.Connect
     assert sample(conn, "mail", "counted_to") is None
 
 
+def block_jobs(conn: psycopg.Connection) -> None:
+    """In queue q: four jobs behind one of their key, two at a limit, three behind a parent; one of each has a key."""
+    call(conn, "set_limit", "limit_key", "l", max_executing=1)
+    enqueue_many(conn, 5, queue="q", key="k")
+    enqueue_many(conn, 2, queue="q", limit_key="l")
+    enqueue(conn, queue="q", limit_key="l", key="other")
+    parent = enqueue(conn, queue="parents", delay="1 h")
+    enqueue_many(conn, 2, queue="q", depends_on=[parent])
+    enqueue(conn, queue="q", depends_on=[parent], key="third")
+    reserve(conn, 20, queues=["q"])
+
+
+def test_blocked_jobs_are_told_apart_by_what_they_wait_for(conn: psycopg.Connection) -> None:
+    block_jobs(conn)
+    maintain(conn)
+    columns = "array[blocked, blocked_by_limit, blocked_by_parents]"
+    assert sample(conn, "q", columns) == [9, 2, 3]
+    assert sample(conn, "", columns) == [9, 2, 3]
+    assert sample(conn, "parents", columns) == [0, 0, 0]
+    for recent in (False, True):
+        found = {each["queue"]: each["blocked_by"] for each in call(conn, "stats", recent=recent)["queues"]}
+        assert found["q"] == {"key": 4, "limit": 2, "parents": 3}
+        assert found["parents"] == {"key": 0, "limit": 0, "parents": 0}
+
+
+def test_a_sample_of_before_does_not_tell_blocked_jobs_apart(conn: psycopg.Connection) -> None:
+    block_jobs(conn)
+    maintain(conn)
+    conn.execute("update pgqueue.samples set blocked_by_limit = null, blocked_by_parents = null")
+    found = {each["queue"]: each for each in call(conn, "stats", recent=True)["queues"]}
+    assert (found["q"]["blocked"], found["q"]["blocked_by"]) == (9, None)
+
+
 def test_recent_stats_agree_with_stats_that_count(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 5, queue="mail")
     enqueue_many(conn, 3, queue="keyed", key="k")
@@ -137,6 +170,7 @@ def test_ten_minutes_are_folded_into_one_row(conn: psycopg.Connection, clock: Cl
     clock.set(datetime(2026, 11, 22, 12, 0, 5, tzinfo=UTC))
     enqueue_many(conn, 4, queue="mail")
     call(conn, "hello", "w")
+    block_jobs(conn)
     for _ in range(3):
         call(conn, "beat", "w", report(started=6, succeeded=5))
         maintain(conn)
@@ -146,6 +180,10 @@ def test_ten_minutes_are_folded_into_one_row(conn: psycopg.Connection, clock: Cl
     found = conn.execute(
         "select at, due, ended, span from pgqueue.samples where span = 600 and queue = 'mail' order by at"
     ).fetchall()
+    folded = (
+        "select blocked, blocked_by_limit, blocked_by_parents from pgqueue.samples where span = 600 and queue = 'q'"
+    )
+    assert conn.execute(folded).fetchall() == [(9, 2, 3)]
     assert [(row[1], row[2]) for row in found] == [(4, {"t": {"started": 18, "succeeded": 15}})]
 
 

@@ -25,11 +25,13 @@ begin
         where c.queue is not null
     )
     insert into pgqueue.samples (
-        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended
+        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended,
+        blocked_by_limit, blocked_by_parents
     )
     select
         p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead,
-        case when c.is_cut then v_most end, c.oldest_due_at, c.ended
+        case when c.is_cut then v_most end, c.oldest_due_at, c.ended,
+        c.blocked_by_limit, c.blocked_by_parents
     from counted c
     where c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or c.ended is not null
     union all
@@ -45,7 +47,8 @@ begin
                 from counted y
                 cross join jsonb_each(y.ended) x
             )) e
-        )
+        ),
+        coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0)
     from counted c;
     perform pgqueue._fold_samples(p_now);
 end
@@ -56,7 +59,7 @@ comment on function pgqueue._sample(timestamptz) is 'Private: writes a sample of
 create or replace function pgqueue._count_queues(p_now timestamptz, p_most integer)
 returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
-    dead integer, is_cut boolean, oldest_due_at timestamptz
+    dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer
 )
 language sql
 stable
@@ -83,10 +86,10 @@ as $$
         ) j
         group by j.queue
     ),
-    at_limit as (
-        select j.queue, count(*) as jobs
+    waiting_for as (
+        select j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit
         from (
-            select x.queue
+            select x.queue, left(x.blocked_on, 1) <> '@' as by_limit
             from pgqueue.jobs x
             -- Jobs with a key are counted by another index, save these.
             where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
@@ -101,7 +104,7 @@ as $$
         union
         select e.queue from executing e
         union
-        select a.queue from at_limit a
+        select a.queue from waiting_for a
         union
         select r.entry ->> 'queue' from pgqueue.worker_reports w cross join jsonb_array_elements(w.report -> 'jobs') r (entry)
         union
@@ -111,7 +114,8 @@ as $$
     select
         n.queue, coalesce(r.waiting, 0)::integer, coalesce(r.due, 0)::integer, coalesce(r.scheduled, 0)::integer,
         coalesce(r.failed, 0)::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
-        d.jobs::integer, coalesce(r.is_cut, false) or greatest(k.jobs, a.jobs, d.jobs) >= p_most, r.oldest_due_at
+        d.jobs::integer, coalesce(r.is_cut, false) or greatest(k.jobs, a.jobs, d.jobs) >= p_most, r.oldest_due_at,
+        (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer
     from named n
     left join (
         select
@@ -121,11 +125,14 @@ as $$
         group by x.queue
     ) r on r.queue = n.queue
     left join executing e on e.queue = n.queue
-    left join at_limit a on a.queue = n.queue
+    left join waiting_for a on a.queue = n.queue
     cross join lateral (
-        select count(*) filter (where b.state = 'blocked') as jobs
+        select
+            count(*) filter (where b.state = 'blocked') as jobs,
+            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) <> '@') as by_limit,
+            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) = '@') as by_parents
         from (
-            select x.state
+            select x.state, x.blocked_on
             from pgqueue.jobs x
             where x.key is not null
                 and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
@@ -328,7 +335,8 @@ begin
         return;
     end if;
     insert into pgqueue.samples (
-        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended
+        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended,
+        blocked_by_limit, blocked_by_parents
     )
     select
         v_until, 600, s.queue, max(s.waiting), max(s.due), max(s.scheduled), max(s.failed), max(s.blocked), max(s.executing),
@@ -338,7 +346,8 @@ begin
             from pgqueue._sum_ended(
                 array_agg(jsonb_build_object('queue', s.queue, 'tasks', s.ended)) filter (where s.ended is not null)
             ) e
-        )
+        ),
+        max(s.blocked_by_limit), max(s.blocked_by_parents)
     from pgqueue.samples s
     where s.span = 10 and s.at >= v_until - interval '10 min' and s.at < v_until
     group by s.queue;

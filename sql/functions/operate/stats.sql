@@ -80,7 +80,7 @@ $$;
 
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, scheduled (not due yet; counted in length too), blocked, executing, '
-    'dead, lag (age of the oldest due job in seconds); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
+    'dead, lag (age of the oldest due job in seconds); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
     'limits (for each: executing; parked, the jobs that it blocks; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs, with due, and counted_to: numbers that high mean at least that many; its cost does not depend on the backlog.';
 
@@ -97,6 +97,8 @@ as $$
             count(*) filter (where j.state = 'waiting') as waiting,
             count(*) filter (where j.state = 'failed') as failed,
             count(*) filter (where j.state = 'blocked') as blocked,
+            count(*) filter (where j.state = 'blocked' and left(j.blocked_on, 1) <> '@') as by_limit,
+            count(*) filter (where j.state = 'blocked' and left(j.blocked_on, 1) = '@') as by_parents,
             count(*) filter (where j.state = 'executing') as executing,
             count(*) filter (where j.state in ('waiting', 'failed') and j.ready_at > p_now) as scheduled,
             min(j.ready_at) filter (where j.state in ('waiting', 'failed') and j.ready_at <= p_now) as oldest
@@ -125,6 +127,7 @@ as $$
             coalesce(l.waiting, 0) as waiting,
             coalesce(l.failed, 0) as failed,
             coalesce(l.blocked, 0) as blocked,
+            pgqueue._blocked_by(l.blocked, l.by_limit, l.by_parents) as blocked_by,
             coalesce(l.executing, 0) as executing,
             coalesce(l.scheduled, 0) as scheduled,
             coalesce(e.dead, 0) as dead,
@@ -139,7 +142,7 @@ as $$
         jsonb_agg(
             jsonb_build_object(
                 'queue', c.queue, 'length', c.waiting + c.failed, 'waiting', c.waiting, 'failed', c.failed,
-                'scheduled', c.scheduled, 'blocked', c.blocked, 'executing', c.executing, 'dead', c.dead,
+                'scheduled', c.scheduled, 'blocked', c.blocked, 'blocked_by', c.blocked_by, 'executing', c.executing, 'dead', c.dead,
                 'lag', c.lag, 'paused_at', c.paused_at
             )
             order by c.queue
@@ -165,7 +168,9 @@ as $$
             jsonb_build_object(
                 'queue', n.queue, 'length', coalesce(s.waiting + s.failed, 0), 'waiting', coalesce(s.waiting, 0),
                 'failed', coalesce(s.failed, 0), 'scheduled', coalesce(s.scheduled, 0), 'due', coalesce(s.due, 0),
-                'blocked', coalesce(s.blocked, 0), 'executing', coalesce(s.executing, 0), 'dead', coalesce(s.dead, 0),
+                'blocked', coalesce(s.blocked, 0),
+                'blocked_by', pgqueue._blocked_by(s.blocked, s.blocked_by_limit, s.blocked_by_parents),
+                'executing', coalesce(s.executing, 0), 'dead', coalesce(s.dead, 0),
                 'counted_to', s.counted_to,
                 'lag', case
                     when s.oldest_due_at is null then 0
@@ -191,6 +196,24 @@ as $$
 $$;
 
 comment on function pgqueue._recent_numbers(timestamptz) is 'Private: queues and total of stats(), from the last samples.';
+
+-- Null: the sample is of before they were told apart.
+create or replace function pgqueue._blocked_by(p_blocked bigint, p_limit bigint, p_parents bigint)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when coalesce(p_blocked, 0) = 0 or p_limit is not null
+            then jsonb_build_object(
+                'key', coalesce(p_blocked - p_limit - p_parents, 0), 'limit', coalesce(p_limit, 0), 'parents', coalesce(p_parents, 0)
+            )
+    end
+$$;
+
+comment on function pgqueue._blocked_by(bigint, bigint, bigint) is 'Private: the blocked jobs of a queue in stats(), by what they wait for.';
 
 create or replace function pgqueue._numbers_document(p_queues jsonb)
 returns jsonb
