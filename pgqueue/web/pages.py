@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,7 +16,7 @@ from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import commands, render, workflows
+from pgqueue.web import commands, counting, render, workflows
 from pgqueue.web.context import Context
 
 log = logging.getLogger("pgqueue.web")
@@ -107,6 +108,7 @@ async def jobs(context: Context) -> Response:
     wanted = context.filter(line)
     [found] = await context.database.read(observe.search(order, wanted, after or None, PAGE))
     [rows] = await context.database.read(observe.jobs(found.ids))
+    counted = await counting.count(context.database, wanted, order) if context.query("count") else None
     return context.page(
         "jobs.html",
         q=line,
@@ -114,7 +116,9 @@ async def jobs(context: Context) -> Response:
         found=found,
         order=order,
         after=after,
-        about=await _about(context, wanted, order),
+        about=await counting.about(context.database, wanted, order),
+        counted=counted,
+        counted_at=datetime.fromtimestamp(context.now(), UTC).isoformat(),
         all_of=_all_of(line, wanted, order),
         orders=ORDERS,
         states=STATES,
@@ -326,22 +330,6 @@ def _all_of(line: str, wanted: Filter, order: str) -> str:
     if states is None:
         return f"{line} state:{','.join(DUE_STATES)}"
     return line if set(states) <= set(DUE_STATES) else ""
-
-
-async def _about(context: Context, found: Filter, order: str) -> int | None:
-    """Return how many fit, if samples have the number: for filters by queue and live state only."""
-    if order == "due":
-        found = {**found, "states": [each for each in DUE_STATES if each in found.get("states", DUE_STATES)]}
-    if not found.keys() <= {"queues", "states"} or any(name.endswith("*") for name in found.get("queues", [])):
-        return None
-    states = set(found.get("states", ()))
-    if not states or not states <= {"waiting", "failed", "blocked", "executing", "dead"}:
-        return None
-    stats = await context.database.shared("stats", 1.0, observe.stats)
-    chosen = [each for each in stats["queues"] if "queues" not in found or each["queue"] in found["queues"]]
-    if any(each["counted_to"] for each in chosen):
-        return None
-    return sum(int(each[state]) for each in chosen for state in states)
 
 
 def _wrong_clocks(workers: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
