@@ -16,7 +16,7 @@ from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import commands, counting, render, workflows
+from pgqueue.web import commands, counting, render, timeline, workflows
 from pgqueue.web.context import Context
 
 log = logging.getLogger("pgqueue.web")
@@ -148,7 +148,8 @@ async def job(context: Context) -> Response:
             if found.texts.get(name) not in (None, "null")
         },
         errors=_errors(found),
-        timeline=_timeline(columns, _errors(found)),
+        timeline=timeline.events(columns, _errors(found)),
+        unrecorded=timeline.unrecorded(columns, _errors(found)),
         neighbours=neighbours,
         trace=_trace(context, found),
         docs=docs,
@@ -368,24 +369,6 @@ def _decoded(context: Context, job: Any) -> str:
 def _errors(found: Any) -> list[dict[str, Any]]:
     errors = found["errors"] or []
     return [each if isinstance(each, dict) else {"message": str(each)} for each in reversed(errors)]
-
-
-def _timeline(job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    events = [(job["created_at"], "enqueued"), (job["run_at"], "was to run")]
-    if job["due_at"]:
-        events.append((job["due_at"], "due"))
-    for number, each in enumerate(reversed(errors), 1):
-        if isinstance(each.get("at"), str):
-            events.append(
-                (each["at"], f"attempt {each.get('attempt', number)} failed: {render.short(each.get('class'))}")
-            )
-    if job["reserved_at"]:
-        events.append((job["reserved_at"], f"reserved by {render.short(job['reserved_by'])}"))
-    if job["cancel_requested_at"]:
-        events.append((job["cancel_requested_at"], "cancel requested"))
-    if job["finished_at"]:
-        events.append((job["finished_at"], job["state"]))
-    return sorted((each for each in events if each[0]), key=lambda event: render.stamp(event[0]))
 
 
 async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ select
     j.losses, j.key, j.tags, j.args, j.headers, j.errors, null::jsonb as result,
     j.retry, j.score, j.limit_key, j.blocked_on, j.leader, j.dedupe, null::bigint as merged_into,
     j.timeout, coalesce(cardinality(j.crashed_on), 0) as crashes, j.crashed_on, j.progress, j.enqueued_by,
-    j.depends_on, j.run_if, j.group_id
+    j.depends_on, j.run_if, j.group_id, (j.reservation >> 20)::integer as claims
 from pgqueue.jobs j
 union all
 select
@@ -20,7 +20,7 @@ select
     h.losses, h.key, h.tags, h.args, h.headers, h.errors, h.result,
     h.retry, h.score, h.limit_key, null, null, h.dedupe, h.merged_into,
     h.timeout, coalesce(cardinality(h.crashed_on), 0), h.crashed_on, h.progress, h.enqueued_by,
-    h.depends_on, h.run_if, h.group_id
+    h.depends_on, h.run_if, h.group_id, (h.reservation >> 20)::integer
 from pgqueue.history h;
 
 comment on view pgqueue.all_jobs is 'Every job, live and finished. select * from pgqueue.all_jobs where state = ''dead'' order by id desc limit 20;';
@@ -64,3 +64,4 @@ comment on column pgqueue.all_jobs.enqueued_by is 'Who enqueued it: the role tha
 comment on column pgqueue.all_jobs.depends_on is 'The jobs that it was to wait for.';
 comment on column pgqueue.all_jobs.run_if is 'What must become of those before it starts: succeeded, finished or failed.';
 comment on column pgqueue.all_jobs.group_id is 'The group that it is a member of.';
+comment on column pgqueue.all_jobs.claims is 'How often it was reserved.';
