@@ -114,6 +114,15 @@ def test_counting_stops_at_a_bound_and_says_so(conn: psycopg.Connection) -> None
     assert rows.fetchone() == (1000, True)
 
 
+def test_a_bound_that_queues_share_shows_in_each_of_them(conn: psycopg.Connection) -> None:
+    parent = enqueue(conn, queue="parents", delay="1 h")
+    for queue in ("one", "other"):
+        enqueue_many(conn, 3, queue=queue, depends_on=[parent])
+    count = "select bool_or(is_cut), bool_and(is_cut) from pgqueue._count_queues(pgqueue._clock(), %s)"
+    assert conn.execute(count, [4]).fetchone() == (True, True)
+    assert conn.execute(count, [10]).fetchone() == (False, False)
+
+
 def test_counting_reads_no_more_than_its_bound(conn: psycopg.Connection) -> None:
     enqueue_many(conn, 10_000, queue="mail")
     conn.execute("vacuum analyze pgqueue.jobs")

@@ -87,7 +87,8 @@ as $$
         group by j.queue
     ),
     waiting_for as (
-        select j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit
+        select
+            j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit, sum(count(*)) over () as of_all
         from (
             select x.queue, left(x.blocked_on, 1) <> '@' as by_limit
             from pgqueue.jobs x
@@ -114,7 +115,9 @@ as $$
     select
         n.queue, coalesce(r.waiting, 0)::integer, coalesce(r.due, 0)::integer, coalesce(r.scheduled, 0)::integer,
         coalesce(r.failed, 0)::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
-        d.jobs::integer, coalesce(r.is_cut, false) or greatest(k.jobs, a.jobs, d.jobs) >= p_most, r.oldest_due_at,
+        d.jobs::integer, coalesce(r.is_cut, false)
+            or greatest(k.jobs, (select max(x.of_all) from waiting_for x), d.jobs) >= p_most,
+        r.oldest_due_at,
         (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer
     from named n
     left join (
