@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import psycopg
@@ -24,6 +26,8 @@ from pgqueue.search import Filter, parse
 from pgqueue.web.database import Database
 from pgqueue.web.render import hides, link
 from pgqueue.web.users import User
+
+T = TypeVar("T")
 
 # Bytes of a form.
 _MOST = 1_000_000
@@ -111,6 +115,23 @@ class Context:
         if hides(found.get("args", []), self.settings.redact):
             raise InvalidArgument("a filter names a field whose values are hidden", hint="search for another field")
         return found
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run what changes something; take it back if the browser goes before it has ended, as it does at Stop."""
+        working, gone = asyncio.create_task(work), asyncio.create_task(self._gone())
+        try:
+            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise HTTPException(400, "the browser has gone: nothing was changed")
+            return working.result()
+        finally:
+            gone.cancel()
+            working.cancel()
+            await asyncio.gather(working, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
 
     def now(self) -> float:
         """Return the database's time, as far as it was asked for."""
