@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -56,6 +56,8 @@ class Context:
         self.user: User = request.scope["pgqueue.user"]
         self.prefix = request.scope.get("pgqueue.prefix", "") + request.scope.get("root_path", "")
         self.rights: dict[str, Any] = {}
+        # The parts of the page whose statement took too long.
+        self.missing: list[str] = []
 
     async def find_rights(self) -> None:
         """Read the rights of the role of the database."""
@@ -116,6 +118,14 @@ class Context:
             raise InvalidArgument("a filter names a field whose values are hidden", hint="search for another field")
         return found
 
+    async def part(self, name: str, reading: Awaitable[T], otherwise: T) -> T:
+        """Read a part of the page; `otherwise` if its statement takes too long, and the page says what it lacks."""
+        try:
+            return await reading
+        except psycopg.errors.QueryCanceled:
+            self.missing.append(name)
+            return otherwise
+
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Run what changes something; take it back if the browser goes before it has ended, as it does at Stop."""
         working, gone = asyncio.create_task(work), asyncio.create_task(self._gone())
@@ -159,6 +169,7 @@ class Context:
             front=self._front(),
             query=self.query,
             template=template.removesuffix(".html"),
+            missing=self.missing,
             **values,
         )
         tag = f'W/"{hashlib.blake2b(body.encode(), digest_size=12).hexdigest()}"'

@@ -70,7 +70,17 @@ def test_a_standby_is_shown_and_takes_no_action(standby: str, serve: Serve, ask:
         jobs = dict(conn.execute("select state::text, max(id) from pgqueue.all_jobs group by state").fetchall())
         group = value(conn, "select id from pgqueue.groups()")
     address = serve(dsn=standby)
-    pages = ["/", "/queues", "/queue?name=mail", "/jobs", "/jobs?q=state:dead", "/dead", "/tasks", "/workers", "/groups"]
+    pages = [
+        "/",
+        "/queues",
+        "/queue?name=mail",
+        "/jobs",
+        "/jobs?q=state:dead",
+        "/dead",
+        "/tasks",
+        "/workers",
+        "/groups",
+    ]
     pages += ["/task?name=send_email", "/worker?name=w1", "/schedules", "/schedule?name=nightly", "/limits", "/audit"]
     pages += ["/health", f"/group?id={group}", *(f"/jobs/{job}" for job in jobs.values())]
     assert set(jobs) >= {"waiting", "executing", "blocked", "dead"}
