@@ -71,7 +71,8 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     at_once = min(CHUNK, max(cap - looked, 1))
     [found] = await context.database.read(observe.search(order_for(action), wanted, after, at_once))
     if found.ids:
-        chunk = await context.database.act(context.user, operate.bulk(action, {"job_ids": found.ids}, 10_000))
+        acting = context.database.act(context.user, operate.bulk(action, {"job_ids": found.ids}, 10_000))
+        chunk = await context.unless_gone(acting)
         done, looked = done + chunk.changed, looked + len(found.ids)
     context.database.forget()
     if found.next is None or looked >= cap:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import psycopg
@@ -24,6 +26,8 @@ from pgqueue.search import Filter, parse
 from pgqueue.web.database import Database
 from pgqueue.web.render import hides, link
 from pgqueue.web.users import User
+
+T = TypeVar("T")
 
 # Bytes of a form.
 _MOST = 1_000_000
@@ -52,6 +56,8 @@ class Context:
         self.user: User = request.scope["pgqueue.user"]
         self.prefix = request.scope.get("pgqueue.prefix", "") + request.scope.get("root_path", "")
         self.rights: dict[str, Any] = {}
+        # The parts of the page whose statement took too long.
+        self.missing: list[str] = []
 
     async def find_rights(self) -> None:
         """Read the rights of the role of the database."""
@@ -112,6 +118,31 @@ class Context:
             raise InvalidArgument("a filter names a field whose values are hidden", hint="search for another field")
         return found
 
+    async def part(self, name: str, reading: Awaitable[T], otherwise: T) -> T:
+        """Read a part of the page; `otherwise` if its statement takes too long, and the page says what it lacks."""
+        try:
+            return await reading
+        except psycopg.errors.QueryCanceled:
+            self.missing.append(name)
+            return otherwise
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run what changes something; take it back if the browser goes before it has ended, as it does at Stop."""
+        working, gone = asyncio.create_task(work), asyncio.create_task(self._gone())
+        try:
+            await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise HTTPException(400, "the browser has gone: nothing was changed")
+            return working.result()
+        finally:
+            gone.cancel()
+            working.cancel()
+            await asyncio.gather(working, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+
     def now(self) -> float:
         """Return the database's time, as far as it was asked for."""
         asked = time.time() - float(self.rights.get("asked", time.time()))
@@ -138,6 +169,7 @@ class Context:
             front=self._front(),
             query=self.query,
             template=template.removesuffix(".html"),
+            missing=self.missing,
             **values,
         )
         tag = f'W/"{hashlib.blake2b(body.encode(), digest_size=12).hexdigest()}"'

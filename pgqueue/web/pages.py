@@ -31,6 +31,9 @@ RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 _LATELY = 600
 _ENDS = ("succeeded", "failed", "dead", "cancelled")
 
+# Parts that a page can do without.
+DEATHS, FINDINGS = "what jobs died of", "problems that the doctor finds"
+
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 
@@ -38,8 +41,8 @@ async def overview(context: Context) -> Response:
     """The overview: is it late, does it fail, which workers are missing."""
     shared = context.database.shared
     stats = await shared("stats", 1.0, observe.stats)
-    groups = await shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
-    findings = await shared("doctor", 30.0, observe.doctor)
+    groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
+    findings = await context.part(FINDINGS, shared("doctor", 30.0, observe.doctor), [])
     recent = await shared(("series", "", 900), 2.0, lambda: observe.series("", 900))
     day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
     return context.page(
@@ -66,7 +69,7 @@ async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
     options = await context.database.shared("queues", 5.0, observe.queues)
-    trends = await context.database.shared("trends", 10.0, observe.trends)
+    trends = await context.part("the trends", context.database.shared("trends", 10.0, observe.trends), [])
     return context.page(
         "queues.html",
         queues=_in_trouble_first(stats["queues"]),
@@ -86,7 +89,8 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.database.shared(("dead", name), 10.0, lambda: observe.dead_groups(name))
+    reading = context.database.shared(("dead", name), 10.0, lambda: observe.dead_groups(name))
+    groups = await context.part(DEATHS, reading, [])
     [paused_by] = await context.database.read(observe.paused_by(name)) if numbers["paused_at"] else [None]
     return context.page(
         "queue.html",
@@ -131,11 +135,12 @@ async def jobs(context: Context) -> Response:
 async def job(context: Context) -> Response:
     """Everything about one job."""
     job_id = _id_of(context)
-    [found, why] = await context.database.read(observe.job(job_id), operate.explain(job_id))
+    [found] = await context.database.read(observe.job(job_id))
     if found is None:
         raise HTTPException(404, f"there is no job {job_id}, or its retention has ended")
+    [why] = await context.part("why it is in this state", context.database.read(operate.explain(job_id)), [None])
     columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
-    neighbours = await _neighbours(context, columns)
+    neighbours = await context.part("others of its key", _neighbours(context, columns), [])
     [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
     redact = context.settings.redact
     return context.page(
@@ -155,7 +160,9 @@ async def job(context: Context) -> Response:
         docs=docs,
         owner=owner,
         command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
-        relatives=await workflows.relatives(context, columns),
+        relatives=await context.part(
+            "what it waits for and what waits for it", workflows.relatives(context, columns), {}
+        ),
         actions=actions_for([columns["state"]]),
         now=context.now(),
     )
@@ -215,9 +222,9 @@ async def audit(context: Context) -> Response:
 
 async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
-    findings = await context.database.shared("doctor", 5.0, observe.doctor)
+    findings = await context.part(FINDINGS, context.database.shared("doctor", 5.0, observe.doctor), [])
     stats = await context.database.shared("stats", 1.0, observe.stats)
-    rows = await context.database.shared("metrics", 2.0, observe.metrics)
+    rows = await context.part("the numbers of the server", context.database.shared("metrics", 2.0, observe.metrics), [])
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(
         "health.html",

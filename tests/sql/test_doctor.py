@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from datetime import timedelta
@@ -189,9 +190,21 @@ def test_an_old_snapshot_who_holds_it_since_when_and_what_ends_it(
     assert "idle in transaction" in evidence
     clock.advance(timedelta(hours=1))
     assert old_snapshots(conn)[subject][0] == "critical"
+    # What it costs: the dead rows that vacuum leaves, as they become more.
+    before = dead_rows(old_snapshots(conn)[subject][1])
+    enqueue_many(conn, 3000)
+    conn.execute("delete from pgqueue.jobs")
+    conn.execute("vacuum pgqueue.jobs")
+    wait_until(lambda: dead_rows(old_snapshots(conn)[subject][1]) >= before + 3000)
     conn.execute(remedy.split(" and set")[0].encode())
     wait_until(lambda: subject not in old_snapshots(conn))
     holder.close()
+
+
+def dead_rows(evidence: str) -> int:
+    found = re.search(r"have (\d+) dead rows beside \d+ live ones now, \d+ [kM]B with their indexes", evidence)
+    assert found is not None, evidence
+    return int(found[1])
 
 
 def test_dead_rows_of_a_table(conn: psycopg.Connection) -> None:

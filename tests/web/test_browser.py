@@ -9,53 +9,24 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 
 import psycopg
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from tests.calls import call, enqueue_many, maintain, value
 from tests.facts import wait_until
-from tests.web.chromium import ARGUMENTS, PATH
+from tests.web.browser import browser, in_browser, listen, page, said
 from tests.web.conftest import Serve
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(PATH is None, reason="no Chromium: apt-get install chromium"),
-    pytest.mark.timeout(300),
-]
+__all__ = ["browser", "page", "said"]
+
+pytestmark = in_browser
 
 PAGES = ["/", "/queues", "/queue?name=mail", "/jobs", "/dead", "/tasks", "/task?name=send_email", "/workers"]
 PAGES += ["/groups", "/worker?name=w1", "/schedules", "/schedule?name=nightly", "/limits", "/audit", "/health"]
 
 AXE = "axe-core@4.14.1"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=PATH, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def said() -> list[str]:
-    """What the console said, and what failed to load, on all pages of the test."""
-    return []
-
-
-@pytest.fixture
-def page(browser: Browser, serve: Serve, said: list[str]) -> Iterator[Page]:
-    context = browser.new_context(base_url=serve(), viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
-    yield page
-    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +56,22 @@ def pages_of(conn: psycopg.Connection) -> list[str]:
     return [*PAGES, f"/group?id={group}", f"/jobs/{group}", *(f"/jobs/{job}" for job in jobs)]
 
 
-def test_every_page_loads_without_a_word_on_the_console(
-    filled: psycopg.Connection, page: Page, said: list[str]
-) -> None:
+def test_every_page_loads_without_a_word_on_the_console(filled: psycopg.Connection, page: Page) -> None:
     for path in pages_of(filled):
         answer = page.goto(path)
         assert answer is not None
         assert answer.status == 200, path
         assert page.locator("h1").count() == 1
         page.wait_for_timeout(100)
-    # A policy that was broken is reported there too.
-    assert said == []
 
 
 @pytest.mark.long
-def test_plots_are_drawn(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+def test_plots_are_drawn(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/")
     page.locator(".plot canvas").first.wait_for()
     page.get_by_label("1 h", exact=True).check()
     page.wait_for_timeout(300)
     assert page.locator(".plot canvas").count() == 2
-    assert said == []
 
 
 @pytest.mark.long
@@ -130,7 +96,7 @@ def test_the_page_stands_still_while_rows_are_selected(filled: psycopg.Connectio
     page.get_by_text("new_one").first.wait_for()
 
 
-def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/jobs?q=state:dead")
     page.locator("#all").check()
     assert page.locator("[data-selected]").inner_text() == "9 selected"
@@ -139,7 +105,6 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page, s
     page.get_by_role("button", name="Retry", exact=True).click()
     page.get_by_text("9 of 9 jobs retried").wait_for()
     assert value(filled, "select count(*) from pgqueue.history where state = 'dead'") == 0
-    assert said == []
 
 
 @pytest.mark.long
@@ -176,7 +141,7 @@ def test_a_job_is_deleted_after_a_question(filled: psycopg.Connection, page: Pag
 
 
 @pytest.mark.long
-def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/queue?name=mail")
     page.get_by_role("button", name="Pause").click()
     page.get_by_role("button", name="Resume").wait_for()
@@ -187,7 +152,6 @@ def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, pag
     page.get_by_label("Type the name").fill("mail")
     page.get_by_role("button", name="Purge", exact=True).click()
     page.get_by_text("jobs deleted").wait_for()
-    assert said == []
 
 
 @pytest.mark.long
@@ -220,7 +184,7 @@ def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> N
 
 
 @pytest.mark.long
-def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, page: Page, said: list[str]) -> None:
+def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/workers")
     for button in ("Make quiet", "Resume", "Stop"):
         page.get_by_role("button", name=f"{button}: w1").click()
@@ -229,7 +193,6 @@ def test_a_worker_is_made_quiet_resumed_and_stopped(filled: psycopg.Connection, 
         page.get_by_role("heading", name="Workers").wait_for()
     page.get_by_text("asked to stop", exact=True).wait_for()
     assert value(filled, "select command from pgqueue.workers") == "stop"
-    assert said == []
 
 
 @pytest.mark.long
@@ -253,8 +216,11 @@ def test_the_keyboard_alone_is_enough(filled: psycopg.Connection, page: Page) ->
     assert page.locator("input[name=id]:checked").count() == 1
 
 
-def test_the_pages_work_without_javascript(filled: psycopg.Connection, browser: Browser, serve: Serve) -> None:
+def test_the_pages_work_without_javascript(
+    filled: psycopg.Connection, browser: Browser, serve: Serve, said: list[str]
+) -> None:
     context = browser.new_context(base_url=serve(), java_script_enabled=False)
+    listen(context, said)
     page = context.new_page()
     page.goto("/jobs")
     page.get_by_label("Filter", exact=True).fill("state:dead")
@@ -294,11 +260,9 @@ def test_nothing_serious_stands_in_the_way_of_a_screen_reader(
         assert serious == [], path
 
 
-def test_names_of_producers_run_nothing(conn: psycopg.Connection, page: Page, said: list[str]) -> None:
+def test_names_of_producers_run_nothing(conn: psycopg.Connection, page: Page) -> None:
     enqueue_many(conn, 2, "<img src=x onerror=alert(1)>", queue="<script>alert(1)</script>")
     maintain(conn)
-    page.on("dialog", lambda dialog: said.append("a dialog"))
     for path in ["/", "/queues", "/jobs"]:
         page.goto(path)
         page.wait_for_timeout(100)
-    assert said == []

@@ -11,8 +11,11 @@ set search_path = pg_catalog, pg_temp
 as $$
     select
         case when o.age > interval '1 hour' then 'critical' else 'warning' end,
-        'old_snapshot', o.who, o.evidence
-            || '; vacuum cannot remove rows that were deleted since: tables and indexes of the queue grow, and every claim slows down',
+        'old_snapshot', o.who,
+        format(
+            '%s; vacuum cannot remove rows that were deleted since: the tables of the queue have %s dead rows beside %s live ones now, %s with their indexes; they grow with each job, and claims slow down',
+            o.evidence, c.dead, c.live, c.size
+        ),
         o.remedy
     from (
         select
@@ -47,6 +50,11 @@ as $$
         from pg_replication_slots s
         where age(coalesce(s.xmin, s.catalog_xmin)) > 1000000
     ) o
+    cross join (
+        select sum(s.n_dead_tup) as dead, sum(s.n_live_tup) as live, pg_size_pretty(sum(pg_total_relation_size(s.relid))) as size
+        from pg_stat_all_tables s
+        where s.schemaname = 'pgqueue' and s.relname !~ '^history'
+    ) c
     union all
     select
         'info', 'blind', 'pg_stat_activity',
