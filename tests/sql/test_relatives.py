@@ -1,4 +1,4 @@
-"""groups() and children(), and what explain() says of a job that waits for an event: what pages show of workflows."""
+"""groups() and children(), and what explain() answers for a job that waits for an event or sleeps: what pages show of workflows."""
 
 from __future__ import annotations
 
