@@ -1,4 +1,4 @@
-"""groups() and children(), and what explain() answers for a job that waits for an event or sleeps: what pages show of workflows."""
+"""groups(), children(), and explain() of a job that waits for an event or sleeps: what pages show of workflows."""
 
 from __future__ import annotations
 
