@@ -37,8 +37,8 @@ comment on column pgqueue.notes.name is 'How the parent ended; or the event; or,
 comment on column pgqueue.samples.ended is 'What started and ended since the row before, as workers reported: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and buckets of 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
 -- What blocked jobs wait for.
 alter table pgqueue.samples add blocked_by_limit integer, add blocked_by_parents integer;
-comment on column pgqueue.samples.blocked_by_limit is 'Of blocked, the jobs at a limit. Null: the row is of before they were told apart.';
-comment on column pgqueue.samples.blocked_by_parents is 'Of blocked, the jobs that wait for other jobs to end; the rest is behind a job of its key.';
+comment on column pgqueue.samples.blocked_by_limit is 'How many of the blocked jobs are at a limit. Null: the row is of before they were told apart.';
+comment on column pgqueue.samples.blocked_by_parents is 'How many of the blocked jobs wait for other jobs to end; the rest is behind a job of its key.';
 comment on column pgqueue.samples.blocked is 'Jobs that wait for another job of their key, for a limit, or for jobs that they depend on.';
 -- The same facts in plainer words.
 comment on column pgqueue.heads.xid is
