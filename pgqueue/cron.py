@@ -11,7 +11,7 @@ _SHORTHANDS = ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
-# Of each field: its name, its smallest and largest value, how many values it has, and their names.
+# The fields: for each its name, its smallest and largest value, how many values it has, and their names.
 _FIELDS: tuple[tuple[str, int, int, int, dict[str, int]], ...] = (
     ("second", 0, 59, 60, {}),
     ("minute", 0, 59, 60, {}),

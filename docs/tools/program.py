@@ -56,7 +56,7 @@ _SESSION_INTERNAL = {"woken", "maintenance_run", "step_under_way"}
 # SQLSTATE: Python error, when.
 _STATES = {
     "22023": ("InvalidArgument", "a value is refused; the detail says what was found, the hint what to do"),
-    "0A000": ("UnsupportedOption", "an option that is not supported yet; none today"),
+    "0A000": ("UnsupportedOption", "only the proxy of a sharded queue: parents, a group or a `ref` on two shards"),
     "25001": ("WrongIsolation", "`reserve`, `exchange`, `idle` or `maintain` outside READ COMMITTED"),
     "42501": ("AccessDenied", "the role has no right to call this; `pgqueue grant` gives it"),
     "55P03": ("LockTimeout", "another transaction holds the job or the dedupe key; nothing was changed"),

@@ -58,7 +58,7 @@ _OURS_TITLE = "## Figures: ours"
 _OURS_HEAD = "| what | figure | command |\n|---|---|---|\n"
 
 _TITLE = "## Figures: ours and others', on one machine"
-# Of a figure: what it is, how it is written, and whether more is better.
+# What a figure is, how it is written, and whether more is better.
 _MEASURES = {
     "jobs_per_s": ("drain, jobs/s", ",.0f", True),
     "drain_cpu_us": ("server CPU of a drained job, µs", ".0f", False),

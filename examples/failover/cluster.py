@@ -145,7 +145,7 @@ class Cluster:
         return found[0]
 
     def wait_for_standbys(self, number: int, seconds: float = 120) -> None:
-        """Wait until so many standbys stream, and one of them is synchronous where that is asked for."""
+        """Wait until that number of standbys stream, and one of them is synchronous where that is asked for."""
         wanted = "and count(*) filter (where sync_state = 'sync') >= 1" if self.synchronous else ""
         question = f"select count(*) filter (where state = 'streaming') >= {number} {wanted} from pg_stat_replication"
 

@@ -133,7 +133,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
     children = ask(dsn, groups.children(job_id, 1000))
     why = ask(dsn, operate.explain(job_id))
-    waits = why["detail"] if why["state"] == "blocked" or why["reason"] == "event" else None
+    waits = why["detail"] if why["state"] == "blocked" or why["reason"] in ("event", "sleep") else None
     if as_json:
         more = {"parents": parents, "children": children, "steps": steps, "waits": waits}
         output.print_json(Document({**job.texts, **{name: json.dumps(found) for name, found in more.items()}}))

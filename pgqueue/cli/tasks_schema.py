@@ -30,7 +30,7 @@ def schema(
 ) -> None:
     """Print the JSON schemas of the arguments of tasks with validate=True: one object, a schema for each task.
 
-    It asks no database. Of an accumulating task it is the schema of one payload.
+    It asks no database. An accumulating task has the schema of one payload.
     """
     app = load(require or [])
     for name in task or ():

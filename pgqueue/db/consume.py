@@ -286,7 +286,7 @@ def awake(worker: str) -> Call[None]:
 
 
 def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float]]:
-    """Run maintenance; reads (ran, rescued, prolonged, expired, seconds to the next call)."""
+    """Run maintenance; reads (ran, rescued, leases with a grace period, expired, seconds to the next call)."""
     return Call(
         b"select ran, rescued, prolonged, expired, extract(epoch from call_again_in)::float8"
         b" from pgqueue.maintain(%s::interval)",

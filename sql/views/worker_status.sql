@@ -42,7 +42,7 @@ comment on column pgqueue.worker_status.started_at is 'When it registered; null:
 comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat.';
 comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';
-comment on column pgqueue.worker_status.lapsed is 'Of these, jobs whose lease is over: maintenance gives them back.';
+comment on column pgqueue.worker_status.lapsed is 'Jobs among these whose lease is over: maintenance gives them back.';
 comment on column pgqueue.worker_status.command is 'What an operator asked of it: quiet or stop; null: nothing.';
 comment on column pgqueue.worker_status.commanded_at is 'When that was asked.';
 comment on column pgqueue.worker_status.obeyed_at is 'When the worker said that it does it; null: it has not yet.';

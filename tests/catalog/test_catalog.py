@@ -184,6 +184,18 @@ def test_no_lock_outlives_its_transaction(conn: psycopg.Connection) -> None:
     assert [file.name for file in code if session_lock.search(file.read_text())] == []
 
 
+def test_no_function_refuses_what_is_not_supported(conn: psycopg.Connection) -> None:
+    """All that the contract names is built. Only the proxy of a sharded queue has limits of that kind."""
+    found = names(
+        conn,
+        r"""
+        select p.proname::text from pg_proc p
+        where p.pronamespace = 'pgqueue'::regnamespace and p.prosrc ~* '0A000|feature_not_supported'
+        """,
+    )
+    assert found == []
+
+
 def test_no_function_is_overloaded(conn: psycopg.Connection) -> None:
     assert (
         names(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.partitions
 NOON = "2030-01-01 12:00+00"
 
 FUNCTIONS = {
-    "leases": "_rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out prolonged bigint)",
+    "leases": "_rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)",
     "expiry": "_expire_jobs(p_limit integer) returns bigint",
     "clock": "_bring_forward(p_from timestamptz, p_limit integer, p_cursor text[]) returns text[]",
     "lanes": "_find_lanes() returns integer",

@@ -13,7 +13,6 @@ from tests.calls import call, enqueue, job, reserve_one
 from tests.databases import Database
 
 BAD = "22023"
-UNBUILT = "0A000"
 
 Case = tuple[str, Sequence[Any], Mapping[str, Any], str, str]
 

@@ -1,11 +1,11 @@
-"""groups() and children(), and what explain() says of a job that waits for an event: what pages show of workflows."""
+"""groups(), children(), and explain() of a job that waits for an event or sleeps: what pages show of workflows."""
 
 from __future__ import annotations
 
 import psycopg
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, table
+from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve_one, table
 from tests.sql.plans import blocks
 from tests.sql.test_dependencies import finish
 
@@ -89,6 +89,35 @@ def test_explain_names_the_event_that_a_job_waits_for(conn: psycopg.Connection, 
     maintain(conn)
     [why] = table(conn, "explain", held.id)
     assert why.reason != "event"
+
+
+def test_explain_names_the_step_in_which_a_job_sleeps(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    enqueue(conn, "order")
+    held = reserve_one(conn)
+    # Results that only look like the deadline of a sleep.
+    call(conn, "complete_step", held.id, held.reservation, "scalar", "5")
+    call(conn, "complete_step", held.id, held.reservation, "longer", '{"until": "2031-01-01 12:00+00"}')
+    assert call(conn, "sleep_step", held.id, held.reservation, "cool down", "2 days") is False
+    [why] = table(conn, "explain", held.id)
+    assert (why.state, why.reason, why.until) == ("waiting", "sleep", job(conn, held.id).due_at)
+    assert "sleeps in step cool down until 2030-01-03 12:00:00" in why.detail
+    clock.advance("2 days")
+    held = reserve_one(conn)
+    assert call(conn, "sleep_step", held.id, held.reservation, "cool down", "2 days") is True
+    # It waits for something else now.
+    assert call(conn, "snooze", held.id, held.reservation, "5 s")
+    [why] = table(conn, "explain", held.id)
+    assert (why.reason, "it was deferred" in why.detail) == ("not_due", True)
+
+
+def test_explain_goes_on_where_the_result_of_a_step_is_no_time(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, "order")
+    held = reserve_one(conn)
+    call(conn, "complete_step", held.id, held.reservation, "charge", '{"until": "the end"}')
+    assert call(conn, "sleep_step", held.id, held.reservation, "cool down", "2 days") is False
+    [why] = table(conn, "explain", held.id)
+    assert (why.reason, why.until) == ("not_due", job(conn, held.id).due_at)
 
 
 def test_a_group_that_is_cancelled_leaves_a_row_in_the_audit(conn: psycopg.Connection) -> None:

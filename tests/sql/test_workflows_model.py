@@ -1,8 +1,9 @@
-"""Random jobs in random groups, with dependencies, steps and events, against a model in a few lines of Python."""
+"""Random jobs in random groups, with dependencies, keys, steps, sleeps and events, against a model in Python."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,9 +17,14 @@ from tests.databases import Cloner, Database
 
 RUN_IF = ("succeeded", "finished", "failed")
 # What happens to a job that is ready, to a group, or from outside.
-ACTIONS = ("succeeded", "succeeded", "dead", "dead", "cancelled", "step", "wait", "emit", "close", "retry")
-EVENTS = 3
-LIVE = ("blocked", "waiting", "suspended")
+ACTIONS = (
+    *("succeeded", "succeeded", "dead", "dead", "cancelled", "step", "wait", "wait", "sleep", "join"),
+    *("emit", "close", "retry", "cancel", "later"),
+)
+EVENTS = 4
+# A wait for one of these has a timeout. It ends, as a sleep does, with the next "later".
+TIMED = (2, 3)
+LIVE = ("blocked", "waiting", "suspended", "joined")
 
 
 @dataclass
@@ -29,16 +35,23 @@ class Node:
     group: int | None
     parents: list[int]
     run_if: str
+    key: str | None = None
     state: str = "blocked"
     is_open: bool = True
-    steps: dict[str, int] = field(default_factory=dict)
-    awaited: int | None = None
+    # Of a sleep, the number of the hour in which it began.
+    steps: dict[str, int | None] = field(default_factory=dict)
+    # The events that it waits for, and the hour in which it began to.
+    awaits: dict[int, int] = field(default_factory=dict)
+    # The hour after which a suspended job comes back by itself.
+    until: int | None = None
+    joined: int = 0
 
 
 @dataclass
 class Model:
     nodes: list[Node]
     emitted: set[int] = field(default_factory=set)
+    hour: int = 0
 
     def settle(self) -> None:
         """Let jobs and groups start, be cancelled and end, until nothing changes."""
@@ -48,12 +61,40 @@ class Model:
             for number, node in enumerate(self.nodes):
                 if node.state == "blocked":
                     node.state = self._group(number) if node.is_group else self._verdict(node)
-                elif node.state == "suspended" and node.awaited in self.emitted:
+                elif node.state == "joined" and self.nodes[node.joined].state not in LIVE:
                     node.state = "waiting"
-                    node.steps[f"event {node.awaited}"] = node.awaited or 0
                 else:
                     continue
-                changed = changed or node.state not in ("blocked", "suspended")
+                changed = changed or node.state != "blocked"
+
+    def emit(self, event: int) -> None:
+        self.emitted.add(event)
+        for node in self.nodes:
+            if event in node.awaits and node.state in ("waiting", "suspended"):
+                del node.awaits[event]
+                node.steps[f"event {event}"] = event
+                node.state = "waiting"
+
+    def later(self) -> None:
+        self.hour += 1
+        for node in self.nodes:
+            if node.state == "suspended" and node.until is not None and node.until < self.hour:
+                node.state = "waiting"
+
+    def end(self, number: int, state: str) -> None:
+        self.nodes[number].state = state
+        self.nodes[number].awaits.clear()
+
+    def ready(self) -> list[int]:
+        """The jobs that wait, the first of each key only. One that began keeps its position."""
+        held: set[str] = set()
+        found = []
+        for number, node in enumerate(self.nodes):
+            if node.state == "waiting" and node.key not in held:
+                found.append(number)
+            if node.key is not None and node.state in ("waiting", "suspended", "joined"):
+                held.add(node.key)
+        return found
 
     def bring_back(self, number: int, state: str) -> None:
         """A job lives again: so does its group, and what was cancelled because of either alone."""
@@ -95,12 +136,13 @@ def workflows(draw: st.DrawFn) -> list[Node]:
         groups = [each for each in range(number) if nodes[each].is_group]
         group = draw(st.sampled_from([None, *groups, *groups]))
         is_group = draw(st.integers(0, 2)) == 0
-        # Whoever waits for what waits for its own group waits for ever.
+        # A job that waits for what waits for its own group waits for ever.
         outer = _outer(nodes, group)
         others = [each for each in range(number) if not outer & _waits(nodes, each)]
         parents = draw(st.sets(st.sampled_from(others), max_size=2)) if others and not is_group else set()
         run_if = draw(st.sampled_from(RUN_IF)) if parents else "succeeded"
-        nodes.append(Node(is_group, group, sorted(parents), run_if))
+        key = None if is_group else draw(st.sampled_from([None, None, "k", "l"]))
+        nodes.append(Node(is_group, group, sorted(parents), run_if, key))
     return nodes
 
 
@@ -147,33 +189,35 @@ def test_groups_steps_and_events_go_as_the_model_says(
         " pgqueue.steps, pgqueue.events, pgqueue.event_waits"
     )
     # The example is used again while hypothesis shrinks it.
-    model = Model([Node(node.is_group, node.group, node.parents, node.run_if) for node in nodes])
+    model = Model([Node(node.is_group, node.group, node.parents, node.run_if, node.key) for node in nodes])
     ids: list[int] = []
     for node in model.nodes:
-        options = {"group_id": ids[node.group]} if node.group is not None else {}
+        options: dict[str, Any] = {"group_id": ids[node.group]} if node.group is not None else {}
         if node.is_group:
             ids.append(call(conn, "open_group", "g", **options))
         else:
+            options["key"] = node.key
             if node.parents:
                 options |= {"depends_on": [ids[each] for each in node.parents], "run_if": node.run_if}
             ids.append(enqueue(conn, **options))
     for choice, action in actions:
         model.settle()
         _settle(conn, clock)
-        _act(conn, model, ids, choice, action)
+        _act(conn, model, clock, ids, choice, action)
     for number, node in enumerate(model.nodes):
         if node.is_group and node.is_open:
             call(conn, "close_group", ids[number])
             node.is_open = False
     for event in range(EVENTS):
-        _act(conn, model, ids, event, "emit")
+        _act(conn, model, clock, ids, event, "emit")
     # All that is left succeeds, so that each group ends.
     while True:
+        _act(conn, model, clock, ids, 0, "later")
         model.settle()
         _settle(conn, clock)
         if not any(node.state == "waiting" for node in model.nodes):
             break
-        _act(conn, model, ids, 0, "succeeded")
+        _act(conn, model, clock, ids, 0, "succeeded")
     assert [state(conn, each) for each in ids] == [node.state.removesuffix(" by parent") for node in model.nodes]
     assert not {node.state for node in model.nodes} & set(LIVE)
     for number, node in enumerate(model.nodes):
@@ -190,11 +234,20 @@ def _settle(conn: psycopg.Connection, clock: Clock) -> None:
     raise AssertionError("notes are left for ever")
 
 
-def _act(conn: psycopg.Connection, model: Model, ids: list[int], choice: int, action: str) -> None:
+def _act(conn: psycopg.Connection, model: Model, clock: Clock, ids: list[int], choice: int, action: str) -> None:
     if action == "emit":
         event = choice % EVENTS
         assert call(conn, "emit_event", f"event {event}", Jsonb(event)) is (event not in model.emitted)
-        model.emitted.add(event)
+        model.emit(event)
+    elif action == "later":
+        clock.advance("15 min")
+        model.later()
+    elif action == "cancel":
+        live = [number for number, node in enumerate(model.nodes) if node.state in LIVE and not node.is_group]
+        if live:
+            number = live[choice % len(live)]
+            assert call(conn, "cancel", ids[number]) == "cancelled"
+            model.end(number, "cancelled")
     elif action == "close":
         open_ = [number for number, node in enumerate(model.nodes) if node.is_group and node.is_open]
         if open_:
@@ -213,7 +266,7 @@ def _act(conn: psycopg.Connection, model: Model, ids: list[int], choice: int, ac
 
 def _run(conn: psycopg.Connection, model: Model, ids: list[int], choice: int, action: str) -> None:
     """Reserve all that are ready, do one thing to one of them, and give the others back."""
-    ready = [number for number, node in enumerate(model.nodes) if node.state == "waiting"]
+    ready = model.ready()
     rows: dict[int, Row] = {row.id: row for row in reserve(conn, 30)}
     assert set(rows) == {ids[number] for number in ready}
     if not ready:
@@ -230,20 +283,60 @@ def _run(conn: psycopg.Connection, model: Model, ids: list[int], choice: int, ac
         assert stored[name] == node.steps[name]
         rows[row.id] = row
     elif action == "wait":
-        event = choice % EVENTS
-        [found] = table(conn, "await_event", row.id, row.reservation, f"event {event}", f"event {event}")
-        if event in model.emitted:
-            assert (found.arrived, found.payload) == (True, event)
-            node.steps[f"event {event}"] = event
+        if not _wait(conn, model, node, row, choice % EVENTS):
+            rows[row.id] = row
+    elif action == "sleep":
+        name = f"sleep {choice % 2}"
+        began = node.steps.setdefault(name, model.hour)
+        assert began is not None
+        assert call(conn, "sleep_step", row.id, row.reservation, name, "10 min") is (began < model.hour)
+        if began < model.hour:
             rows[row.id] = row
         else:
-            assert found.arrived is None
-            node.state, node.awaited = "suspended", event
+            node.state, node.until = "suspended", began
+    elif action == "join":
+        # Later ones that wait for nothing: no circle.
+        others = [
+            other
+            for other, each in enumerate(model.nodes[number + 1 :], number + 1)
+            if not (each.is_group or each.parents or each.key or each.group is not None)
+        ]
+        if not others:
+            rows[row.id] = row
+        else:
+            node.joined = others[choice % len(others)]
+            lives = model.nodes[node.joined].state in LIVE
+            answer = call(conn, "suspend", row.id, row.reservation, depends_on=[ids[node.joined]])
+            assert answer == ("suspended" if lives else "ready")
+            if lives:
+                node.state = "joined"
+            else:
+                rows[row.id] = row
     elif action == "succeeded":
         assert call(conn, "complete", row.id, row.reservation)
-        node.state = action
+        model.end(number, action)
     else:
         assert call(conn, "fail", row.id, row.reservation, retry=False, cancel=action == "cancelled") == action
-        node.state = action
+        model.end(number, action)
     for each in rows.values():
         call(conn, "snooze", each.id, each.reservation, "0")
+
+
+def _wait(conn: psycopg.Connection, model: Model, node: Node, row: Row, event: int) -> bool:
+    """Wait for an event as a step; false: go on."""
+    name = f"event {event}"
+    timeout = "10 min" if event in TIMED else None
+    [found] = table(conn, "await_event", row.id, row.reservation, name, name, timeout)
+    began = node.awaits.get(event, model.hour)
+    if name not in node.steps and event in model.emitted:
+        node.steps[name] = event
+    elif name not in node.steps and event in TIMED and began < model.hour:
+        node.steps[name] = None
+    if name in node.steps:
+        assert (found.arrived, found.payload) == (node.steps[name] is not None, node.steps[name])
+        node.awaits.pop(event, None)
+        return False
+    assert found.arrived is None
+    node.awaits[event] = began
+    node.state, node.until = "suspended", began if event in TIMED else None
+    return True

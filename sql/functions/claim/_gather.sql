@@ -1,9 +1,9 @@
 -- Gathering: makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
 -- or blocked (also under a limit: there is capacity for the batch, which counts once), and those that failed together with
 -- the claimed one.
--- Of equal payloads the one with the smallest score runs; the others end as succeeded, merged into it. The batch continues
--- from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the members
--- end as it ends.
+-- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
+-- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
+-- members end as it ends.
 
 create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
 returns tid[]

@@ -1,5 +1,5 @@
--- Errors for misuse: SQLSTATE 22023 (0A000 for unsupported options), with a detail that shows the given value
--- and a hint that names the argument. The checks that several folders share are here too. Reads and locks nothing.
+-- Errors for misuse: SQLSTATE 22023, with a detail that shows the given value and a hint that names the argument. The
+-- checks that several folders share are here too. Reads and locks nothing.
 
 create or replace function pgqueue._refuse(p_message text, p_detail text, p_hint text, p_state text default '22023')
 returns void

@@ -34,7 +34,7 @@ $$;
 comment on function pgqueue._gap_at(timestamptz) is
     'Private: when the last gap in maintenance ended; p_now if this call ends one.';
 
-create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out prolonged bigint)
+create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 returns record
 language plpgsql
 volatile
@@ -54,7 +54,7 @@ declare
     v_head record;
 begin
     rescued := 0;
-    prolonged := 0;
+    spared := 0;
     select h.head as at, h.head_id as id into v_head from pgqueue._head('', 0::smallint, false) h;
     if not exists (
         select
@@ -109,7 +109,7 @@ begin
     v_lapsed_ids := pgqueue._whole_batches(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0)::bigint;
-    prolonged := coalesce(cardinality(v_spared_ids), 0)::bigint;
+    spared := coalesce(cardinality(v_spared_ids), 0)::bigint;
 end
 $$;
 

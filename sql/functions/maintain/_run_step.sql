@@ -132,10 +132,10 @@ declare
 begin
     case p_step
         when 'leases' then
-            select r.rescued, r.prolonged into v_found from pgqueue._rescue(p_slice, run.gap_at) r;
+            select r.rescued, r.spared into v_found from pgqueue._rescue(p_slice, run.gap_at) r;
             run.rescued := run.rescued + v_found.rescued;
-            run.prolonged := run.prolonged + v_found.prolonged;
-            v_count := v_found.rescued + v_found.prolonged;
+            run.prolonged := run.prolonged + v_found.spared;
+            v_count := v_found.rescued + v_found.spared;
         when 'expiry' then
             v_count := pgqueue._expire_jobs(p_slice);
             run.expired := run.expired + v_count;

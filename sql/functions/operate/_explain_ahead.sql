@@ -1,4 +1,5 @@
--- explain() of a job that waits: for members of its group, jobs that it depends on, events, jobs of its key or of its lane.
+-- explain() of a job that waits: for members of its group, jobs that it depends on, events, the end of a sleep, jobs of its
+-- key or of its lane.
 
 -- Null: it waits for no member.
 create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
@@ -92,6 +93,38 @@ as $$
 $$;
 
 comment on function pgqueue._explain_events(bigint) is 'Private: which events a job waits for, the first five.';
+
+-- Null: it does not sleep. The deadline of a sleep is the result of its step, and the job is ready a moment after it. Any
+-- other step may have a result of that form, or one that is no time.
+create or replace function pgqueue._explain_sleep(p_job pgqueue.jobs, p_now timestamptz)
+returns text
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return (
+        select format('sleeps in step %s until %s', d.name, d.until)
+        from (
+            select
+                s.name,
+                case when s.result = jsonb_build_object('until', s.result -> 'until') then (s.result ->> 'until')::timestamptz end as until
+            from pgqueue.steps s
+            where p_job.has_steps and s.job_id = p_job.id
+        ) d
+        where d.until > p_now and d.until between p_job.ready_at - interval '10 s' and p_job.ready_at
+        order by d.name
+        limit 1
+    );
+exception when data_exception then
+    return null;
+end
+$$;
+
+comment on function pgqueue._explain_sleep(pgqueue.jobs, timestamptz) is 'Private: the step in which a job sleeps, in words.';
 
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint

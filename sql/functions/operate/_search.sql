@@ -40,7 +40,7 @@ begin
     elsif v_queue is not null then
         v_candidates := pgqueue._live_candidates(v_queue, least(p_rows, 5000));
     end if;
-    -- So many that reading by id is as fast.
+    -- From this number on, reading by id is as fast.
     if p_filter.ids is null and cardinality(v_candidates) >= least(p_rows, 5000) then
         v_candidates := null;
     end if;

@@ -79,8 +79,13 @@ begin
                 reason := 'event';
                 return;
             end if;
-            reason := 'not_due';
             until := v_job.ready_at;
+            detail := pgqueue._explain_sleep(v_job, v_now);
+            if detail is not null then
+                reason := 'sleep';
+                return;
+            end if;
+            reason := 'not_due';
             detail := format(
                 '%s at %s, %s',
                 case
@@ -129,7 +134,7 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
 create or replace function pgqueue._explain_ended(

@@ -168,7 +168,7 @@ begin
     if v_filter.age_to is not null then
         v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
     end if;
-    -- Of tags joined to one text: a subquery would keep _fits from being inlined.
+    -- Patterns for tags joined to one text: a subquery would keep _fits from being inlined.
     v_filter.tags := (
         select array_agg('%' || e'\x1f' || p.pattern || case when pgqueue._only_name(array[p.pattern]) is null then '' else e'\x1f%' end)
         from unnest(v_filter.tags) p (pattern)

@@ -49,7 +49,7 @@ declare
     v_beat_at timestamptz;
     v_limited boolean;
     v_rated boolean;
-    v_full text[] := '{}'::text[];
+    v_at_limit text[] := '{}'::text[];
 begin
     perform pgqueue._check_name('worker', idle.worker, 256);
     perform pgqueue._check_queues(idle.queues);
@@ -96,7 +96,7 @@ begin
     end if;
 
     if v_limited then
-        v_full := array(
+        v_at_limit := array(
             select r.key
             from jsonb_each(pgqueue._queue_capacities(idle.queues, v_now)) r
             where (r.value ->> 'capacity')::integer = 0
@@ -118,7 +118,7 @@ begin
         union all
         (select f.ready_at from pgqueue._first_ready(l.queue, l.priority, true, r.head, r.head_id, 'infinity') f)
     ) first
-    where first.ready_at > v_now or l.queue <> all (v_full);
+    where first.ready_at > v_now or l.queue <> all (v_at_limit);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
         v_next_due := least(v_next_due, pgqueue._next_capacity(idle.queues, v_now));

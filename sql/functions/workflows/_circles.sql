@@ -204,7 +204,7 @@ begin
         where (j.key is not null and j.blocked_on = '@jobs')
             or exists (select from pgqueue.dependencies d where d.parent = j.id and d.ended is null)
     );
-    -- Of the others those whose group waits. It is the check of the enqueue, which stops at other members.
+    -- The others count if their group waits. This is the check of the enqueue, which stops at other members.
     for v_group in
         select j.group_id, array_agg(distinct w.id) as ids, array_agg(distinct d.parent) as parents
         from unnest(p_children) w (id)

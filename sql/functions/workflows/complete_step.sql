@@ -28,5 +28,5 @@ $$;
 
 comment on function pgqueue.complete_step(bigint, bigint, text, jsonb) is
     'A step of an executing job is done: the next attempt finds its result in steps(). False: the reservation is no longer held, and '
-    'nothing was changed. Of one name the first result is kept. Called in the same transaction as the step''s own writes, both are '
+    'nothing was changed. The first result of a name is kept. Called in the same transaction as the step''s own writes, both are '
     'committed or neither. select pgqueue.complete_step(42, 1048577, ''charge'', ''{"id": 7}'');';
