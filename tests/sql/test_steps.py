@@ -172,6 +172,17 @@ def test_an_event_wakes_its_waiter_once(conn: psycopg.Connection) -> None:
     assert value(conn, "select (select count(*) from pgqueue.event_waits) + (select count(*) from pgqueue.notes)") == 0
 
 
+def test_a_wait_that_gets_a_timeout_later_ends_by_it(conn: psycopg.Connection, clock: Clock) -> None:
+    """Newer code gives one, and an operator runs the job now."""
+    held = begin(conn)
+    assert await_event(conn, held, "paid:1") == [(None, None)]
+    table(conn, "run_now_many", job_ids=[held.id])
+    assert await_event(conn, reserve_one(conn), "paid:1", timeout="1 hour") == [(None, None)]
+    clock.advance("1 hour")
+    maintain(conn)
+    assert await_event(conn, reserve_one(conn), "paid:1", timeout="1 hour") == [(False, None)]
+
+
 def test_an_early_event_is_kept(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "emit_event", "paid:1", Jsonb(1), "1 hour")
     assert await_event(conn, begin(conn), "paid:1") == [(True, 1)]

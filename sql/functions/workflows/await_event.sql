@@ -78,7 +78,8 @@ as $$
 begin
     insert into pgqueue.event_waits (name, job_id, step, until, since)
     values (p_event, p_job_id, p_step, p_until, p_now)
-    on conflict (name, job_id, step) do nothing;
+    -- It waited without a timeout, and newer code has one.
+    on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
     update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
     -- Without a timeout it comes back by itself after ten years.
