@@ -89,13 +89,7 @@ class Worker:
         self._progress = Progress(self._links.keeping)
         self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
         self._pools = Pools(dsn, config.concurrency, prepare=not config.pooled)
-        self._surroundings = Surroundings(
-            self._pools,
-            on_progress=self._progress.report,
-            on_extend=self._leases.extend_soon,
-            ask=self._steps.ask,
-            ask_from_thread=self._steps.ask_from_thread,
-        )
+        self._surroundings = self._make_surroundings()
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
         self._runner.on_run = self.counts.started
@@ -347,6 +341,15 @@ class Worker:
         return ""
 
     # Claims go along with ends and ends with claims, so each of these two is handed what it needs of the other.
+
+    def _make_surroundings(self) -> Surroundings:
+        return Surroundings(
+            self._pools,
+            on_progress=self._progress.report,
+            on_extend=self._leases.extend_soon,
+            ask=self._steps.ask,
+            ask_from_thread=self._steps.ask_from_thread,
+        )
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
