@@ -57,6 +57,7 @@ figures: $(installed) ## draw the figures of docs/ anew from their text, and wri
 	$(bin)/python -m docs.tools.llms
 	$(bin)/python -m docs.tools.measured
 	$(bin)/python -m docs.tools.rivals
+	$(bin)/python -m docs.tools.failover
 
 docs: $(installed) ## build the pages into build/docs, warnings being errors; check links, outside ones where there is a network
 	$(bin)/sphinx-build -q -W -n --keep-going -j 2 -b html docs build/docs

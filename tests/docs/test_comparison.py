@@ -1,4 +1,4 @@
-"""The figures of other queues on the page that compares: those that `make rivals` saved, and no others."""
+"""Figures on pages: those that were saved, and no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 
 from benchmarks.harness import Report
 from benchmarks.rivals.__main__ import save
-from docs.tools import rivals
+from docs.tools import failover, rivals
 from tests.docs.pages import read
 
 COMPARISON = "docs/explanation/comparison.md"
@@ -61,3 +61,8 @@ def test_the_section_says_what_was_saved_and_where_ours_is_behind(tmp_path: Path
     assert section.count(" times that of ") == 3
     assert orjson.loads(saved.read_bytes())["day"] in section
     assert "Each figure the median of 3 rounds in turns." in section
+
+
+def test_the_page_on_failovers_has_the_figures_that_were_measured() -> None:
+    page = "docs/operate/failover.md"
+    assert failover.page(read(page)) == read(page), "run: make figures"
