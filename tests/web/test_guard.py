@@ -321,8 +321,8 @@ def test_the_database_goes_away_and_comes_back(
 def test_two_hundred_viewers_share_few_connections(filled: psycopg.Connection, serve: Serve) -> None:
     address = serve()
     with (
-        ThreadPoolExecutor(40) as pool,
-        httpx.Client(base_url=address, timeout=60, limits=httpx.Limits(max_connections=40)) as client,
+        ThreadPoolExecutor(200) as pool,
+        httpx.Client(base_url=address, timeout=60, limits=httpx.Limits(max_connections=200)) as client,
     ):
         codes = list(pool.map(lambda _: client.get("/").status_code, range(200)))
     assert codes == [200] * 200
