@@ -275,7 +275,7 @@ as $$
     union all
     select
         'warning', 'schedule', r.schedule,
-        format('%s within a day left out, the last at %s: its previous job had not ended, or maintenance did not run',
+        format('%s left out within a day, the last at %s: its previous job had not ended, or maintenance did not run',
             case count(*) when 1 then 'one run was' else count(*) || ' runs were' end, max(r.decided_at)),
         'pgqueue schedules show ' || pgqueue._shell_quoted(r.schedule)
     from pgqueue.schedule_runs r
