@@ -34,8 +34,8 @@ def relatives_of_group(group_id: int, limit: int) -> Call[list[dict[str, Any]]]:
         b"select to_jsonb(x) from (select j.id, j.task, j.queue, j.state, j.attempts, j.depends_on, j.run_if,"
         b" j.created_at, j.due_at, j.reserved_at, j.finished_at, j.blocked_on,"
         b" j.errors -> -1 ->> 'class' as error_class, left(j.errors -> -1 ->> 'message', 300) as error"
-        b" from pgqueue.all_jobs j where j.id = any(array("
-        b"select m.id from pgqueue.members(%s::bigint, max => %s::integer) m)) order by j.id) x",
+        b" from pgqueue.members(%s::bigint, max => %s::integer) m"
+        b" cross join lateral (select a.* from pgqueue.all_jobs a where a.id = m.id limit 1) j order by j.id) x",
         (group_id, limit),
         read_column,
     )

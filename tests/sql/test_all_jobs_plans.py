@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import psycopg
 
+from pgqueue.db import observe
+from pgqueue.db.call import perform
 
-def fill(conn: psycopg.Connection, rows: int) -> None:
+
+def fill(conn: psycopg.Connection, rows: int, *, analyze: bool = True) -> None:
     """Write finished jobs of ten tasks, one in ten with a key, and one in 10,000 of the task `rare`."""
     conn.execute(
         "insert into pgqueue.history (id, reservation, run_at, created_at, finished_at, kept_until, state, attempts,"
@@ -15,7 +18,17 @@ def fill(conn: psycopg.Connection, rows: int) -> None:
         " case when n %% 10 = 0 then 'k' || n end, '{}' from generate_series(1, %s::int) n",
         [rows],
     )
-    conn.execute("vacuum analyze pgqueue.history")
+    if analyze:
+        conn.execute("vacuum analyze pgqueue.history")
+
+
+def test_a_list_of_jobs_is_read_by_id_also_without_statistics(conn: psycopg.Connection) -> None:
+    fill(conn, 20_000, analyze=False)
+    listed = observe.jobs([19_000, 3])
+    assert [row["id"] for row in perform(conn, listed)] == [19_000, 3]
+    plan = "\n".join(row[0] for row in conn.execute(b"explain (analyze, costs off) " + listed.text, listed.params))
+    read = [line for line in plan.splitlines() if "Seq Scan on history" in line and "never executed" not in line]
+    assert read == [], plan
 
 
 def test_finished_jobs_of_a_key_are_found_by_an_index(conn: psycopg.Connection) -> None:
