@@ -62,14 +62,22 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_sort = off
 set jit = off
 as $$
 begin
-    return exists (
-        select
-        from pgqueue.dependencies d
-        where d.parent >= (select min(i.id) from unnest(p_ids) i (id))
-            and d.parent <= (select max(i.id) from unnest(p_ids) i (id))
+    -- In the order of the primary key, which no other index has: a plan made while the table was empty might read all of
+    -- dependencies_by_child. A scalar: see _has_waiting_members.
+    return coalesce(
+        (
+            select true
+            from pgqueue.dependencies d
+            where d.parent >= (select min(i.id) from unnest(p_ids) i (id))
+                and d.parent <= (select max(i.id) from unnest(p_ids) i (id))
+            order by d.parent, d.child
+            limit 1
+        ),
+        false
     );
 end
 $$;
@@ -85,6 +93,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_sort = off
 set jit = off
 as $$
 begin
@@ -92,7 +101,13 @@ begin
         return (
             select array_agg(i.id)
             from unnest(p_ids) i (id)
-            where exists (select from pgqueue.dependencies d where d.parent = i.id limit 1)
+            where (
+                select true
+                from pgqueue.dependencies d
+                where d.parent between i.id and i.id
+                order by d.parent, d.child
+                limit 1
+            )
         );
     end if;
     return null;
@@ -112,6 +127,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
+set enable_sort = off
 set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -132,7 +148,8 @@ begin
         cross join lateral (
             select d.parent, d.child, d.ctid as row_ctid
             from pgqueue.dependencies d
-            where d.parent = p.id and d.child > p_after and d.ended is null
+            -- Not "=", which any index with the child in it could order: see _has_children.
+            where d.parent between p.id and p.id and d.child > p_after and d.ended is null
             order by d.parent, d.child
             for update skip locked
         ) l
@@ -150,7 +167,7 @@ begin
     cross join lateral (
         select d.child
         from pgqueue.dependencies d
-        where d.parent = p.id and d.child > p_after and d.ended is null
+        where d.parent between p.id and p.id and d.child > p_after and d.ended is null
         order by d.parent, d.child
         limit 1
     ) l;
