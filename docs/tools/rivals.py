@@ -72,11 +72,11 @@ _TEXT = f"""\
 commits, no-op jobs, one worker process each. {{title}}. The programs are in
 `benchmarks/rivals/`; report a setting that does another queue an injustice.
 
-- **Drain**: from the start of the first handler until no job is undone, after the tables were vacuumed; all rounds in
+- Drain: from the start of the first handler until no job is undone, after the tables were vacuumed; all rounds in
   parentheses. The server's CPU is of the same time.
-- **Start**: a job each {EVERY_START} ms to an idle worker, from the return of the enqueue, which is after its commit,
+- Start: a job each {EVERY_START} ms to an idle worker, from the return of the enqueue, which is after its commit,
   to the first line of the handler.
-- **Life**: enqueue, work and end of a job, with the heartbeats, polls and maintenance of that time. A few transactions
+- Life: enqueue, work and end of a job, with the heartbeats, polls and maintenance of that time. A few transactions
   are of the measurement.
 """
 
