@@ -45,6 +45,8 @@ select md5(concat_ws(' ',
         from pg_namespace n where n.nspname !~ '^pg_(toast_)?temp'),
     (select string_agg(concat_ws(' ', t.oid, t.typname, t.typnamespace), ',' order by t.oid)
         from pg_type t where t.oid >= 16384 and t.typtype in ('e', 'd', 'r')),
+    (select string_agg(concat_ws(' ', k.oid, k.conname), ',' order by k.oid)
+        from pg_constraint k join pg_class c on c.oid = k.conrelid where c.oid >= 16384 and not c.relispartition),
     (select string_agg(concat_ws(' ', t.oid, t.tgname, t.tgenabled), ',' order by t.oid)
         from pg_trigger t where not t.tgisinternal),
     (select string_agg(concat_ws(' ', e.extname, e.extversion), ',' order by e.extname) from pg_extension e),
