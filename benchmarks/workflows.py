@@ -28,7 +28,7 @@ _LINKS = sized(1_000, least=100)
 _CHILDREN = sized(10_000, least=1_000)
 _ROUNDS = 3
 # Of drains with and without others that wait: the difference is small.
-_PAIRS = 7
+_PAIRS = 15
 
 
 class _Drain(NamedTuple):

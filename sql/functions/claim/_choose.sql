@@ -168,6 +168,14 @@ begin
         group by 1;
         return;
     end if;
+    if cardinality(p_among) <= 3 * cardinality(p_slots) then
+        -- Few queues: asking all of them costs less.
+        return query
+        select d.queue, array_agg(d.slot order by d.slot)
+        from pgqueue._draw_by_weight(p_slots, pgqueue._due_of(p_among, p_now), p_queues, p_weights) d
+        group by d.queue;
+        return;
+    end if;
     return query
     with drawn as materialized (
         select d.*
