@@ -27,6 +27,7 @@ PAGE = ROOT / "docs/operate/failover.md"
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(420),
+    # Patroni and etcd come from Debian, not from PyPI; .ci/run installs them where it can.
     pytest.mark.skipif(bool(example.missing()), reason=example.missing() or "-"),
 ]
 
@@ -117,6 +118,6 @@ def test_the_page_is_followed_and_no_job_is_lost(tmp_path: Path) -> None:
             ended: dict[int, str] = dict(conn.execute("select id, state::text from pgqueue.history").fetchall())
     assert set(load.acknowledged) - set(ended) == set()
     assert set(ended.values()) == {"succeeded"}
-    # What the page says of the worker's log.
+    # The lines of the worker's log that the page names.
     assert re.search(r"cannot use .* trying again until it answers", log.read_text(), re.S)
     assert "answers again" in log.read_text()

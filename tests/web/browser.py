@@ -12,6 +12,7 @@ from tests.web.conftest import Serve
 
 in_browser = [
     pytest.mark.long,
+    # Chromium is a program of the system, which no package of PyPI brings; .ci/run installs it where it can.
     pytest.mark.skipif(PATH is None, reason="no Chromium: apt-get install chromium"),
     pytest.mark.timeout(300),
 ]

@@ -62,6 +62,7 @@ def started(framework: str, database: Database, directory: Path) -> tuple[str, d
 @pytest.mark.parametrize(
     "framework",
     [
+        # Frameworks are in the extra for tests alone; one that is absent costs only its own case.
         pytest.param(name, marks=pytest.mark.skipif(find_spec(name) is None, reason=f"{name} is not installed"))
         for name in ("starlette", "fastapi", "litestar", "django")
     ],

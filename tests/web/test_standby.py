@@ -25,6 +25,7 @@ from tests.worker.test_failover import Server
 pytestmark = [
     pytest.mark.long,
     # It starts servers of its own, from the programs of the extra.
+    # The extra has no wheel for some machines.
     pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed"),
 ]
 
