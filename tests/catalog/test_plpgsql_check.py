@@ -45,6 +45,7 @@ ALLOWED = {
     ("_count_executing", STABLE): "sees what the holder before it committed, once the limit is locked",
     ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _heads",
     ("_due_of", STABLE): "claims rely on it",
+    ("_key_positions", STABLE): "sees the jobs that its claim has marked in earlier rounds",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_locked_children", STABLE): "sees what was committed until the retry has locked its jobs",
     ("_find_plain", STABLE): "locks rows, and needs a newer snapshot",

@@ -36,8 +36,8 @@ pytestmark = pytest.mark.covers("D1", "D3")
 
 NOON = "2030-01-01 12:00+00"
 BEGINNING = "-infinity"
-# Shorter than the second after which an open transaction is waited for no longer, and longer.
-SOON, LATE = "300 ms", "2 s"
+# Below and above the 250 ms after which no head waits for a transaction.
+SOON, LATE = "110 ms", "2 s"
 
 
 def head(conn: psycopg.Connection, queue: str = "default", *, resumed: bool = False) -> str | datetime:
@@ -180,12 +180,12 @@ def test_a_producer_newer_than_the_last_transaction_that_ended_loses_no_job(
     job_id = enqueue(producer)
     at = ready_at(producer, job_id)
     # Nothing has ended here since it took its xid: no snapshot's list names it, until the next horizon was committed.
-    clock.advance("200 ms")
+    clock.advance("60 ms")
     maintain(conn)
     assert head(conn) <= at  # type: ignore[operator]
-    clock.advance("200 ms")
+    clock.advance("60 ms")
     maintain(conn)
-    traffic.flow(step=step, rounds=2 if step == SOON else 4)
+    traffic.flow(step=step, rounds=1 if step == SOON else 4)
     passed = head(conn)
     assert isinstance(passed, datetime)
     assert (passed > at) == (step == LATE)

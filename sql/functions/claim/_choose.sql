@@ -1,6 +1,6 @@
 -- Choosing: which lanes a claim visits, in which order, and which of its slots each queue may fill.
 
--- No lane is scanned: each costs one probe of the ready index, and a second one if only jobs that came back are due in it.
+-- No lane is scanned: each costs two probes of the ready index, one for each of its sub-lanes.
 -- Where slots draw their queues, slots holds the slots that drew this queue; else every queue may fill all slots, and slots
 -- is null.
 create or replace function pgqueue._choose(
@@ -34,23 +34,20 @@ begin
     end if;
     v_without := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
     return query
-    select l.queue, l.priority, s.resumed, s.head, s.head_id, s.head_at, null::integer[]
+    select l.queue, l.priority, l.resumed, l.head, l.head_id, l.head_at, null::integer[]
     from (
-        select a.*, min(a.ready_at) over (partition by a.queue) as oldest_of_queue
+        select a.*, min(a.lane_ready_at) over (partition by a.queue) as oldest_of_queue
         from pgqueue._due_lanes(p_queues, p_now) a
         where a.queue <> all (v_without)
     ) l
-    cross join lateral (
-        values (true, l.resumed_head, l.resumed_head_id, l.resumed_at), (false, l.head, l.head_id, l.head_at)
-    ) s (resumed, head, head_id, head_at)
     order by
         case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
         case when p_strategy = 'lag' then l.oldest_of_queue end,
         case when p_strategy = 'lag' then l.queue end,
         l.priority desc,
-        l.ready_at,
+        l.lane_ready_at,
         l.queue,
-        s.resumed desc;
+        l.resumed desc;
 end
 $$;
 

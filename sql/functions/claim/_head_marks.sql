@@ -23,14 +23,18 @@ $$;
 
 comment on function pgqueue._mark_heads(text) is 'Private: makes heads not count until maintain has started them anew.';
 
--- Inlined (no SET, and stable): the mark and the rows that it concerns are read by one snapshot.
+-- Stable: the mark and the rows that it concerns are read by one snapshot. PL/pgSQL: see _lease_head. (_head asks by
+-- itself: an expression costs less than a call.)
 create or replace function pgqueue._is_marked(p_reason text)
 returns boolean
-language sql
+language plpgsql
 stable
 parallel safe
+set search_path = pg_catalog, pg_temp
 as $$
-    select exists (select from pgqueue.head_marks m where m.reason = p_reason)
+begin
+    return exists (select from pgqueue.head_marks m where m.reason = p_reason);
+end
 $$;
 
 comment on function pgqueue._is_marked(text) is 'Private: whether a mark of this reason stands.';

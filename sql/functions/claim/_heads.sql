@@ -17,7 +17,7 @@
 --    id, low or high, is added to it. So the first row that is there *then*, as a pair, is a permanent bound. (With that
 --    snapshot or an earlier one, a still earlier row, committed in between, could be missed.)
 -- 4. At the safe point and above, rows still come in, at any id. So the head never passes (safe point, 0).
--- Nothing waits for a transaction that is open for a second or more: the head's row names it, with the previous head as its
+-- Nothing waits for a transaction that is open for 250 ms or more: the head's row names it, with the previous head as its
 -- fallback mark. Once it has ended, readers use that mark as the head, and the next move starts from there.
 --
 -- So each row of heads stays true, and writing one needs no lock: rows are inserted in any order, and the newest is read.
@@ -39,6 +39,7 @@
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
 --   _requeue gives a job an old id again. It writes a mark with it (_head_marks).
 
+-- Inlined (no SET, and stable), and expanded in each claim: so it is small, and calls _fallback only where a head has one.
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)
 returns table (head timestamptz, head_id bigint, at timestamptz)
 language sql
@@ -47,17 +48,25 @@ parallel safe
 rows 1
 as $$
     select
-        case when l.is_void then '-infinity' else coalesce(f.fallback_head, l.head, '-infinity') end,
-        case when l.is_void then 0 else coalesce(f.fallback_id, l.head_id, 0) end,
+        case
+            when l.is_void then '-infinity'
+            when l.open_xids is null then coalesce(l.head, '-infinity')
+            else (pgqueue._fallback(l.open_xids, l.fallback_heads, l.fallback_ids, l.head, l.head_id)).head
+        end,
+        case
+            when l.is_void then 0
+            when l.open_xids is null then coalesce(l.head_id, 0)
+            else (pgqueue._fallback(l.open_xids, l.fallback_heads, l.fallback_ids, l.head, l.head_id)).head_id
+        end,
         l.at
     from (select) one
     left join lateral (
         select
             h.at, h.head, h.head_id, h.open_xids, h.fallback_heads, h.fallback_ids,
+            exists (select from pgqueue.head_marks m where m.reason = 'clock')
             -- Or the row comes from a restored dump.
-            pgqueue._is_marked('clock')
             or (
-                not pg_catalog.pg_visible_in_snapshot(h.xid, (select pg_catalog.pg_current_snapshot()))
+                not pg_catalog.pg_visible_in_snapshot(h.xid, pg_catalog.pg_current_snapshot())
                 and h.xid is distinct from pg_catalog.pg_current_xact_id_if_assigned()
             ) as is_void
         from pgqueue.heads h
@@ -65,19 +74,35 @@ as $$
         order by h.queue desc, h.priority desc, h.resumed desc, h.n desc
         limit 1
     ) l on true
-    left join lateral (
-        select o.fallback_head, o.fallback_id
-        from unnest(l.open_xids, l.fallback_heads, l.fallback_ids) o (xid, fallback_head, fallback_id)
-        where l.open_xids is not null
-            and pg_catalog.pg_visible_in_snapshot(o.xid, (select pg_catalog.pg_current_snapshot()))
-            and (o.fallback_head, o.fallback_id) < (l.head, l.head_id)
-        order by o.fallback_head, o.fallback_id
-        limit 1
-    ) f on true
 $$;
 
 comment on function pgqueue._head(text, smallint, boolean) is
     'Private: the head of a sub-lane, and when it was written (null: it has none).';
+
+-- Stable: it sees the snapshot of the statement that reads the head.
+create or replace function pgqueue._fallback(
+    p_open_xids xid8[], p_heads timestamptz[], p_ids bigint[], inout head timestamptz, inout head_id bigint
+)
+returns record
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select f.at, f.id
+    from (
+        select _fallback.head as at, _fallback.head_id as id
+        union all
+        select o.at, o.id
+        from unnest(p_open_xids, p_heads, p_ids) o (xid, at, id)
+        where pg_visible_in_snapshot(o.xid, pg_current_snapshot())
+    ) f
+    order by f.at, f.id
+    limit 1
+$$;
+
+comment on function pgqueue._fallback(xid8[], timestamptz[], bigint[], timestamptz, bigint) is
+    'Private: a head, or the first fallback mark of those transactions named with it that have ended.';
 
 -- Inlined (no SET, and stable), so that its caller's plan reads one index range. The row comparison is its lower
 -- bound.

@@ -62,7 +62,7 @@ $$;
 comment on function pgqueue._running_xids(pg_snapshot) is
     'Private: the transactions that a snapshot lists as running and that may be of this database.';
 
--- The newest horizon whose earlier transactions have all ended, save those that were running a second ago: see _heads.
+-- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _heads.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql
@@ -82,7 +82,7 @@ declare
 begin
     select h.xid into v_patient_from
     from pgqueue.horizons h
-    where h.at <= p_now - interval '1 s' and pg_visible_in_snapshot(h.xid, p_snapshot)
+    where h.at <= p_now - interval '250 ms' and pg_visible_in_snapshot(h.xid, p_snapshot)
     order by h.n desc
     limit 1;
     select x.xid into v_waited_for

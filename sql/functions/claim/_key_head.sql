@@ -2,14 +2,19 @@
 
 create or replace function pgqueue._key_head()
 returns bigint
-language sql
-volatile
+language plpgsql
+stable
 parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
 as $$
-    select case
-        when pgqueue._is_marked('key') then 0::bigint
-        else (select h.head_id from pgqueue._head('', 1::smallint, false) h)
-    end
+begin
+    if pgqueue._is_marked('key') then
+        return 0::bigint;
+    end if;
+    return (select h.head_id from pgqueue._head('', 1::smallint, false) h);
+end
 $$;
 
 comment on function pgqueue._key_head() is 'Private: no job with a key that lives has an id below this.';

@@ -20,7 +20,24 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     select
-        case when a.yes and f.are_plain then f.rows end,
+        case
+            when a.yes and f.are_plain and (
+                -- As on the long way, lapsed leases matter to a claim that comes up short.
+                cardinality(f.rows) = p_max_jobs
+                or not exists (
+                    select
+                    from pgqueue._head('', 0::smallint, false) h
+                    cross join lateral (
+                        select
+                        from pgqueue.jobs j
+                        where j.state = 'executing'
+                            and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
+                            and j.lease_expires_at <= p_now
+                        limit 1
+                    ) lapsed
+                )
+            ) then f.rows
+        end,
         f.queues[cardinality(f.queues)]
     into rows, last_queue
     from (
@@ -34,19 +51,7 @@ begin
                 limit 1
             ) is true
             and not exists (select from pgqueue.key_notes)
-            and not exists (select from pgqueue.notes)
-            and not exists (
-                select
-                from pgqueue._head('', 0::smallint, false) h
-                cross join lateral (
-                    select
-                    from pgqueue.jobs j
-                    where j.state = 'executing'
-                        and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
-                        and j.lease_expires_at <= p_now
-                    limit 1
-                ) lapsed
-            ) as yes
+            and not exists (select from pgqueue.notes) as yes
         offset 0
     ) a
     left join lateral (
@@ -57,12 +62,10 @@ begin
         from (
             select d.queue, due.row_ctid, due.is_plain
             from (
-                select l.queue, l.priority, s.resumed, s.head, s.head_id
+                select l.queue, l.priority, l.resumed, l.head, l.head_id
                 from pgqueue._due_lanes(p_queues, p_now) l
-                cross join lateral (values (true, l.resumed_head, l.resumed_head_id), (false, l.head, l.head_id))
-                    s (resumed, head, head_id)
                 where a.yes
-                order by l.priority desc, l.ready_at, l.queue, s.resumed desc
+                order by l.priority desc, l.lane_ready_at, l.queue, l.resumed desc
             ) d
             cross join lateral (
                 select
@@ -88,18 +91,22 @@ $$;
 comment on function pgqueue._find_plain(text[], integer, timestamptz) is
     'Private: locks up to p_max_jobs due jobs in serving order; rows is null where the claim has to go lane by lane.';
 
--- Inlined (no SET, and stable), so that its callers' plans contain its probes.
+-- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
+-- planner copies its expression to each place that uses it.
 create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
 returns table (
-    queue text, priority smallint, ready_at timestamptz, head timestamptz, head_id bigint, head_at timestamptz,
-    resumed_head timestamptz, resumed_head_id bigint, resumed_at timestamptz
+    queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
+    head_at timestamptz
 )
 language sql
 stable
 parallel safe
 rows 10
 as $$
-    select a.queue, a.priority, f.ready_at, h.head, h.head_id, h.at, r.head, r.head_id, r.at
+    select
+        a.queue, a.priority, r.resumed,
+        first_value(f.ready_at) over (partition by a.queue, a.priority order by r.resumed),
+        h.head, h.head_id, h.at
     from (
         select x.queue, x.priority
         from pgqueue.lanes x
@@ -109,15 +116,11 @@ as $$
         from unnest(p_queues) q (name)
         join pgqueue.lanes x on x.queue = q.name
     ) a
-    cross join lateral pgqueue._head(a.queue, a.priority, false) h
-    cross join lateral pgqueue._head(a.queue, a.priority, true) r
-    cross join lateral (
-        (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, false, h.head, h.head_id, p_now) x)
-        union all
-        (select x.ready_at from pgqueue._first_ready(a.queue, a.priority, true, r.head, r.head_id, p_now) x)
-        limit 1
-    ) f
+    cross join (values (false), (true)) r (resumed)
+    cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
+    cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now) f
 $$;
 
 comment on function pgqueue._due_lanes(text[], timestamptz) is
-    'Private: the lanes in which a job is due, the time of the first, and the heads of both sub-lanes.';
+    'Private: the sub-lanes in which a job is due, with their heads; lane_ready_at: the time of the first job of the lane, which is '
+    'one that never ran if such a job is due.';

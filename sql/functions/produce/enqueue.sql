@@ -54,7 +54,8 @@ declare
     v_now timestamptz := pgqueue._ready_at_unchecked(null);
     v_queue text;
     v_priority smallint;
-    v_settled boolean;
+    v_is_known boolean;
+    v_wakes boolean;
     v_retry jsonb;
     v_id bigint;
 begin
@@ -131,22 +132,24 @@ begin
     returning
         id, queue, priority,
         exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
-        and not exists (
-            select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at
-        )
-        and current_setting('transaction_isolation') = 'read committed'
         -- Else the clock has stepped back, and _register_lane() writes a mark.
-        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true)
-    into v_id, v_queue, v_priority, v_settled;
+        and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
+        exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
+        or current_setting('transaction_isolation') <> 'read committed'
+    into v_id, v_queue, v_priority, v_is_known, v_wakes;
 
-    if v_settled then
+    if v_is_known and not v_wakes then
         return v_id;
     end if;
     if v_id is null then
         perform pgqueue._refuse_without_key(enqueue.task);
     end if;
-    perform pgqueue._register_lane(v_queue, v_priority, v_now);
-    perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
+    if not v_is_known then
+        perform pgqueue._register_lane(v_queue, v_priority, v_now);
+    end if;
+    if v_wakes then
+        perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
+    end if;
     return v_id;
 end
 $$;

@@ -111,13 +111,9 @@ begin
         where (idle.queues is null or a.queue = any (idle.queues))
             and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
     ) l
-    cross join lateral pgqueue._head(l.queue, l.priority, false) h
-    cross join lateral pgqueue._head(l.queue, l.priority, true) r
-    cross join lateral (
-        (select f.ready_at from pgqueue._first_ready(l.queue, l.priority, false, h.head, h.head_id, 'infinity') f)
-        union all
-        (select f.ready_at from pgqueue._first_ready(l.queue, l.priority, true, r.head, r.head_id, 'infinity') f)
-    ) first
+    cross join (values (false), (true)) r (resumed)
+    cross join lateral (select x.* from pgqueue._head(l.queue, l.priority, r.resumed) x offset 0) h
+    cross join lateral pgqueue._first_ready(l.queue, l.priority, r.resumed, h.head, h.head_id, 'infinity') first
     where first.ready_at > v_now or l.queue <> all (v_at_limit);
     v_due := coalesce(v_next_due <= v_now, false);
     if v_rated and not v_due then
