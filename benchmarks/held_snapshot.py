@@ -64,7 +64,7 @@ def _fill_one_call(connection: Connection, jobs: int) -> None:
 
 
 def _fill_one_run_at(connection: Connection, jobs: int) -> None:
-    run_at = connection.execute("select now() + %s * interval '100 us' + interval '2 s'", (jobs,)).fetchone()
+    run_at = connection.execute("select now() + %s * interval '30 us' + interval '2 s'", (jobs,)).fetchone()
     assert run_at is not None
     for start in range(0, jobs, 50_000):
         connection.execute(
@@ -93,9 +93,10 @@ _ONE_RUN_AT = Shape("one run_at", _fill_one_run_at)
 _FEW_KEYS = Shape("200 keys", _fill_keys(200))
 _MANY_KEYS = Shape("20,000 keys", _fill_keys(20_000))
 
-# By batch: as many jobs as a client takes some seconds for.
-_JOBS = {500: 200_000, 20: 100_000, 1: 12_000}
-_KEYED_JOBS = {500: 24_000, 20: 24_000, 1: 4_000}
+# By batch: as many jobs as a client takes ten seconds for. With few keys fewer, for each costs more than the last.
+_JOBS = {500: 600_000, 20: 150_000, 1: 12_000}
+_MANY_KEYS_JOBS = {500: 300_000, 20: 100_000, 1: 6_000}
+_FEW_KEYS_JOBS = {500: 24_000, 20: 24_000, 1: 4_000}
 
 
 def _runs() -> list[tuple[Shape, int, str, int]]:
@@ -109,8 +110,8 @@ def _runs() -> list[tuple[Shape, int, str, int]]:
             for shape, sizes in (
                 (_ONE_CALL, _JOBS),
                 (_ONE_RUN_AT, _JOBS),
-                (_FEW_KEYS, _KEYED_JOBS),
-                (_MANY_KEYS, _KEYED_JOBS),
+                (_FEW_KEYS, _FEW_KEYS_JOBS),
+                (_MANY_KEYS, _MANY_KEYS_JOBS),
             )
             for batch in sizes
             for held in ("snapshot", "writer")
