@@ -94,6 +94,7 @@ class Link:
         pause = FIRST_PAUSE
         with Trouble(self._outage) as trouble:
             while True:
+                answers = self._outage.answers
                 # Each attempt is a turn of its own: a call that hangs again and again, behind a lock or because it is
                 # too much for this server, must not keep the others waiting, an extension of leases least of all.
                 async with self._turn:
@@ -122,7 +123,7 @@ class Link:
                         # Cancelled: the state of the connection is unknown.
                         await self.close()
                         raise
-                await self._outage.pause(pause)
+                await self._outage.pause(pause, answers)
                 pause = min(pause * 2, self._longest_pause)
 
     async def perform_now(self, call: Call[T]) -> T:

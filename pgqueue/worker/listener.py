@@ -70,6 +70,7 @@ class Listener:
         pause = FIRST_PAUSE
         with Trouble(self._outage) as trouble:
             while True:
+                answers = self._outage.answers
                 try:
                     async with self._listening(channel) as connection:
                         # Jobs may have been announced while this worker did not listen.
@@ -83,7 +84,7 @@ class Listener:
                             await self._listen(connection, COMMON_CHANNEL)
                 except (psycopg.Error, ConfigError, OSError, TimeoutError) as error:
                     trouble.met(error)
-                await self._outage.pause(pause)
+                await self._outage.pause(pause, answers)
                 pause = min(pause * 2, LONGEST_PAUSE)
 
     async def check(self, channel: str) -> None:

@@ -79,13 +79,21 @@ class Outage:
             self.pooled = True
             log.warning("%s is behind a pooler: going on as with --no-prepare", self._place)
 
-    async def pause(self, seconds: float) -> None:
-        """Wait for up to `seconds`, with a random part, or until another link is up again."""
+    def answered(self) -> None:
+        """A link is up again: those that wait, and those whose attempt is still under way, try again at once."""
+        self.answers.set()
+        self.answers = asyncio.Event()
+
+    async def pause(self, seconds: float, answers: asyncio.Event) -> None:
+        """Wait for up to `seconds`, with a random part, or until another link is up again.
+
+        `answers` is that of the outage from before the attempt that failed: a link that came up meanwhile counts.
+        """
         if not self.pooled and await refused(self._dsn):
             self.refused_at = time.monotonic()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):
-                await self.answers.wait()
+                await answers.wait()
 
 
 class Trouble:
@@ -109,8 +117,7 @@ class Trouble:
         """The link is up again, so the others need not wait out their pauses."""
         if self._down:
             self._leave()
-            self._outage.answers.set()
-            self._outage.answers.clear()
+            self._outage.answered()
             if self._outage.links_down == 0:
                 self._outage.ends()
 

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -23,6 +24,7 @@ from examples.failover.cluster import Node
 from pgqueue.schema.migrate import migrate
 from tests.facts import wait_until
 from tests.ha.patroni import LEASE_S, Answer, CutCluster, Producer, runs, workers
+from tests.workers import WorkerProcess
 
 pytestmark = [
     pytest.mark.long,
@@ -145,7 +147,7 @@ def test_a_failover(cluster: CutCluster, how: str, request: pytest.FixtureReques
             assert "Traceback" not in worker.log()
             # Each has noticed, and gone on.
             assert "trying again until it answers" in worker.log()
-            assert "answers again" in worker.log()
+            wait_until(partial(_says, worker, "answers again"), timeout=30)
             worker.send(signal.SIGTERM)
         assert [worker.wait() for worker in fleet] == [0, 0]
     finally:
@@ -153,6 +155,10 @@ def test_a_failover(cluster: CutCluster, how: str, request: pytest.FixtureReques
         for worker in fleet:
             worker.kill()
             print(worker.log()[-3000:])  # noqa: T201
+
+
+def _says(worker: WorkerProcess, text: str) -> bool:
+    return text in worker.log()
 
 
 def _first_new(begun: list[tuple[int, int, float]], answers: list[Answer], broken_at: float) -> float | None:

@@ -365,6 +365,33 @@ async def test_a_call_that_waits_too_long_is_given_up_on_both_sides(
         await waiting.close()
 
 
+@pytest.mark.covers("A10")
+async def test_a_link_tries_again_at_once_when_another_came_up_during_its_failed_attempt(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgqueue.worker.connection.FIRST_PAUSE", 60.0)
+    outage = Outage(database.dsn)
+    other = Trouble(outage)
+    other.met(OSError("the server is away"))
+    attempts = 0
+
+    async def fail_once(_: Link) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            other.over()
+            raise OSError("the server was away when this attempt began")
+
+    link = Link(worker_dsn(database.dsn, "w"), outage, on_connect=fail_once)
+    try:
+        asking = link.perform(Call(b"select 1", (), len))
+        assert await asyncio.wait_for(asking, 20) == 1
+    finally:
+        await link.close()
+    assert attempts == 2
+    assert outage.lasts is None
+
+
 async def test_the_settings_of_a_role_do_not_reach_a_workers_sessions_and_those_of_the_dsn_do(
     database: Database, conn: psycopg.Connection
 ) -> None:
