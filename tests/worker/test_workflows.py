@@ -21,6 +21,7 @@ from pgqueue.testing import Clock
 from pgqueue.worker import Worker
 from tests.calls import call, enqueue, job, reserve_one, state, table, value
 from tests.databases import Database
+from tests.facts import wait_until_async
 from tests.workers import done, working
 
 
@@ -362,6 +363,29 @@ async def test_a_parent_that_dies_and_is_retried_runs_the_chain(database: Databa
     await work(app, database)
     assert (state(conn, first), state(conn, second)) == ("succeeded", "succeeded")
     assert call(conn, "emit_event", "x", Jsonb(None))
+
+
+async def test_until_empty_waits_for_a_child_whose_row_is_locked_when_its_parent_ends(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def parent() -> None: ...
+
+    @app.task
+    async def child() -> None: ...
+
+    first, second = pgqueue.chain(conn, parent.job(), child.job())
+    holder = database.session()
+    holder.run("begin")
+    holder.run("select from pgqueue.jobs where id = %s for update", [second])
+    working = asyncio.create_task(work(app, database))
+    later = "select exists (select from pgqueue.notes where look_at > clock_timestamp())"
+    await wait_until_async(lambda: value(conn, later))
+    holder.run("rollback")
+    await working
+    assert (state(conn, first), state(conn, second)) == ("succeeded", "succeeded")
 
 
 async def test_the_examples_run(
