@@ -468,7 +468,7 @@ async def test_a_refusal_is_distinguished_from_everything_else(
 async def test_a_pooler_that_refuses_proves_nothing_about_its_server() -> None:
     for pooled, proven in ((True, False), (False, True)):
         outage = Outage("host=127.0.0.1 port=1", pooled=pooled)
-        await outage.pause(0.01)
+        await outage.pause(0.01, outage.answers)
         assert (outage.refused_at is not None) == proven
 
 
