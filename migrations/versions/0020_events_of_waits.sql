@@ -74,3 +74,9 @@ comment on column pgqueue.schedules.catch_up_cap is 'With catch_up all: how many
 comment on column pgqueue.schedules.jitter is 'A job''s run_at is deferred at random by up to this; null: not at all.';
 comment on column pgqueue.tasks.accumulate is 'Whether all due payloads of a key go to one batch; default false.';
 comment on column pgqueue.tasks.batch_size is 'For an accumulating task: how many keys one batch gets; default 1.';
+-- Composite, so that the end of a job that leaves nothing behind collects its id alone.
+create type pgqueue.ended_job as (
+    id bigint, task text, queue text, key text, limit_key text, dedupe text, group_id bigint, followers bigint[],
+    has_steps boolean
+);
+comment on type pgqueue.ended_job is 'Private: a job that ended, with what others may wait for: see _follow_ends.';

@@ -71,6 +71,24 @@ declare
     v_began timestamptz;
     v_newest_id bigint;
 begin
+    if exchange.max_jobs between 1 and 100000
+        and (
+            exchange.completed, exchange.completed_reservations, exchange.failed, exchange.failed_reservations,
+            exchange.extended, exchange.extended_reservations
+        ) = ('{}', '{}', '{}', '{}', '{}', '{}')
+        and num_nonnulls(
+            exchange.results, exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel,
+            exchange.started
+        ) = 0
+    then
+        -- A claim alone: reserve checks its arguments.
+        return query
+        select 'reserved', r.*, null::text
+        from pgqueue.reserve(
+            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
+        ) r;
+        return;
+    end if;
     if pgqueue._old_snapshot() then
         perform pgqueue._require_read_committed('exchange');
     end if;
@@ -131,14 +149,6 @@ begin
     end if;
 
     if exchange.max_jobs = 0 then
-        return;
-    end if;
-    if exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
-        return query
-        select 'reserved', r.*, null::text
-        from pgqueue.reserve(
-            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
-        ) r;
         return;
     end if;
     begin
@@ -270,9 +280,12 @@ as $$
 #variable_conflict use_column
 declare
     v_attempt integer := 1;
+    v_completed bigint[] := p_completed;
+    v_reservations bigint[] := p_reservations;
+    v_results jsonb[] := p_results;
+    v_failures pgqueue.failure[] := p_failures;
     v_finished bigint[] := '{}'::bigint[];
     v_failed pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
-    v_ended record;
     -- Null until some rows are found locked; then the jobs that no other session has locked.
     v_free bigint[];
 begin
@@ -283,18 +296,26 @@ begin
                 v_free := pgqueue._lock_free(
                     p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2)
                 );
+                select array_agg(w.id), array_agg(w.reservation), array_agg(w.result)
+                into v_completed, v_reservations, v_results
+                from unnest(p_completed, p_reservations, p_results) w (id, reservation, result)
+                where w.id = any (v_free);
+                v_failures := array(select f from unnest(p_failures) f where f.job_id = any (v_free));
             elsif p_failures <> '{}' then
                 perform pgqueue._lock_ending(p_completed || array(select f.job_id from unnest(p_failures) f));
             end if;
-            select e.finished, e.failed
-            into v_ended
-            from pgqueue._store_ends(p_completed, p_reservations, p_results, p_failures, v_free) e;
-            v_finished := v_ended.finished;
-            v_failed := v_ended.failed;
+            if v_completed <> '{}' then
+                v_finished := pgqueue._finish(v_completed, v_reservations, true, 'succeeded', v_results);
+            end if;
+            if v_failures <> '{}' then
+                v_failed := pgqueue._fail(v_failures, false);
+            end if;
             exit;
         exception when lock_not_available or deadlock_detected then
             v_attempt := v_attempt + 1;
             v_free := '{}';
+            v_finished := '{}';
+            v_failed := '{}';
             exit when v_attempt > 3;
         end;
     end loop;
@@ -335,49 +356,6 @@ $$;
 
 comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval) is
     'Private: completes and fails jobs, save those that other sessions keep locked, and returns a row for each that has something to report.';
-
--- p_free: the jobs to end; null: all of them.
-create or replace function pgqueue._store_ends(
-    p_completed bigint[],
-    p_reservations bigint[],
-    p_results jsonb[],
-    p_failures pgqueue.failure[],
-    p_free bigint[],
-    out finished bigint[],
-    out failed pgqueue.failed_attempt[]
-)
-returns record
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    v_completed bigint[] := p_completed;
-    v_reservations bigint[] := p_reservations;
-    v_results jsonb[] := p_results;
-    v_failures pgqueue.failure[] := p_failures;
-begin
-    if p_free is not null then
-        select array_agg(w.id), array_agg(w.reservation), array_agg(w.result)
-        into v_completed, v_reservations, v_results
-        from unnest(p_completed, p_reservations, p_results) w (id, reservation, result)
-        where w.id = any (p_free);
-        v_failures := array(select f from unnest(p_failures) f where f.job_id = any (p_free));
-    end if;
-    finished := '{}';
-    if v_completed <> '{}' then
-        finished := pgqueue._finish(v_completed, v_reservations, true, 'succeeded', v_results);
-    end if;
-    failed := '{}';
-    if v_failures <> '{}' then
-        failed := pgqueue._fail(v_failures, false);
-    end if;
-end
-$$;
-
-comment on function pgqueue._store_ends(bigint[], bigint[], jsonb[], pgqueue.failure[], bigint[]) is
-    'Private: completes and fails the jobs that are in p_free; returns the completed ids, and the outcome of each failed one.';
 
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void

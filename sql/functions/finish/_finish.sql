@@ -34,7 +34,6 @@ set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_limited boolean := exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'));
     v_gone record;
     v_parents bigint[];
     v_kept_by_day interval := interval '8 days';
@@ -64,9 +63,10 @@ begin
                     j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
             dated as (
-                select
-                    g.*,
-                    greatest(
+                select g.*, k.keep_for
+                from gone g
+                cross join lateral (
+                    select greatest(
                         -- A group counts its members at its end.
                         case when g.id = any (v_parents) or (g.group_id is not null and p_state <> 'succeeded')
                             then (select s.retention_parents from pgqueue.settings s where s.one) end,
@@ -80,9 +80,12 @@ begin
                             )
                         )
                     ) as keep_for
-                from gone g
-                left join pgqueue.effective_tasks t on t.name = g.task
-                left join pgqueue.queues q on q.name = g.queue
+                    from (select) one
+                    left join pgqueue.effective_tasks t on t.name = g.task
+                    left join pgqueue.queues q on q.name = g.queue
+                    -- Computed once: else the planner copies it to each place that uses it.
+                    offset 0
+                ) k
             ),
             kept as (
                 insert into pgqueue.history (
@@ -109,18 +112,12 @@ begin
             )
             select
                 coalesce(array_agg(g.id), '{}') as ids,
-                array_agg(g.id) filter (where g.dedupe is not null) as deduped,
-                (
-                    select array_agg(m.id) from gone x cross join lateral unnest(x.followers) m (id) where x.followers is not null
-                ) as members,
-                array_agg(g.queue) filter (where g.key is not null) as queues,
-                array_agg(g.key) filter (where g.key is not null) as keys,
-                array_agg(g.id) filter (where g.key is not null) as keyed_ids,
-                array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
-                array_agg(g.id) filter (where g.has_steps) as stepped,
-                array_agg(g.task) filter (where v_limited) as tasks,
-                array_agg(g.key) filter (where v_limited) as limited_keys,
-                array_agg(g.limit_key) filter (where v_limited) as limit_keys
+                array_agg(
+                    row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps)::pgqueue.ended_job
+                ) filter (
+                    where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps) > 0
+                        or exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'))
+                ) as more
             into v_gone
             from gone g;
             exit;
@@ -134,23 +131,8 @@ begin
         end;
     end loop;
 
-    if v_gone.members is not null then
-        perform pgqueue._finish_members(v_gone.members, p_state, p_error);
-    end if;
-    if v_gone.deduped is not null then
-        perform pgqueue._free_dedupe(v_gone.deduped);
-    end if;
-    if p_executing and v_gone.tasks is not null then
-        perform pgqueue._leave_limits(v_gone.tasks, v_gone.limited_keys, v_gone.limit_keys);
-    end if;
-    if v_gone.keys is not null then
-        perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
-    end if;
-    if v_gone.stepped is not null then
-        perform pgqueue._drop_steps(v_gone.stepped);
-    end if;
-    if v_gone.group_ids is not null then
-        perform pgqueue._leave_groups(v_gone.group_ids, not p_executing);
+    if v_gone.more is not null then
+        perform pgqueue._follow_ends(v_gone.more, p_executing, p_state, p_error);
     end if;
     if p_follow and pgqueue._has_notes() then
         perform pgqueue._end_parents(v_gone.ids, p_state::text);
@@ -163,6 +145,56 @@ comment on function pgqueue._finish(
     bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
 ) is
     'Private: moves jobs to history under their reservations, and returns their ids; p_follow: also settles the jobs that depend on them.';
+
+-- In later statements than the one that removed the rows. p_executing: the jobs were executing.
+create or replace function pgqueue._follow_ends(
+    p_ended pgqueue.ended_job[], p_executing boolean, p_state pgqueue.job_state, p_error jsonb
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_more record;
+begin
+    select
+        array_agg(e.id) filter (where e.dedupe is not null) as deduped,
+        array_agg(e.queue) filter (where e.key is not null) as queues,
+        array_agg(e.key) filter (where e.key is not null) as keys,
+        array_agg(e.id) filter (where e.key is not null) as keyed,
+        array_agg(e.task) as tasks,
+        array_agg(e.key) as limited_keys,
+        array_agg(e.limit_key) as limit_keys,
+        array_agg(e.group_id) filter (where e.group_id is not null) as groups,
+        array_agg(e.id) filter (where e.has_steps) as stepped,
+        (select array_agg(m.id) from unnest(p_ended) l cross join lateral unnest(l.followers) m (id)) as members
+    into v_more
+    from unnest(p_ended) e;
+    if v_more.members is not null then
+        perform pgqueue._finish_members(v_more.members, p_state, p_error);
+    end if;
+    if v_more.deduped is not null then
+        perform pgqueue._free_dedupe(v_more.deduped);
+    end if;
+    if p_executing and exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+        perform pgqueue._leave_limits(v_more.tasks, v_more.limited_keys, v_more.limit_keys);
+    end if;
+    if v_more.keys is not null then
+        perform pgqueue._release_next(v_more.queues, v_more.keys, v_more.keyed);
+    end if;
+    if v_more.stepped is not null then
+        perform pgqueue._drop_steps(v_more.stepped);
+    end if;
+    if v_more.groups is not null then
+        perform pgqueue._leave_groups(v_more.groups, not p_executing);
+    end if;
+end
+$$;
+
+comment on function pgqueue._follow_ends(pgqueue.ended_job[], boolean, pgqueue.job_state, jsonb) is
+    'Private: settles what waited for jobs that ended: members of a batch, dedupe keys, limits, keys, steps, groups.';
 
 -- Inlined: no SET.
 create or replace function pgqueue._retention_of(
