@@ -72,10 +72,9 @@ declare
     v_newest_id bigint;
 begin
     if exchange.max_jobs between 1 and 100000
-        and (
-            exchange.completed, exchange.completed_reservations, exchange.failed, exchange.failed_reservations,
-            exchange.extended, exchange.extended_reservations
-        ) = ('{}', '{}', '{}', '{}', '{}', '{}')
+        and cardinality(exchange.completed) + cardinality(exchange.completed_reservations)
+            + cardinality(exchange.failed) + cardinality(exchange.failed_reservations)
+            + cardinality(exchange.extended) + cardinality(exchange.extended_reservations) = 0
         and num_nonnulls(
             exchange.results, exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel,
             exchange.started

@@ -42,7 +42,9 @@ declare
     -- Read while the transaction has no xid: see _heads.
     v_began timestamptz;
     v_newest_id bigint;
-    v_plain record;
+    -- The locked rows; null: go lane by lane.
+    v_rows tid[];
+    v_queue text;
 begin
     -- Nearly every claim has only these arguments: skip the calls that check the others.
     if pgqueue._old_snapshot()
@@ -72,17 +74,20 @@ begin
         and coalesce(current_setting('pgqueue.fast_path', true), '') <> 'off'
     then
         v_now := pgqueue._clock();
-        select p.rows, p.last_queue into v_plain from pgqueue._find_plain(reserve.queues, reserve.max_jobs, v_now) p;
-        if v_plain.rows = '{}' then
+        select p.rows, p.last_queue into v_rows, v_queue
+        from pgqueue._find_plain(reserve.queues, reserve.max_jobs, v_now) p;
+        if v_rows = '{}' then
             return;
         end if;
-        if v_plain.rows is not null then
-            perform pgqueue._claimed(
-                v_plain.rows, reserve.max_jobs, v_plain.last_queue, v_chance, v_began, v_newest_id, v_now, reserve.worker
-            );
+        if v_rows is not null then
+            if cardinality(v_rows) = reserve.max_jobs or v_chance < cardinality(v_rows) then
+                perform pgqueue._claimed(
+                    v_rows, reserve.max_jobs, v_queue, v_chance, v_began, v_newest_id, v_now, reserve.worker
+                );
+            end if;
             return query
             select t.*
-            from pgqueue._take(v_plain.rows, null, false, false, v_now, reserve.worker, reserve.lease) t;
+            from pgqueue._take(v_rows, null, false, false, v_now, reserve.worker, reserve.lease) t;
             return;
         end if;
     end if;
