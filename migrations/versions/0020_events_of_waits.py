@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "c699797720e95d304067065afb821a07d1e46f50bda5cbdeea5a3e23a8701909"
+SQL_DIGEST = "61cd81ae8dea58b2327ea9a2538b48b5269ebc85fb14861dffa7ab3c7877e1f1"
 
 
 def upgrade() -> None:
@@ -22,4 +22,4 @@ def downgrade() -> None:
     run_sql("alter table pgqueue.heartbeats drop memory;")
     run_sql("alter table pgqueue.samples drop blocked_by_limit, drop blocked_by_parents;")
     run_sql("alter table pgqueue.tasks drop declared_docs, drop declared_owner;")
-    run_sql("drop type pgqueue.ended_job;")
+    run_sql("drop type pgqueue.ended_job; drop type pgqueue.end_report;")

@@ -80,3 +80,7 @@ create type pgqueue.ended_job as (
     has_steps boolean
 );
 comment on type pgqueue.ended_job is 'Private: a job that ended, with what others may wait for: see _follow_ends.';
+create type pgqueue.end_report as (
+    outcome text, job_id bigint, reservation bigint, lease_expires_at timestamptz, note text
+);
+comment on type pgqueue.end_report is 'Private: what exchange() says about a job that ended: see _end_jobs.';

@@ -70,6 +70,7 @@ declare
     -- Read without an xid: see _heads. Reserve will have one.
     v_began timestamptz;
     v_newest_id bigint;
+    v_reports pgqueue.end_report[];
 begin
     if exchange.max_jobs between 1 and 100000
         and cardinality(exchange.completed) + cardinality(exchange.completed_reservations)
@@ -120,17 +121,21 @@ begin
             v_began := pgqueue._clock();
             v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
         end if;
-        return query
-        select t.*
-        from pgqueue._end_jobs(
+        v_reports := pgqueue._end_jobs(
             exchange.completed, exchange.completed_reservations, exchange.results,
             case when exchange.failed <> '{}' then pgqueue._failures(
                 exchange.failed, exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry,
                 exchange.policies, exchange.cancel
             ) else '{}' end,
             exchange.lease
-        ) e
-        cross join lateral pgqueue._exchange_row(e.outcome, e.job_id, e.reservation, e.lease_expires_at, e.note) t;
+        );
+        if v_reports is not null then
+            return query
+            select t.*
+            from unnest(v_reports) with ordinality e (outcome, job_id, reservation, lease_expires_at, note, n)
+            cross join lateral pgqueue._exchange_row(e.outcome, e.job_id, e.reservation, e.lease_expires_at, e.note) t
+            order by e.n;
+        end if;
     end if;
 
     if exchange.extended <> '{}' then
@@ -265,18 +270,16 @@ comment on function pgqueue._check_exchange(
     text, integer, interval, bigint[], bigint[], jsonb[], bigint[], bigint[], bigint[], bigint[], boolean[]
 ) is 'Private: refuses wrong arguments of exchange, each by its name.';
 
--- Ends jobs, and returns a row for each that failed, and for each that could not end.
+-- Ends jobs, and returns a report of each that failed, and of each that could not end; null: there is none.
 create or replace function pgqueue._end_jobs(
     p_completed bigint[], p_reservations bigint[], p_results jsonb[], p_failures pgqueue.failure[], p_lease interval
 )
-returns table (outcome text, job_id bigint, reservation bigint, lease_expires_at timestamptz, note text)
+returns pgqueue.end_report[]
 language plpgsql
 volatile
 parallel unsafe
-rows 10
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_attempt integer := 1;
     v_completed bigint[] := p_completed;
@@ -321,40 +324,44 @@ begin
 
     -- As a rule all were held, and there is nothing to report.
     if p_failures = '{}' and cardinality(v_finished) = cardinality(p_completed) then
-        return;
+        return null;
     end if;
-    return query
-    with ended as (
-        select c.id, c.reservation, 1 as part, c.n, null::text as state, null::text as note
-        from unnest(p_completed, p_reservations) with ordinality c (id, reservation, n)
-        where c.id <> all (v_finished)
-        union all
-        select f.job_id, f.reservation, 2, f.n, a.state, a.policy_error
-        from unnest(p_failures) f
-        left join unnest(v_failed) a on a.n = f.n
-    ),
-    -- Extended, so that their worker can report them again. A job that is not held any more is lost.
-    locked as (
-        select x.job_id, x.lease_expires_at
-        from (
-            select array_agg(e.id) as ids, array_agg(e.reservation) as reservations
-            from ended e
-            where e.state is null and v_free is not null
-        ) l
-        cross join lateral pgqueue.extend(l.ids, l.reservations, p_lease) x
-        where l.ids is not null
-    )
-    select
-        coalesce(e.state, case when l.job_id is null then 'lost' else 'locked' end),
-        e.id, e.reservation, l.lease_expires_at, e.note
-    from ended e
-    left join locked l on l.job_id = e.id and e.state is null
-    order by e.part, e.n;
+    return (
+        with ended as (
+            select c.id, c.reservation, 1 as part, c.n, null::text as state, null::text as note
+            from unnest(p_completed, p_reservations) with ordinality c (id, reservation, n)
+            where c.id <> all (v_finished)
+            union all
+            select f.job_id, f.reservation, 2, f.n, a.state, a.policy_error
+            from unnest(p_failures) f
+            left join unnest(v_failed) a on a.n = f.n
+        ),
+        -- Extended, so that their worker can report them again. A job that is not held any more is lost.
+        locked as (
+            select x.job_id, x.lease_expires_at
+            from (
+                select array_agg(e.id) as ids, array_agg(e.reservation) as reservations
+                from ended e
+                where e.state is null and v_free is not null
+            ) l
+            cross join lateral pgqueue.extend(l.ids, l.reservations, p_lease) x
+            where l.ids is not null
+        )
+        select array_agg(
+            row(
+                coalesce(e.state, case when l.job_id is null then 'lost' else 'locked' end),
+                e.id, e.reservation, l.lease_expires_at, e.note
+            )::pgqueue.end_report
+            order by e.part, e.n
+        )
+        from ended e
+        left join locked l on l.job_id = e.id and e.state is null
+    );
 end
 $$;
 
 comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval) is
-    'Private: completes and fails jobs, save those that other sessions keep locked, and returns a row for each that has something to report.';
+    'Private: completes and fails jobs, save those that other sessions keep locked, and reports what is not simply completed.';
 
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void

@@ -61,7 +61,9 @@ begin
     prolonged := 0;
     expired := 0;
     if not pg_try_advisory_xact_lock(pgqueue._lock_class(), 1) then
-        call_again_in := pgqueue._call_again_in(pgqueue._clock());
+        call_again_in := pgqueue._call_again_in(
+            pgqueue._clock(), (select h.at from pgqueue.maintenance_runs h order by h.n desc limit 1)
+        );
         return next;
         return;
     end if;
@@ -72,7 +74,7 @@ begin
     v_now := pgqueue._clock();
     select h.* into v_last from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if v_last.at > v_now - p_max_age and v_last.at <= v_now then
-        call_again_in := pgqueue._call_again_in(v_now);
+        call_again_in := pgqueue._call_again_in(v_now, v_last.at);
         return next;
         return;
     end if;
@@ -104,7 +106,7 @@ begin
     rescued := v_run.rescued - coalesce(v_last.rescued, 0);
     prolonged := v_run.prolonged - coalesce(v_last.prolonged, 0);
     expired := v_run.expired - coalesce(v_last.expired, 0);
-    call_again_in := pgqueue._call_again_in(v_now);
+    call_again_in := pgqueue._call_again_in(v_now, v_now);
     return next;
 end
 $$;
