@@ -62,8 +62,26 @@ begin
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
                     j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps
             ),
-            dated as (
-                select g.*, k.keep_for
+            kept as (
+                insert into pgqueue.history (
+                    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
+                    max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
+                    errors, result, retry, score, limit_key, dedupe,
+                    merged_into, timeout, crashed_on, progress, enqueued_by, depends_on, run_if, group_id,
+                    steps
+                )
+                select
+                    g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, v_now + k.keep_for, g.retention, p_state,
+                    g.attempts, g.max_attempts, g.losses, g.priority,
+                    case when k.keep_for <= v_kept_by_day then 'd'::"char" else 'm'::"char" end,
+                    g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
+                    case
+                        when g.error is null then g.errors
+                        else pgqueue._with_error(g.errors, g.error, g.attempts, g.reserved_by, v_now)
+                    end,
+                    g.result, g.retry, g.score, g.limit_key, g.dedupe, g.merged_into, g.timeout, g.crashed_on, g.progress,
+                    g.enqueued_by, g.depends_on, g.run_if, g.group_id,
+                    case when g.has_steps then pgqueue._steps_as_json(g.id, p_state <> 'succeeded') end
                 from gone g
                 cross join lateral (
                     select greatest(
@@ -86,29 +104,7 @@ begin
                     -- Computed once: else the planner copies it to each place that uses it.
                     offset 0
                 ) k
-            ),
-            kept as (
-                insert into pgqueue.history (
-                    id, reservation, run_at, created_at, reserved_at, finished_at, kept_until, retention, state, attempts,
-                    max_attempts, losses, priority, granularity, queue, task, key, reserved_by, tags, args, headers,
-                    errors, result, retry, score, limit_key, dedupe,
-                    merged_into, timeout, crashed_on, progress, enqueued_by, depends_on, run_if, group_id,
-                    steps
-                )
-                select
-                    d.id, d.reservation, d.run_at, d.created_at, d.reserved_at, v_now, v_now + d.keep_for, d.retention, p_state,
-                    d.attempts, d.max_attempts, d.losses, d.priority,
-                    case when d.keep_for <= v_kept_by_day then 'd'::"char" else 'm'::"char" end,
-                    d.queue, d.task, d.key, d.reserved_by, d.tags, d.args, d.headers,
-                    case
-                        when d.error is null then d.errors
-                        else pgqueue._with_error(d.errors, d.error, d.attempts, d.reserved_by, v_now)
-                    end,
-                    d.result, d.retry, d.score, d.limit_key, d.dedupe, d.merged_into, d.timeout, d.crashed_on, d.progress,
-                    d.enqueued_by, d.depends_on, d.run_if, d.group_id,
-                    case when d.has_steps then pgqueue._steps_as_json(d.id, p_state <> 'succeeded') end
-                from dated d
-                where d.keep_for > '0'
+                where k.keep_for > '0'
             )
             select
                 coalesce(array_agg(g.id), '{}') as ids,
