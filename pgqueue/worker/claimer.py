@@ -142,6 +142,9 @@ class Claimer:
         if rows:
             log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
             self._events.reserved(len(rows))
+        if len(taken) < asked_for:
+            # Until now its slots counted as used, and another database may wait for them.
+            self._runner.on_free()
         if self._state.quiet or self._state.stopping.is_set():
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.calls import enqueue, enqueue_many, value
 from tests.databases import Cloner, Database, uri
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
-from tests.workers import WorkerProcess, write_module
+from tests.workers import WorkerProcess, is_asleep, write_module
 
 CRASHES = "select crashes from pgqueue.all_jobs where id = %s and state = 'succeeded'"
 
@@ -174,6 +175,30 @@ async def test_all_slots_serve_one_database_while_the_other_has_no_job(
         assert fleet.status()["running"] == 7
         gate.go.set()
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 30, 20)
+
+
+@pytest.mark.covers("A9")
+async def test_the_slots_of_a_claim_that_came_back_empty_go_to_the_other_database(
+    database: Database, second: Database, conn: psycopg.Connection, other: psycopg.Connection
+) -> None:
+    app = App()
+    gate = Gate(app)
+    holder = second.session()
+    holder.run("begin")
+    async with serving(app, database.dsn, second.dsn, concurrency=8, name="w"):
+        for each in (conn, other):
+            await wait_until_async(partial(is_asleep, each, "w"), 20)
+        # It claims, and its claim waits: until the answer comes it counts as using slots.
+        holder.run("lock table pgqueue.jobs in access exclusive mode")
+        other.execute("select pg_notify(channel, 'wake') from pgqueue.idle_workers")
+        claims = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%.reserve(%')"
+        await wait_until_async(lambda: value(other, claims), 20)
+        fill(conn, "a", 30)
+        await wait_until_async(lambda: gate.running["a"] > 0, 20)
+        assert gate.running["a"] < 7
+        holder.run("rollback")
+        await wait_until_async(lambda: gate.running["a"] == 7, 20)
+        gate.go.set()
 
 
 @pytest.mark.covers("A9")

@@ -72,23 +72,6 @@ declare
     v_newest_id bigint;
     v_reports pgqueue.end_report[];
 begin
-    if exchange.max_jobs between 1 and 100000
-        and cardinality(exchange.completed) + cardinality(exchange.completed_reservations)
-            + cardinality(exchange.failed) + cardinality(exchange.failed_reservations)
-            + cardinality(exchange.extended) + cardinality(exchange.extended_reservations) = 0
-        and num_nonnulls(
-            exchange.results, exchange.errors, exchange.retry_in, exchange.retry, exchange.policies, exchange.cancel,
-            exchange.started
-        ) = 0
-    then
-        -- A claim alone: reserve checks its arguments.
-        return query
-        select 'reserved', r.*, null::text
-        from pgqueue.reserve(
-            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
-        ) r;
-        return;
-    end if;
     if pgqueue._old_snapshot() then
         perform pgqueue._require_read_committed('exchange');
     end if;
@@ -153,6 +136,14 @@ begin
     end if;
 
     if exchange.max_jobs = 0 then
+        return;
+    end if;
+    if exchange.completed = '{}' and exchange.failed = '{}' and exchange.extended = '{}' then
+        return query
+        select 'reserved', r.*, null::text
+        from pgqueue.reserve(
+            exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
+        ) r;
         return;
     end if;
     begin
