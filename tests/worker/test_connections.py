@@ -79,12 +79,15 @@ async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_r
         async with working(app, database.dsn, name="w", poll_interval=NEVER, lease=60.0):
             await wait_until_async(lambda: started)
             await wait_until_async(lambda: is_asleep(conn, "w"))
+            pid = claims(conn, "w")
+            assert pid is not None
+            # Just after a call of idle(): the next one, which would find the connection dead, comes in about a second.
+            recent = "select state_change > clock_timestamp() - interval '0.1 s' from pg_stat_activity where pid = %s"
+            await wait_until_async(lambda: value(conn, recent, pid))
             # As the server would have it: claimed in the worker's name, and the worker never heard of it.
             conn.execute("set pgqueue.notify = off")
             enqueue(conn)
             [lost] = reserve(conn, 10, "w", lease="1 hour")
-            pid = claims(conn, "w")
-            assert pid is not None
             terminate(conn, [pid])
             conn.execute("set pgqueue.notify = on")
             # The next claim finds its connection dead.

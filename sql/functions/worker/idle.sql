@@ -74,9 +74,10 @@ begin
     ) then
         select m.ran into v_has_run from pgqueue._run_maintenance('0.8 s', '1 day') m;
         v_now := pgqueue._clock();
+        -- If it has not, another session ran it meanwhile.
+        select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
         if v_has_run then
             -- For the condition above: in its next call this session runs maintenance again.
-            select h.n into v_run from pgqueue.maintenance_runs h order by h.n desc limit 1;
             perform set_config('pgqueue.maintenance_run', concat(v_run, ' ', idle.worker), false);
         end if;
     end if;
