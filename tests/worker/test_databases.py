@@ -191,7 +191,9 @@ async def test_the_slots_of_a_claim_that_came_back_empty_go_to_the_other_databas
         # It claims, and its claim waits: until the answer comes it counts as using slots.
         holder.run("lock table pgqueue.jobs in access exclusive mode")
         other.execute("select pg_notify(channel, 'wake') from pgqueue.idle_workers")
-        claims = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%.reserve(%')"
+        claims = (
+            "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query like '%.reserve(%')"
+        )
         await wait_until_async(lambda: value(other, claims), 20)
         fill(conn, "a", 30)
         await wait_until_async(lambda: gate.running["a"] > 0, 20)
