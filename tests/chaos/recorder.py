@@ -60,7 +60,8 @@ create index on chaos.effects (queue, key, turn);
 -- What extend has reported as held, committed with what it did.
 create table chaos.extensions (
     job bigint not null, reservation bigint not null, until timestamptz not null,
-    clock timestamptz not null, at timestamptz not null default clock_timestamp()
+    clock timestamptz not null, at timestamptz not null default clock_timestamp(),
+    asked_at timestamptz not null default statement_timestamp()
 );
 
 -- Not logged: written when all is over.
@@ -342,7 +343,7 @@ from chaos.ledger
 """
 _EXTENSIONS = """
 select job, reservation, extract(epoch from until)::float8, extract(epoch from clock)::float8,
-    extract(epoch from at)::float8
+    extract(epoch from at)::float8, extract(epoch from asked_at)::float8
 from chaos.extensions
 order by job, at
 """

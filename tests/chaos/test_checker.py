@@ -86,6 +86,12 @@ def ran(reservation: int = R1, start: float = 2.1, end: float | None = 2.9, how:
     return Run(JOB, reservation, start, end, how)
 
 
+def extended(
+    until: float, *, clock: float, at: float, asked_at: float | None = None, reservation: int = R1
+) -> Extension:
+    return Extension(JOB, reservation, until, clock, at, at if asked_at is None else asked_at)
+
+
 def ended(reservation: int = R1, state: str = "succeeded", token: str = "a") -> End:
     return End(JOB, reservation, state, token, False)
 
@@ -234,14 +240,14 @@ def test_a_job_that_is_given_back_before_its_handler_begins_is_found() -> None:
 
 
 def test_a_lease_that_lapses_before_the_time_that_extend_reported_is_found() -> None:
-    assert taken_back(2.9, Extension(JOB, R1, 5.0, 2.5, 2.5)) == ["given back", "lease", "two handlers"]
+    assert taken_back(2.9, extended(5.0, clock=2.5, at=2.5)) == ["given back", "lease", "two handlers"]
     # Of another reservation, or over by then.
-    assert taken_back(2.9, Extension(JOB, R2, 5.0, 2.5, 2.5)) == []
-    assert taken_back(2.9, Extension(JOB, R1, 2.9, 2.5, 2.5)) == []
+    assert taken_back(2.9, extended(5.0, clock=2.5, at=2.5, reservation=R2)) == []
+    assert taken_back(2.9, extended(2.9, clock=2.5, at=2.5)) == []
     # Reported as held though it is over.
-    assert taken_back(2.9, Extension(JOB, R1, 2.9, 2.95, 2.95)) == ["lease"]
+    assert taken_back(2.9, extended(2.9, clock=2.95, at=2.95)) == ["lease"]
     # Also where no handler runs any more: its end may be on its way.
-    assert taken_back(2.9, Extension(JOB, R1, 5.0, 2.5, 2.5), end=2.8) == ["lease"]
+    assert taken_back(2.9, extended(5.0, clock=2.5, at=2.5), end=2.8) == ["lease"]
 
 
 def test_a_claim_that_the_server_has_forgotten_may_run_beside_the_one_that_it_remembers() -> None:
@@ -264,10 +270,15 @@ def test_a_lease_whose_extension_the_server_has_forgotten_may_run_beside_the_nex
 
 def test_a_lease_ends_by_the_clock_also_after_a_step() -> None:
     # Set back by an hour: what was reported before is over when its seconds have passed.
-    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 3602.5, 2.5), steps=[Step(2.6, 2.7, -3600)]) == []
+    assert taken_back(2.9, extended(3602.9, clock=3602.5, at=2.5), steps=[Step(2.6, 2.7, -3600)]) == []
     # Set forth by an hour in the middle of the report, and back: the report is worth a lease.
-    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 2.5, -0.2), steps=[Step(-0.3, -0.1, 3600)]) == []
-    assert taken_back(2.9, Extension(JOB, R1, 3602.9, 2.5, 2.5)) == ["given back", "lease", "two handlers"]
+    assert taken_back(2.9, extended(3602.9, clock=2.5, at=-0.2), steps=[Step(-0.3, -0.1, 3600)]) == []
+    assert taken_back(2.9, extended(3602.9, clock=2.5, at=2.5)) == ["given back", "lease", "two handlers"]
+    # Set forth between the reading of extend and that of the report.
+    over = extended(5.0, clock=3602.0, at=2.5, asked_at=2.1)
+    assert taken_back(2.9, over) == ["lease"]
+    assert taken_back(2.9, over, steps=[Step(2.2, 2.3, 3600)]) == []
+    assert taken_back(2.9, over, steps=[Step(1.0, 2.0, 3600)]) == ["lease"]
     # Moved while it was taken back, the clock is not known.
     assert taken_back(9.0, steps=[Step(2.9, 3.1, 10.0)]) == []
     assert taken_back(9.0, steps=[Step(1.0, 1.1, 10.0)]) == ["given back", "two handlers"]
