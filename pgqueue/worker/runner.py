@@ -52,7 +52,8 @@ class Runner:
     job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
     when it died, only the one that killed it can do so again and again.
 
-    `on_free` is called when a slot has become free, `on_run` when a handler starts: also by a thread.
+    `on_free` is called when a slot has become free or no job waits to be started any more, `on_run` when a handler
+    starts: also by a thread.
     """
 
     def __init__(
@@ -246,6 +247,9 @@ class Runner:
                 await self._wait_for_job()
                 turn_ends = time.monotonic() + _TURN
                 continue
+            if not self._waiting:
+                # While there were jobs to start, `capacity` may have kept free slots for a larger claim.
+                self.on_free()
             task = self._startable(held)
             if task is None:
                 continue
