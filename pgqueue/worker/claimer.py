@@ -16,6 +16,7 @@ from pgqueue.worker.events import Events
 from pgqueue.worker.exchange import Exchange, Reply
 from pgqueue.worker.held import Held, batches
 from pgqueue.worker.leases import Leases
+from pgqueue.worker.links import Links
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.sleeper import Sleeper
 from pgqueue.worker.state import State
@@ -29,8 +30,7 @@ _EMPTY_PAUSE = 0.15
 
 
 class Claimer:
-    """Claims on its own connection with `claim_forever`, and sizes the claims that go along with reported ends.
-
+    """Claims with `claim_forever`, and sizes the claims that go along with reported ends.
     `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
     tells whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
     monotonic time of the last answer. `before_claim` is called before the capacity is read; it may change it.
@@ -39,7 +39,7 @@ class Claimer:
     def __init__(
         self,
         config: WorkerConfig,
-        link: Link,
+        links: Links,
         exchange: Exchange,
         runner: Runner,
         leases: Leases,
@@ -56,7 +56,7 @@ class Claimer:
         self.claimed_at: float | None = None
         self._empty_claims = 0
         self._config = config
-        self._link = link
+        self._links = links
         self._exchange = exchange
         self._runner = runner
         self._leases = leases
@@ -65,10 +65,16 @@ class Claimer:
         self._report_and_claim = report_and_claim
         self._is_behind = is_behind
         self._before_claim = before_claim
-        self.sleeper = Sleeper(config, link, runner, state, capacity=self.capacity, hello=hello)
+        self.sleeper = Sleeper(config, links.first, runner, state, capacity=self.capacity, hello=hello)
 
     async def claim_forever(self) -> None:
         """Claim jobs until the worker stops; sleep while there are none."""
+        try:
+            await self._claim_forever()
+        finally:
+            await self.sleeper.close()
+
+    async def _claim_forever(self) -> None:
         while not self._state.stopping.is_set():
             await self._give_back_unknown()
             if self._state.quiet:
@@ -100,7 +106,7 @@ class Claimer:
         """Claim up to `capacity` single jobs or batches; returns how many came."""
         self._state.wake.clear()
         await self._give_back_unknown()
-        return await self._report_and_claim(self._link, capacity, patient)
+        return await self._report_and_claim(self._links.free(), capacity, patient)
 
     def capacity(self) -> int:
         """Return how many jobs to claim now."""
@@ -164,7 +170,7 @@ class Claimer:
     async def _give_back_unknown(self) -> None:
         # No claim begins meanwhile: this loop is here, and no claim goes along with ends while `reply_lost`.
         if self._exchange.reply_lost and not self._exchange.in_flight:
-            await self._exchange.give_back_unknown(self._link, self._leases.held)
+            await self._exchange.give_back_unknown(self._links.first, self._leases.held)
 
     async def _wait_for_capacity(self) -> None:
         self._state.freed.clear()
@@ -186,7 +192,7 @@ class Claimer:
             if self._empty_claims == _EMPTY_CLAIMS:
                 self._state.stop()
                 return
-            await self._link.perform(consume.maintain())
+            await self._links.first.perform(consume.maintain())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._state.wake.wait(), _EMPTY_PAUSE)
         await self._wait_for_end()

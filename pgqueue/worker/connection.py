@@ -85,6 +85,11 @@ class Link:
         self._begins = False
         self._turn = asyncio.Lock()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no call is under way."""
+        return not self._turn.locked()
+
     async def perform(self, call: Call[T], *, patient: bool = True) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 

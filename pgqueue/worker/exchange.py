@@ -44,8 +44,8 @@ class Exchange:
     """
 
     def __init__(self, claim: consume.Claim, on_reply_lost: Callable[[], None]) -> None:
-        # For each connection that claims now, how many jobs it asks for.
-        self.in_flight: dict[Link, int] = {}
+        # By claim under way, its connection, and how many jobs it asks for.
+        self.in_flight: dict[object, tuple[Link, int]] = {}
         self.reply_lost = False
         self._claim = claim
         self._on_reply_lost = on_reply_lost
@@ -54,7 +54,7 @@ class Exchange:
     @property
     def coming(self) -> int:
         """How many jobs are being claimed now."""
-        return sum(self.in_flight.values())
+        return sum(jobs for _, jobs in self.in_flight.values())
 
     @property
     def is_apart(self) -> bool:
@@ -74,8 +74,9 @@ class Exchange:
         """
         completed = [held for held in batch if held.ended is End.SUCCEEDED]
         failed = [held for held in batch if held.ended is End.FAILED]
+        claim = object()
         if max_jobs:
-            self.in_flight[link] = max_jobs
+            self.in_flight[claim] = link, max_jobs
         try:
             results = [held.result for held in completed]
             call = consume.exchange(
@@ -92,7 +93,7 @@ class Exchange:
             self.reply_lost |= max_jobs > 0
             raise
         finally:
-            self.in_flight.pop(link, None)
+            self.in_flight.pop(claim, None)
             if self.reply_lost:
                 self._on_reply_lost()
         reply = Reply(completed, failed)
@@ -109,7 +110,7 @@ class Exchange:
 
     async def reconnected(self, link: Link) -> None:
         """A connection was made. When it is in the middle of a claim, the claim was sent before, on another one."""
-        if link in self.in_flight and link.connects > 1:
+        if link.connects > 1 and any(each is link for each, _ in self.in_flight.values()):
             self.reply_lost = True
             self._on_reply_lost()
 

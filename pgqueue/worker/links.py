@@ -1,9 +1,10 @@
 """The connections of a worker.
 
 Three links, so that a claim, a report that waits for a lock, and the extension of leases never wait for each other; a
-fourth connection listens. Under load the first two both report and claim, in turn, so that the server always has one
-of them to work for. A frozen connection is noticed and replaced before the leases lapse; a report may wait 5 s for a
-lock.
+fourth connection listens. Claims and reports of ends take the first of two links that is free. So a worker with little
+to do uses one, whose session is still warm from the claim when the job ends; under load both report and claim, and the
+server always has one of them to work for. A frozen connection is noticed and replaced before the leases lapse; the
+second link is for what may wait 5 s for a lock.
 """
 
 from __future__ import annotations
@@ -22,26 +23,30 @@ OnConnect = Callable[[Link], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The connections for claims, for reports of ends, and for leases and other calls that must not wait."""
+    """The two connections for claims and reports of ends, and one for leases and other calls that must not wait."""
 
-    claiming: Link
-    finishing: Link
+    first: Link
+    second: Link
     keeping: Link
+
+    def free(self) -> Link:
+        """Return the first of the two that has no call under way, or else the second."""
+        return self.first if self.first.is_free else self.second
 
     async def close(self) -> None:
         """Close all of them."""
-        for link in (self.claiming, self.finishing, self.keeping):
+        for link in (self.first, self.second, self.keeping):
             await link.close()
 
 
 def make_links(
-    dsn: str, config: WorkerConfig, outage: Outage, on_connect: OnConnect, on_connect_claiming: OnConnect
+    dsn: str, config: WorkerConfig, outage: Outage, on_connect: OnConnect, on_connect_first: OnConnect
 ) -> Links:
     """Return the links of a worker, none of them connected yet."""
     lease = config.lease
     prepare = not config.pooled
     return Links(
-        Link(dsn, outage, prepare=prepare, on_connect=on_connect_claiming, within=max(lease / 2, 2.0)),
+        Link(dsn, outage, prepare=prepare, on_connect=on_connect_first, within=max(lease / 2, 2.0)),
         Link(dsn, outage, prepare=prepare, on_connect=on_connect, within=max(lease / 2, 8.0)),
         # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
         Link(dsn, outage, prepare=prepare, longest_pause=min(lease / 6, LONGEST_PAUSE), within=max(lease / 3, 1.0)),

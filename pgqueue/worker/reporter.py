@@ -20,6 +20,7 @@ from pgqueue.worker.exchange import Exchange, Reply
 from pgqueue.worker.held import End, Held, Verdict
 from pgqueue.worker.job_log import JobLog
 from pgqueue.worker.leases import Leases
+from pgqueue.worker.links import Links
 from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
@@ -46,7 +47,7 @@ class Reporter:
 
     def __init__(
         self,
-        link: Link,
+        links: Links,
         exchange: Exchange,
         leases: Leases,
         events: Events,
@@ -60,7 +61,7 @@ class Reporter:
     ) -> None:
         self.completed = 0
         self.failed = 0
-        self._link = link
+        self._links = links
         self._exchange = exchange
         self._leases = leases
         self._events = events
@@ -113,7 +114,7 @@ class Reporter:
                     await self._report_returns()
                 capacity = await self._capacity_beside()
                 if batch := self._take():
-                    await self._report(self._link, capacity, batch)
+                    await self._report(self._links.free(), capacity, batch)
                 self._state.freed.set()
 
     async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
@@ -228,7 +229,7 @@ class Reporter:
             locked = [held for held in batch if held.ended in (End.SUCCEEDED, End.FAILED)]
             if locked:
                 # Separately, so that the others do not wait with them.
-                await self._report(self._link, 0, locked)
+                await self._report(self._links.second, 0, locked)
             delays: dict[float, list[Held]] = {}
             for held in batch:
                 if held.ended is End.SNOOZED:
@@ -243,7 +244,7 @@ class Reporter:
 
     async def _snooze(self, held: Held) -> None:
         try:
-            snoozed = await self._link.perform(consume.snooze(*held.pair, held.snooze))
+            snoozed = await self._links.second.perform(consume.snooze(*held.pair, held.snooze))
         except LockTimeout:
             self._report_later(held)
             return
@@ -262,7 +263,7 @@ class Reporter:
             self._events.lost(held, "its reservation was over when it was snoozed")
 
     async def _release(self, batch: list[Held], delay: float) -> None:
-        lost = await self._link.perform(consume.release([held.pair for held in batch], delay))
+        lost = await self._links.second.perform(consume.release([held.pair for held in batch], delay))
         gone = set(lost)
         for held in batch:
             self._leases.remove(held)

@@ -35,7 +35,8 @@ class Sleeper:
     The registration is written first, and only then come the polls, for jobs that were enqueued before it and
     committed after. While it lasts, no other polls are needed: producers announce ready jobs, and ask the worker to
     call idle() for jobs that are due soon. It is renewed before it ends, by the one call a second or less that an idle
-    worker makes; that call also runs maintenance, and returns when the next job is due.
+    worker makes; that call also runs maintenance, and returns when the next job is due. A worker that is woken
+    meanwhile does not wait for that call.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Sleeper:
         self._due_at = math.inf
         self._poll_until = 0.0
         self._waiting: asyncio.Timeout | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -82,12 +84,14 @@ class Sleeper:
         if not self.is_registered and self._runner.is_busy and await self._poll_on():
             return
         while not self._state.stopping.is_set() and self._capacity() > 0:
+            if self._renewing is not None and (self._renewing.done() or not self.is_registered):
+                await self._renewed()
+            if self._renewing is None and time.monotonic() >= self._call_at:
+                await self._call_idle()
             now = time.monotonic()
-            if now >= self._call_at:
-                await self._register()
-                now = time.monotonic()
             poll_at = now + self._pause(now - self._idle_since)
-            if await self._woken(min(self._call_at, self._due_at, poll_at) - now):
+            call_at = self._call_at if self._renewing is None else self._idle_until
+            if await self._woken(min(call_at, self._due_at, poll_at) - now):
                 self._call_at = min(self._call_at, time.monotonic() + _ASK_WITHIN)
                 return
             now = time.monotonic()
@@ -102,15 +106,38 @@ class Sleeper:
     def due_changed(self) -> None:
         """Call idle() again: a job is to be due soon."""
         self._call_at = 0.0
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(asyncio.get_running_loop().time())
+        self._look_again()
 
     async def wake_up(self) -> None:
         """Remove the registration: producers need not wake this worker."""
         self._poll_until = 0.0
+        await self._renewed()
         if self._idle_until:
             self._idle_until = self._call_at = 0.0
             await self._link.perform(consume.awake(self._config.name))
+
+    async def close(self) -> None:
+        """Cancel a call of idle() that is under way."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+            self._renewing = None
+
+    async def _call_idle(self) -> None:
+        if not self.is_registered:
+            await self._register()
+            return
+        self._renewing = asyncio.create_task(self._register())
+        self._renewing.add_done_callback(lambda _: self._look_again())
+
+    async def _renewed(self) -> None:
+        renewing, self._renewing = self._renewing, None
+        if renewing is not None:
+            await renewing
+
+    def _look_again(self) -> None:
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
 
     async def _register(self) -> None:
         config = self._config

@@ -305,8 +305,8 @@ class Worker:
 
     async def _start(self) -> None:
         config = self.config
-        await prepare(self._app, self._links.finishing, self._events, self._runner.handlers, self._place)
-        await take_name(self._identity, config.name, self._links.finishing)
+        await prepare(self._app, self._links.second, self._events, self._runner.handlers, self._place)
+        await take_name(self._identity, config.name, self._links.second)
         if self._slots is not None:
             self._slots.join(self)
         # The first claim raises now, and not later, if the database refuses these settings.
@@ -353,7 +353,7 @@ class Worker:
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
-            self._links.finishing,
+            self._links,
             self._exchange,
             self._leases,
             self._events,
@@ -368,7 +368,7 @@ class Worker:
     def _make_claimer(self) -> Claimer:
         return Claimer(
             self.config,
-            self._links.claiming,
+            self._links,
             self._exchange,
             self._runner,
             self._leases,
@@ -384,7 +384,7 @@ class Worker:
         return Shutdown(
             self._app,
             self.config,
-            self._links.finishing,
+            self._links.second,
             self._exchange,
             self._runner,
             self._leases,

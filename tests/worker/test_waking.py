@@ -64,6 +64,28 @@ async def test_a_worker_goes_to_sleep_again_and_is_woken_again(
             assert await done(conn, enqueue(conn)) == ["succeeded"]
 
 
+async def test_a_woken_worker_claims_while_its_call_of_idle_is_under_way(
+    app: App, database: Database, conn: psycopg.Connection
+) -> None:
+    locker = database.connect(autocommit=False)
+    # After the time of the lock, the worker polls.
+    async with working(app, database.dsn, poll_interval=25) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        # Readers pass: an enqueue sees which workers are idle.
+        locker.execute("lock table pgqueue.idle_workers in share mode")
+        await wait_until_async(
+            lambda: value(
+                conn,
+                "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and query ~ 'pgqueue.idle')",
+            )
+        )
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+        locker.rollback()
+        # It is still registered, or is so again.
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
 async def test_a_worker_woken_for_nothing_still_wakes_at_the_next_due_time(
     app: App, database: Database, conn: psycopg.Connection
 ) -> None:
