@@ -34,7 +34,7 @@ comment on column pgqueue.all_jobs.max_attempts is 'Attempts before it is dead, 
 comment on column pgqueue.all_jobs.run_at is 'When it was to run, as enqueued.';
 comment on column pgqueue.all_jobs.due_at is 'When it may be reserved: its run_at, its next attempt, or the end of a snooze.';
 comment on column pgqueue.all_jobs.created_at is 'When it was enqueued.';
-comment on column pgqueue.all_jobs.expires_at is 'It does not start after this.';
+comment on column pgqueue.all_jobs.expires_at is 'Its first start must be before this; null once it began.';
 comment on column pgqueue.all_jobs.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.all_jobs.reserved_by is 'The worker that holds it, or held it last.';
 comment on column pgqueue.all_jobs.reservation is 'The reservation under which it is executing.';

@@ -285,6 +285,7 @@ begin
             attempts = case when p_attempt.state = 'dead' then 0 else greatest(attempts - 1, 0) end,
             ready_at = v_ready_at,
             resumed = true,
+            expires_at = null,
             lease_expires_at = null
         where id = any (v_left);
         update pgqueue.jobs set followers = null where id = p_attempt.job_id;
@@ -329,6 +330,8 @@ begin
                 queue = a.queue,
                 ready_at = a.ready_at,
                 resumed = false,
+                -- It bounds the wait for the first start.
+                expires_at = null,
                 lease_expires_at = null,
                 leader = null,
                 followers = null,

@@ -3,11 +3,12 @@
 -- The caller has locked the rows, in executing, and with _whole_batches the members of their batches. A job that comes
 -- back at once is read first in its lane, in the order of return; one that comes back later is read at its time. A job
 -- that is asked to cancel ends here.
+-- p_began: its handler may have run. The job does not expire any more: expires_at bounds the wait for the first start.
 -- p_crashed: the ids of p_job_ids whose worker died while it ran them. After max_crashes of its task such a job is dead, so
 -- that it cannot kill worker after worker. A batch counts for its leader alone; the members go back.
 
 create or replace function pgqueue._put_back(
-    p_job_ids bigint[], p_delay interval, p_lost boolean, p_crashed bigint[] default null
+    p_job_ids bigint[], p_delay interval, p_began boolean, p_lost boolean, p_crashed bigint[] default null
 )
 returns void
 language plpgsql
@@ -79,6 +80,7 @@ begin
                 resumed = (p_delay <= '0'),
                 attempts = greatest(j.attempts - 1, 0),
                 losses = j.losses + p_lost::integer,
+                expires_at = case when not p_began then j.expires_at end,
                 lease_expires_at = null,
                 leader = null,
                 followers = null
@@ -123,7 +125,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._put_back(bigint[], interval, boolean, bigint[]) is
+comment on function pgqueue._put_back(bigint[], interval, boolean, boolean, bigint[]) is
     'Private: puts executing jobs, locked by the caller, back into the ready index.';
 
 -- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.

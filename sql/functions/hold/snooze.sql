@@ -25,7 +25,7 @@ begin
     if not found then
         return false;
     end if;
-    perform pgqueue._put_back(array[snooze.job_id], snooze.delay, false);
+    perform pgqueue._put_back(array[snooze.job_id], snooze.delay, true, false);
     return true;
 end
 $$;

@@ -107,7 +107,7 @@ begin
         lease_expires_at = pgqueue._ready_at(v_now) + j.lease
     where j.id = any (v_spared_ids);
     v_lapsed_ids := pgqueue._whole_batches(v_lapsed_ids);
-    perform pgqueue._put_back(v_lapsed_ids, '0', true, v_crashed_ids);
+    perform pgqueue._put_back(v_lapsed_ids, '0', true, true, v_crashed_ids);
     rescued := coalesce(cardinality(v_lapsed_ids), 0)::bigint;
     spared := coalesce(cardinality(v_spared_ids), 0)::bigint;
 end
@@ -245,12 +245,14 @@ comment on function pgqueue._expire_jobs(integer) is 'Private: cancels up to p_l
 -- length from now. Jobs that were scheduled for the future keep their instants: only the clock decides. There may be
 -- millions of either: a call reads p_limit entries of the ready index from p_cursor on (queue, priority, sub-lane, time,
 -- id) and returns where it stopped; null: at the end.
+-- The cursor is read by other sessions, so it is written in one style of dates.
 create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer, p_cursor text[])
 returns text[]
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set datestyle = 'ISO, YMD'
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off

@@ -47,7 +47,7 @@ begin
         for update of j skip locked
     ) h;
     v_held := pgqueue._whole_batches(v_held);
-    perform pgqueue._put_back(v_held, '0', true, v_crashed);
+    perform pgqueue._put_back(v_held, '0', true, true, v_crashed);
     perform pgqueue.bye(crashed.worker);
     return query select h.id from unnest(v_held) h (id);
 end

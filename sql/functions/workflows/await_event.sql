@@ -83,7 +83,7 @@ begin
     update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
     -- Without a timeout it comes back by itself after ten years.
-    perform pgqueue._put_back(array[p_job_id], greatest(coalesce(p_until - p_now, '3650 days'), '0'), false);
+    perform pgqueue._put_back(array[p_job_id], greatest(coalesce(p_until - p_now, '3650 days'), '0'), true, false);
 end
 $$;
 

@@ -31,7 +31,7 @@ begin
     if v_until <= v_now then
         return true;
     end if;
-    perform pgqueue._put_back(array[sleep_step.job_id], v_until - v_now, false);
+    perform pgqueue._put_back(array[sleep_step.job_id], v_until - v_now, true, false);
     return false;
 end
 $$;

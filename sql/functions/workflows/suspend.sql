@@ -36,7 +36,7 @@ begin
         if v_until <= pgqueue._clock() then
             return 'ready';
         end if;
-        perform pgqueue._put_back(array[suspend.job_id], v_until - pgqueue._clock(), false);
+        perform pgqueue._put_back(array[suspend.job_id], v_until - pgqueue._clock(), true, false);
         return 'suspended';
     end if;
 
@@ -61,7 +61,7 @@ begin
         );
     end if;
     perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
-    perform pgqueue._put_back(array[suspend.job_id], '0', false);
+    perform pgqueue._put_back(array[suspend.job_id], '0', true, false);
     update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = suspend.job_id;
     if not found then
         -- It was asked to cancel, and has ended.
