@@ -263,7 +263,15 @@ class Reporter:
             self._events.lost(held, "its reservation was over when it was snoozed")
 
     async def _release(self, batch: list[Held], delay: float) -> None:
-        lost = await self._links.second.perform(consume.release([held.pair for held in batch], delay))
+        try:
+            lost = await self._links.second.perform(consume.release([held.pair for held in batch], delay))
+        except LockTimeout:
+            if len(batch) == 1:
+                self._report_later(batch[0])
+                return
+            for each in batch:
+                await self._release([each], delay)
+            return
         gone = set(lost)
         for held in batch:
             self._leases.remove(held)

@@ -456,6 +456,37 @@ async def test_a_completion_behind_a_lock_keeps_no_other_waiting_and_is_stored_l
         assert await done(conn, locked) == ["succeeded"]
 
 
+async def test_a_job_that_is_locked_when_it_is_given_back_is_given_back_after_the_lock(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    told, go = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            told.set()
+            await go.wait()
+            raise
+
+    job_id = enqueue(conn)
+    async with working(app, database.dsn):
+        await wait_until_async(lambda: job(conn, job_id).state == "executing")
+        call(conn, "cancel", job_id)
+        async with asyncio.timeout(15):
+            await told.wait()
+        holder = database.session()
+        holder.run("begin")
+        holder.run("select 1 from pgqueue.jobs where id = %s for update", [job_id])
+        go.set()
+        await wait_until_async(lambda: "is locked by another transaction" in caplog.text)
+        assert job(conn, job_id).state == "executing"
+        holder.run("commit")
+        assert await done(conn, job_id) == ["cancelled"]
+
+
 @pytest.mark.covers("D6")
 async def test_a_handler_that_completes_in_its_own_transaction_commits_effects_and_end_together(
     database: Database, conn: psycopg.Connection
