@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, job, maintain, reserve_one, state, value
+from tests.calls import call, column, enqueue, job, maintain, reserve_one, state, table, value
 from tests.databases import Database
 
 pytestmark = pytest.mark.covers("A5")
@@ -117,3 +118,36 @@ def test_a_lease_lost_after_the_handlers_snapshot_is_never_completed(
         assert value(conn, "show default_transaction_isolation") == "read committed"
     handler.rollback()
     assert job(conn, job_id).reservation == other.reservation
+
+
+@pytest.mark.parametrize("end", ["complete", "fail"])
+def test_steps_that_the_end_could_not_see_go_to_history_too(
+    end: str, conn: psycopg.Connection, handler: psycopg.Connection
+) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    call(conn, "complete_step", job_id, held.reservation, "first", Jsonb(1))
+    value(handler, "select count(*) from effects")  # its snapshot
+    call(conn, "complete_step", job_id, held.reservation, "second", Jsonb(2))
+    call(handler, end, job_id, held.reservation)
+    handler.commit()
+    maintain(conn)
+    assert value(conn, "select count(*) from pgqueue.steps") == 0
+    kept = value(conn, "select steps from pgqueue.history where id = %s", job_id)
+    assert [step["name"] for step in kept] == ["first", "second"]
+    assert [step.get("result") for step in kept] == ([None, None] if end == "complete" else [1, 2])
+
+
+def test_a_job_that_is_retried_before_its_steps_have_moved_keeps_them(
+    conn: psycopg.Connection, handler: psycopg.Connection
+) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    call(conn, "complete_step", job_id, held.reservation, "look", Jsonb(0))
+    value(handler, "select count(*) from effects")  # its snapshot
+    call(conn, "complete_step", job_id, held.reservation, "charge", Jsonb(1))
+    call(handler, "fail", job_id, held.reservation)
+    handler.commit()
+    call(conn, "retry", job_id)
+    maintain(conn)
+    assert [(row.name, row.result) for row in table(conn, "steps", job_id)] == [("look", 0), ("charge", 1)]

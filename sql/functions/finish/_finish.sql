@@ -182,6 +182,10 @@ begin
     end if;
     if v_more.stepped is not null then
         perform pgqueue._drop_steps(v_more.stepped);
+        if pgqueue._old_snapshot() then
+            -- It may not have seen the last ones.
+            perform pgqueue._leave_notes('s', v_more.stepped);
+        end if;
     end if;
     if v_more.groups is not null then
         perform pgqueue._leave_groups(v_more.groups, not p_executing);

@@ -47,6 +47,7 @@ declare
     v_recount bigint[];
     v_cancelled bigint[];
     v_events text[];
+    v_stepped bigint[];
     v_back pgqueue.notes[];
     v_left integer := 1000;
 begin
@@ -80,10 +81,15 @@ begin
         array_agg(distinct t.id) filter (where t.kind = 'm'),
         array_agg(distinct t.name) filter (where t.kind = 'e'),
         array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
-            filter (where t.kind = 'b')
-    into v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_recount, v_cancelled, v_events, v_back
+            filter (where t.kind = 'b'),
+        array_agg(distinct t.id) filter (where t.kind = 's')
+    into
+        v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_recount, v_cancelled, v_events, v_back,
+        v_stepped
     from taken t;
-    if num_nonnulls(v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back) = 0 then
+    if num_nonnulls(
+        v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back, v_stepped
+    ) = 0 then
         return false;
     end if;
 
@@ -109,6 +115,9 @@ begin
     end if;
     if v_doubtful is not null then
         perform pgqueue._check_failed_parents(v_doubtful);
+    end if;
+    if v_stepped is not null then
+        perform pgqueue._move_steps(v_stepped);
     end if;
     perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
     perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);

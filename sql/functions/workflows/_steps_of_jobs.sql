@@ -103,6 +103,35 @@ $$;
 
 comment on function pgqueue._drop_steps(bigint[]) is 'Private: deletes the steps of jobs that have gone, and their waits for events.';
 
+-- Called for jobs whose end was under an old snapshot, and did not see their last steps. One that was retried meanwhile
+-- lives, and keeps its steps.
+create or replace function pgqueue._move_steps(p_job_ids bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_ended bigint[] := array(
+        select w.id from unnest(p_job_ids) w (id) where not exists (select from pgqueue.jobs j where j.id = w.id)
+    );
+begin
+    update pgqueue.history h
+    set steps = coalesce(h.steps, '[]') || pgqueue._steps_as_json(h.id, h.state <> 'succeeded')
+    where h.id = any (v_ended) and exists (select from pgqueue.steps s where s.job_id = h.id);
+    perform pgqueue._drop_steps(v_ended);
+end
+$$;
+
+comment on function pgqueue._move_steps(bigint[]) is
+    'Private: moves the steps that jobs left behind at their end to history.';
+
 -- False: the lease is lost. FOR UPDATE if the caller is about to give the job back.
 create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
 returns boolean
