@@ -1,7 +1,7 @@
 -- declare_task: a task's options as the code declares them, written by a worker at its start.
 --
 -- Writes the declared_* columns only, and only when they differ: an operator's columns win and survive every deploy.
--- Locks the task's row.
+-- Locks the task's row, but not where nothing differs: an operator's open transaction keeps no worker from starting.
 
 create or replace function pgqueue.declare_task(
     task text,
@@ -36,7 +36,27 @@ as $$
 #variable_conflict use_column
 begin
     perform pgqueue._check_name('task', declare_task.task);
-    insert into pgqueue.tasks as t (
+    if exists (
+        select from pgqueue.tasks t
+        where t.name = declare_task.task
+            and (
+                t.declared_queue, t.declared_priority, t.declared_max_attempts, t.declared_retry_policy,
+                t.declared_retry_delay, t.declared_retry_jitter, t.declared_expires_in, t.declared_retention_succeeded,
+                t.declared_retention_cancelled, t.declared_retention_dead, t.declared_retry_cap, t.declared_retry_delays,
+                t.declared_retry_queue, t.declared_accumulate, t.declared_batch_size, t.declared_timeout,
+                t.declared_max_crashes, t.declared_store_result, t.declared_docs, t.declared_owner
+            ) is not distinct from (
+                declare_task.queue, declare_task.priority, declare_task.max_attempts, declare_task.retry_policy,
+                declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in,
+                declare_task.retention_succeeded, declare_task.retention_cancelled, declare_task.retention_dead,
+                declare_task.retry_cap, declare_task.retry_delays, declare_task.retry_queue, declare_task.accumulate,
+                declare_task.batch_size, declare_task.timeout, declare_task.max_crashes, declare_task.store_result,
+                declare_task.docs, declare_task.owner
+            )
+    ) then
+        return false;
+    end if;
+    insert into pgqueue.tasks (
         name, declared_queue, declared_priority, declared_max_attempts, declared_retry_policy, declared_retry_delay,
         declared_retry_jitter, declared_expires_in, declared_retention_succeeded, declared_retention_cancelled,
         declared_retention_dead, declared_retry_cap, declared_retry_delays, declared_retry_queue,
@@ -72,22 +92,8 @@ begin
         declared_max_crashes = excluded.declared_max_crashes,
         declared_store_result = excluded.declared_store_result,
         declared_docs = excluded.declared_docs,
-        declared_owner = excluded.declared_owner
-    where (
-        t.declared_queue, t.declared_priority, t.declared_max_attempts, t.declared_retry_policy,
-        t.declared_retry_delay, t.declared_retry_jitter, t.declared_expires_in, t.declared_retention_succeeded,
-        t.declared_retention_cancelled, t.declared_retention_dead, t.declared_retry_cap, t.declared_retry_delays,
-        t.declared_retry_queue, t.declared_accumulate, t.declared_batch_size, t.declared_timeout, t.declared_max_crashes, t.declared_store_result,
-        t.declared_docs, t.declared_owner
-    ) is distinct from (
-        excluded.declared_queue, excluded.declared_priority, excluded.declared_max_attempts,
-        excluded.declared_retry_policy, excluded.declared_retry_delay, excluded.declared_retry_jitter,
-        excluded.declared_expires_in, excluded.declared_retention_succeeded, excluded.declared_retention_cancelled,
-        excluded.declared_retention_dead, excluded.declared_retry_cap, excluded.declared_retry_delays,
-        excluded.declared_retry_queue, excluded.declared_accumulate, excluded.declared_batch_size,
-        excluded.declared_timeout, excluded.declared_max_crashes, excluded.declared_store_result, excluded.declared_docs, excluded.declared_owner
-    );
-    return found;
+        declared_owner = excluded.declared_owner;
+    return true;
 exception when check_violation or numeric_value_out_of_range then
     perform pgqueue._refuse(
         format('an option of task %s is out of range', quote_literal(declare_task.task)), sqlerrm,
