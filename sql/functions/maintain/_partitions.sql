@@ -29,7 +29,7 @@ as $$
     join pg_class c on c.oid = i.inhrelid
     cross join lateral (
         -- A default partition has none.
-        select regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \((.*)\) TO \((.*)\)') as bounds
+        select regexp_match(pg_get_expr(c.relpartbound, c.oid), e'FROM \\((.*)\\) TO \\((.*)\\)') as bounds
     ) b
     where i.inhparent in ('pgqueue.history_days'::regclass, 'pgqueue.history_months'::regclass)
         and b.bounds is not null

@@ -30,7 +30,7 @@ begin
         );
     end if;
     v_queues := pgqueue._unfinished_queues(
-        case when dead_groups.queue is not null then array[regexp_replace(dead_groups.queue, '([\\%_])', '\\\1', 'g')] end, 200
+        case when dead_groups.queue is not null then array[regexp_replace(dead_groups.queue, e'([\\\\%_])', e'\\\\\\1', 'g')] end, 200
     );
     return query
     select

@@ -193,10 +193,10 @@ as $$
     select case when n.is_prefix then e.escaped || '%' else e.escaped end
     from (
         select
-            right(p_text, 1) = '*' and right(p_text, 2) <> '\*' as is_prefix,
-            case when right(p_text, 2) = '\*' then left(p_text, -2) || '*' when right(p_text, 1) = '*' then left(p_text, -1) else p_text end as name
+            right(p_text, 1) = '*' and right(p_text, 2) <> e'\\*' as is_prefix,
+            case when right(p_text, 2) = e'\\*' then left(p_text, -2) || '*' when right(p_text, 1) = '*' then left(p_text, -1) else p_text end as name
     ) n
-    cross join lateral (select replace(replace(replace(n.name, '\', '\\'), '%', '\%'), '_', '\_') as escaped) e
+    cross join lateral (select replace(replace(replace(n.name, e'\\', e'\\\\'), '%', e'\\%'), '_', e'\\_') as escaped) e
 $$;
 
 comment on function pgqueue._like_pattern(text) is 'Private: a name, or the beginning of one and *, as a pattern of LIKE.';
@@ -210,8 +210,8 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
-        when cardinality(p_patterns) = 1 and p_patterns[1] !~ '(^|[^\\])(\\\\)*%$'
-            then regexp_replace(p_patterns[1], '\\(.)', '\1', 'g')
+        when cardinality(p_patterns) = 1 and p_patterns[1] !~ e'(^|[^\\\\])(\\\\\\\\)*%$'
+            then regexp_replace(p_patterns[1], e'\\\\(.)', e'\\1', 'g')
     end
 $$;
 

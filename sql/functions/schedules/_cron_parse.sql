@@ -117,7 +117,7 @@ declare
 begin
     foreach v_item in array string_to_array(p_text, ',') loop
         v_parts := regexp_match(
-            v_item, '^(?:(\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$'
+            v_item, e'^(?:(\\*)|([0-9]{1,4}|[a-z]{3})(?:-([0-9]{1,4}|[a-z]{3}))?)(?:/([0-9]{1,4}))?$'
         );
         v_from := case when v_parts[1] is not null then v_min else pgqueue._cron_value(v_parts[2], v_names) end;
         v_to := case
