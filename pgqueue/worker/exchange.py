@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pgqueue.db import consume
 from pgqueue.db.consume import JobRow
-from pgqueue.errors import InvalidArgument, LockTimeout
+from pgqueue.errors import InvalidArgument
 from pgqueue.worker.connection import Link
 from pgqueue.worker.held import End, Held
 
@@ -124,19 +124,12 @@ class Exchange:
         assert not self.in_flight
         reserved = await link.perform(consume.held_by(self._claim.worker))
         unknown = [pair for pair in reserved if pair not in known]
-        # Jobs that ended while the list was on its way do not execute any more.
-        if unknown and (given_back := await _release(link, unknown)):
-            log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])
+        if unknown:
+            # Jobs that ended while the list was on its way do not execute any more.
+            over = await link.perform(consume.release(unknown))
+            if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
+                log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])
         self.reply_lost = False
-
-
-async def _release(link: Link, pairs: list[tuple[int, int]]) -> list[int]:
-    """Release jobs; returns which. One whose row another session has locked comes back when its lease lapses."""
-    try:
-        over = await link.perform(consume.release(pairs))
-    except LockTimeout:
-        return [] if len(pairs) == 1 else [job_id for pair in pairs for job_id in await _release(link, [pair])]
-    return [job_id for job_id, _ in pairs if job_id not in over]
 
 
 def _failure(held: Held) -> consume.Failure:

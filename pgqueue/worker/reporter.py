@@ -47,6 +47,7 @@ class Reporter:
 
     def __init__(
         self,
+        worker: str,
         links: Links,
         exchange: Exchange,
         leases: Leases,
@@ -61,6 +62,7 @@ class Reporter:
     ) -> None:
         self.completed = 0
         self.failed = 0
+        self._worker = worker
         self._links = links
         self._exchange = exchange
         self._leases = leases
@@ -263,17 +265,15 @@ class Reporter:
             self._events.lost(held, "its reservation was over when it was snoozed")
 
     async def _release(self, batch: list[Held], delay: float) -> None:
-        try:
-            lost = await self._links.second.perform(consume.release([held.pair for held in batch], delay))
-        except LockTimeout:
-            if len(batch) == 1:
-                self._report_later(batch[0])
-                return
-            for each in batch:
-                await self._release([each], delay)
-            return
-        gone = set(lost)
+        link = self._links.second
+        lost = await link.perform(consume.release([held.pair for held in batch], delay))
+        # A row that another session had locked stays reserved.
+        reserved = await link.perform(consume.held_by(self._worker))
+        gone, left = set(lost), set(reserved)
         for held in batch:
+            if held.pair in left:
+                self._report_later(held)
+                continue
             self._leases.remove(held)
             if held.row.id in gone:
                 self._events.lost(held, "its reservation was over when it was given back")

@@ -353,6 +353,7 @@ class Worker:
 
     def _make_reporter(self) -> Reporter:
         return Reporter(
+            self.config.name,
             self._links,
             self._exchange,
             self._leases,

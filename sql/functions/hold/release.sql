@@ -1,7 +1,7 @@
 -- release: gives jobs back uncounted, as if they had not been reserved.
 --
--- Locks rows in id order, and waits half a second for each that another session has locked; then it raises 55P03, and has
--- released none. LATERAL and a variable for the state: see extend.
+-- Locks rows FOR UPDATE SKIP LOCKED: a row that another session has locked stays as it is, and so does its lease: held_by()
+-- lists it, and it can be released again. LATERAL and a variable for the state: see extend.
 
 create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
 returns setof bigint
@@ -10,7 +10,7 @@ volatile
 parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
-set lock_timeout = '500ms'
+set lock_timeout = '5s'
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -27,16 +27,12 @@ begin
     select array_agg(h.id) into v_held
     from (
         select l.id
-        from (
-            select u.id, u.reservation
-            from unnest(release.job_ids, release.reservations) u (id, reservation)
-            order by u.id
-        ) w
+        from unnest(release.job_ids, release.reservations) w (id, reservation)
         cross join lateral (
             select j.id
             from pgqueue.jobs j
             where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
-            for update
+            for update skip locked
         ) l
     ) h;
     v_held := pgqueue._whole_batches(v_held);
@@ -56,7 +52,7 @@ $$;
 
 comment on function pgqueue.release(bigint[], bigint[], interval) is
     'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more. '
-    'Where another session keeps one of their rows locked it raises 55P03 after half a second, and gives none back: call it again.';
+    'A job whose row another session has locked stays reserved: held_by() lists it; release it again, or leave it to its lease.';
 
 create or replace function pgqueue._check_delay(p_delay interval)
 returns void
