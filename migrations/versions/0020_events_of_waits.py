@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "7fd12d155406f4feaa2e6af992905b2c543905402c5072af077eac77d207c4d0"
+SQL_DIGEST = "c78a12fc3650cafb39f76cf8b7c11e40cad9959da35ac9ec18bb01f7b0484786"
 
 
 def upgrade() -> None:
@@ -19,6 +19,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     run_sql("alter table pgqueue.event_waits drop since; drop index pgqueue.notes_members;")
+    run_sql("drop index pgqueue.jobs_key_suspended;")
     run_sql("alter table pgqueue.heartbeats drop memory;")
     run_sql("alter table pgqueue.samples drop blocked_by_limit, drop blocked_by_parents;")
     run_sql("alter table pgqueue.tasks drop declared_docs, drop declared_owner;")

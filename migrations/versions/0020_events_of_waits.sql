@@ -35,6 +35,8 @@ where j.id = d.child
 create index notes_members on pgqueue.notes (id) where kind = 'b';
 comment on column pgqueue.notes.name is 'How the parent ended; or the event; or, for a group, back: members of it were retried.';
 comment on column pgqueue.samples.ended is 'What started and ended since the row before, as workers reported: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and buckets of 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
+-- The payloads of a key wait for one of them that suspended itself, whatever its position.
+create index jobs_key_suspended on pgqueue.jobs (queue, key) where key is not null and blocked_on = '@jobs';
 -- What blocked jobs wait for.
 alter table pgqueue.samples add blocked_by_limit integer, add blocked_by_parents integer;
 comment on column pgqueue.samples.blocked_by_limit is 'How many of the blocked jobs are at a limit. Null: the row is of before they were told apart.';

@@ -286,3 +286,58 @@ def test_the_payloads_of_a_call_take_one_place_of_a_limit(acc: psycopg.Connectio
     assert len(rows) == 4
     assert call(acc, "complete", rows[0].id, rows[0].reservation) is True
     assert {row.key for row in reserve(acc, 10)} == {"c"}
+
+
+def suspend(conn: psycopg.Connection, row: Row, parent: int) -> None:
+    assert call(conn, "suspend", row.id, row.reservation, depends_on=[parent]) == "suspended"
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("others", ["new", "earlier", "member"])
+def test_all_payloads_of_a_key_wait_for_one_that_suspended_itself(
+    acc: psycopg.Connection, clock: Clock, others: str
+) -> None:
+    parent = enqueue(acc, queue="elsewhere", delay="1 day")
+    other = push(acc, 1, delay="5 s", score=2) if others == "earlier" else None
+    if others == "member":
+        other = push(acc, 1, score=2)
+    first = push(acc, 2, score=1)
+    row = reserve(acc, 1)[0]
+    assert row.id == first
+    suspend(acc, row, parent)
+    if others == "new":
+        other = push(acc, 1, score=2)
+    clock.advance("10 s")
+    assert ids(reserve(acc, 10)) == []
+    assert [left_behind(acc) for _ in range(3)] == [0, 0, 0]
+    assert reserve(acc, 10) == []
+    assert (state(acc, first), job(acc, first).blocked_on) == ("blocked", "@jobs")
+    call(acc, "cancel", parent)
+    again = reserve(acc, 10)
+    assert [(row.id, row.leader, row.attempt) for row in again] == [(first, first, 1), (other, first, 1)]
+    assert call(acc, "complete", first, again[0].reservation) is True
+    assert left_behind(acc) == 0
+
+
+@pytest.mark.covers("L1")
+def test_payloads_that_waited_for_a_suspended_one_go_on_when_it_is_cancelled(acc: psycopg.Connection) -> None:
+    parent = enqueue(acc, queue="elsewhere", delay="1 day")
+    push(acc, 1)
+    [row] = reserve(acc, 1)
+    suspend(acc, row, parent)
+    push(acc, 2), push(acc, 3)
+    assert reserve(acc, 10) == []
+    call(acc, "cancel", row.id)
+    assert payloads(reserve(acc, 10)) == [2, 3]
+
+
+@pytest.mark.covers("L1")
+def test_a_suspended_payload_holds_no_other_key_and_no_other_task(acc: psycopg.Connection) -> None:
+    parent = enqueue(acc, queue="elsewhere", delay="1 day")
+    before = enqueue(acc, "plain", key="k", delay="1 s")
+    push(acc, 1)
+    [row] = reserve(acc, 1)
+    suspend(acc, row, parent)
+    other = push(acc, 2, "other key")
+    acc.execute("update pgqueue.jobs set run_at = '2030-01-01', ready_at = '2030-01-01' where id = %s", [before])
+    assert set(ids(reserve(acc, 10))) == {before, other}

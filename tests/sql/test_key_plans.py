@@ -116,6 +116,8 @@ def test_a_call_of_an_accumulating_task_reads_the_payloads_that_it_takes(explain
     conn = explained.conn
     nodes = explained.nodes(lambda conn: reserve(conn, 1, queues=["gathered"]))
     check(nodes)
+    assert all(node.condition for node in nodes if node.index == "jobs_key_suspended")
+    assert "jobs_key_suspended" in indexes(nodes)
     conn.execute("set auto_explain.log_min_duration = -1")
     [row] = conn.execute("select id, reservation from pgqueue.jobs where leader = id limit 1").fetchall()
     conn.execute("set auto_explain.log_min_duration = 0")

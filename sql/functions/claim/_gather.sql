@@ -1,6 +1,6 @@
 -- Gathering: makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
 -- or blocked (also under a limit: there is capacity for the batch, which counts once), and those that failed together with
--- the claimed one.
+-- the claimed one. A payload that suspended itself is in no batch until the jobs that it waits for have ended.
 -- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
 -- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
 -- members end as it ends.
@@ -40,6 +40,7 @@ begin
         where j.key is not null
             and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
             and j.blocked_on is distinct from '@parents'
+            and j.blocked_on is distinct from '@jobs'
             and j.queue = v_job.queue
             and j.key = v_job.key
             and j.task = v_job.task

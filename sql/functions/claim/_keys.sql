@@ -389,6 +389,19 @@ begin
                     order by u.queue, u.key, u.ready_at
                     limit 1
                 )
+                -- All payloads wait for one that suspended itself.
+                and not exists (
+                    select
+                    from pgqueue.jobs s
+                    join pgqueue.effective_tasks t on t.name = s.task and t.accumulate
+                    where s.key is not null
+                        and s.blocked_on = '@jobs'
+                        and s.queue = f.queue
+                        and s.key = f.key
+                        and s.task = f.task
+                    order by s.queue, s.key
+                    limit 1
+                )
                 -- A note asks for it already.
                 and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first

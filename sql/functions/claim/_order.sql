@@ -39,7 +39,7 @@ begin
         v_verdict.row_ctid := v_row.row_ctid;
         v_is_payload := v_row.accumulate and v_row.key is not null;
         -- The payloads of a key of an accumulating task start together, in any order; but new ones wait for the
-        -- backoff of failed ones.
+        -- backoff of failed ones, and all for one that suspended itself.
         v_verdict.ahead := case
             when v_row.key is null then null
             when v_row.executing_id is not null then v_row.executing_id
@@ -211,19 +211,36 @@ begin
         limit 1
     ) f on true
     left join lateral (
-        select x.id
-        from pgqueue.jobs x
-        where c.batch_size is not null
-            and c.reservation = 0
-            and e.id is null
-            and x.key is not null
-            and x.state in ('waiting', 'failed')
-            and x.reservation > 0
-            and x.queue = p_queue
-            and x.key = c.key
-            and x.ready_at > p_now
-            and x.task = c.task
-        order by x.queue, x.key, x.ready_at
+        (
+            select x.id
+            from pgqueue.jobs x
+            where c.batch_size is not null
+                and e.id is null
+                and x.key is not null
+                and x.blocked_on = '@jobs'
+                and x.queue = p_queue
+                and x.key = c.key
+                and x.task = c.task
+            order by x.queue, x.key
+            limit 1
+        )
+        union all
+        (
+            select x.id
+            from pgqueue.jobs x
+            where c.batch_size is not null
+                and c.reservation = 0
+                and e.id is null
+                and x.key is not null
+                and x.state in ('waiting', 'failed')
+                and x.reservation > 0
+                and x.queue = p_queue
+                and x.key = c.key
+                and x.ready_at > p_now
+                and x.task = c.task
+            order by x.queue, x.key, x.ready_at
+            limit 1
+        )
         limit 1
     ) u on true
     window of_key as (partition by c.key)
