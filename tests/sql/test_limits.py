@@ -9,7 +9,21 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, state, table, value
+from tests.calls import (
+    Row,
+    call,
+    column,
+    enqueue,
+    enqueue_many,
+    ids,
+    job,
+    maintain,
+    pairs,
+    reserve,
+    state,
+    table,
+    value,
+)
 
 
 @pytest.fixture
@@ -303,3 +317,40 @@ def test_a_job_of_a_key_that_a_limit_stops_keeps_its_place(conn: psycopg.Connect
     assert ids(reserve(conn, 10)) == [second]
     maintain(conn)
     assert value(conn, "select unparked from pgqueue.maintenance_runs order by n desc limit 1") == 0
+
+
+@pytest.mark.covers("L6")
+@pytest.mark.parametrize("kind", ["queue", "task"])
+@pytest.mark.parametrize(("at_most", "rate"), [(2, None), (None, 2), (4, None), (None, 4)])
+def test_each_key_of_a_call_counts_under_a_limit(
+    conn: psycopg.Connection, standing: Clock, kind: str, at_most: int | None, rate: int | None
+) -> None:
+    call(conn, "declare_task", "acc", accumulate=True, batch_size=3)
+    limit(conn, kind, "q" if kind == "queue" else "acc", at_most, rate, "1 min" if rate else None)
+    for n in range(16):
+        enqueue(conn, "acc", {"n": n}, queue="q", key=f"k{n // 2}")
+    most = at_most or rate
+    rows = reserve(conn, 10)
+    assert len({row.key for row in rows}) == most
+    assert len(rows) == 2 * (most or 0)
+    # Calls are as large as they were.
+    assert len({row.leader for row in rows}) == (1 if most == 2 else 2)
+    assert value(conn, "select sum(started) from pgqueue.limit_starts") == rate
+    assert reserve(conn, 10) == []
+    if at_most:
+        complete(conn, rows[0])
+        assert len({row.key for row in reserve(conn, 10)}) == 1
+
+
+@pytest.mark.covers("L6")
+def test_a_limit_on_a_queue_counts_jobs_and_keys_of_calls_together(conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "acc", accumulate=True, batch_size=2)
+    limit(conn, "queue", "q", at_most=5)
+    first = enqueue(conn, queue="q", priority=5)
+    for n in range(2):
+        enqueue(conn, "acc", {"n": n}, queue="q", key=f"k{n}")
+    plain = enqueue_many(conn, 5, queue="q")
+    # A slot of the call is left, and other queues have jobs.
+    other = enqueue(conn, queue="r")
+    assert ids(reserve(conn, 10)) == [first, 2, 3, *plain[:2], other]
+    assert reserve(conn, 10) == []

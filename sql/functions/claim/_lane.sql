@@ -14,6 +14,7 @@ create or replace function pgqueue._claim_lane(
     p_worker text,
     p_lease interval,
     p_limited_tasks text[],
+    inout capacity integer,
     out rows tid[],
     out slots integer[],
     out used integer,
@@ -63,10 +64,11 @@ begin
             perform pgqueue._expire_jobs(1000);
         end if;
         if v_has_rules then
-            select s.rows, s.slots, s.used, s.keyed, s.marked
-            into rows, slots, used, keyed, marked
+            select s.rows, s.slots, s.used, s.keyed, s.marked, s.capacity
+            into rows, slots, used, keyed, marked, capacity
             from pgqueue._sort_out(
-                p_queue, p_priority, p_resumed, p_head, p_head_id, p_now, p_slots, p_passed, rows, v_rows, p_worker, p_lease
+                p_queue, p_priority, p_resumed, p_head, p_head_id, p_now, p_slots, p_passed, rows, v_rows, p_worker, p_lease,
+                capacity
             ) s;
             return;
         end if;
@@ -76,12 +78,14 @@ begin
         p_passed := p_passed || rows;
     end loop;
     used := cardinality(rows);
+    capacity := capacity - used;
     slots := p_slots[:used];
 end
 $$;
 
 comment on function pgqueue._claim_lane(
-    text, smallint, boolean, timestamptz, bigint, timestamptz, integer[], tid[], text, interval, text[]
+    text, smallint, boolean, timestamptz, bigint, timestamptz, integer[], tid[], text, interval, text[], integer
 ) is
     'Private: fills p_slots from one sub-lane, without the rows in p_passed. Returns the rows and the slot of each (jobs of one batch share theirs), '
-    'how many slots it used; keyed: some rows are to be claimed against the unique index of keys; marked: some are executing already.';
+    'how many slots it used; keyed: some rows are to be claimed against the unique index of keys; marked: some are executing already; '
+    'capacity: see _order.';

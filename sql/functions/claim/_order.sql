@@ -3,6 +3,7 @@
 -- The kinds of verdicts: block (behind ahead); limited (is blocked on the limit); skip (stays in the ready index); and, for
 -- a job that starts in a slot: plain, keyed, mark (under a limit), gather (with all other payloads of its key). A row
 -- without a verdict starts with the first one of its key.
+-- capacity: how many jobs the queue may still start, the payloads of a key counting as one; null: it has no limit.
 create or replace function pgqueue._order(
     p_queue text,
     p_rows tid[],
@@ -14,6 +15,7 @@ create or replace function pgqueue._order(
     inout spare integer[],
     inout open pgqueue.open_batch[],
     inout capacities jsonb,
+    inout capacity integer,
     out verdicts pgqueue.verdict[]
 )
 returns record
@@ -58,7 +60,7 @@ begin
         if v_is_payload and open <> '{}' then
             select o.* into v_open from unnest(open) o where o.task = v_row.task;
         end if;
-        if v_open.slot is null and spare = '{}' and used >= cardinality(p_slots) then
+        if capacity = 0 or (v_open.slot is null and spare = '{}' and used >= cardinality(p_slots)) then
             v_verdict.kind := 'skip';
             verdicts := verdicts || v_verdict;
             continue;
@@ -97,6 +99,7 @@ begin
                 open := open || row(v_row.task, v_verdict.slot, v_row.batch_size - 1)::pgqueue.open_batch;
             end if;
         end if;
+        capacity := capacity - 1;
         if v_is_payload then
             v_keys := v_keys || v_row.key;
         end if;
@@ -112,9 +115,9 @@ end
 $$;
 
 comment on function pgqueue._order(
-    text, tid[], timestamptz, integer[], boolean, boolean, integer, integer[], pgqueue.open_batch[], jsonb
+    text, tid[], timestamptz, integer[], boolean, boolean, integer, integer[], pgqueue.open_batch[], jsonb, integer
 ) is
-    'Private: decides which of these candidates start, and in which slot; used, spare, open and capacities go from round to round.';
+    'Private: decides which of these candidates start, and in which slot; used, spare, open, capacities and capacity go from round to round.';
 
 -- Asks once for each key: does a job of it execute, and which job holds its first position?
 -- Each question is one probe of an index, from the head of jobs with keys on (see _heads), never an ordered scan over two

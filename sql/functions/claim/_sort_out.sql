@@ -12,6 +12,7 @@
 -- wakes its own worker.
 
 -- p_plain: rows locked before, neither keyed nor limited: they start. p_rows: the first candidates, locked as well.
+-- capacity: see _order.
 create or replace function pgqueue._sort_out(
     p_queue text,
     p_priority smallint,
@@ -25,6 +26,7 @@ create or replace function pgqueue._sort_out(
     p_rows tid[],
     p_worker text,
     p_lease interval,
+    inout capacity integer,
     out rows tid[],
     out slots integer[],
     out used integer,
@@ -59,11 +61,14 @@ begin
     marked := false;
     rows := p_plain;
     used := cardinality(p_plain);
+    capacity := capacity - used;
     slots := p_slots[:used];
     loop
-        select o.used, o.spare, o.open, o.capacities, o.verdicts
-        into used, v_spare, v_open, v_capacities, v_verdicts
-        from pgqueue._order(p_queue, v_rows, p_now, p_slots, v_gathers, v_limited, used, v_spare, v_open, v_capacities) o;
+        select o.used, o.spare, o.open, o.capacities, o.capacity, o.verdicts
+        into used, v_spare, v_open, v_capacities, capacity, v_verdicts
+        from pgqueue._order(
+            p_queue, v_rows, p_now, p_slots, v_gathers, v_limited, used, v_spare, v_open, v_capacities, capacity
+        ) o;
 
         select
             array_agg(v.row_ctid) filter (where v.kind = 'block') as blocked,
@@ -102,6 +107,7 @@ begin
             marked := true;
             v_passed := v_passed || v_got.dropped_rows;
             v_spare := v_spare || v_got.dropped_slots;
+            capacity := capacity + cardinality(v_got.dropped_slots);
             -- The slot of a batch that lost its first key may go to any job: no further key must join that batch.
             v_open := array(select o from unnest(v_open) o where o.slot <> all (v_spare));
         else
@@ -109,7 +115,7 @@ begin
             slots := slots || v_found.slots;
         end if;
 
-        exit when used >= v_limit and v_spare = '{}' and v_open = '{}';
+        exit when capacity = 0 or (used >= v_limit and v_spare = '{}' and v_open = '{}');
         -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
         v_rounds := v_rounds + 1;
         if v_rounds > 2 and clock_timestamp() > v_started + interval '20 ms' then
@@ -146,5 +152,5 @@ end
 $$;
 
 comment on function pgqueue._sort_out(
-    text, smallint, boolean, timestamptz, bigint, timestamptz, integer[], tid[], tid[], tid[], text, interval
+    text, smallint, boolean, timestamptz, bigint, timestamptz, integer[], tid[], tid[], tid[], text, interval, integer
 ) is 'Private: claims the jobs that may start from a sub-lane with keys or limits, and blocks or defers the others.';

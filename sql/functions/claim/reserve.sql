@@ -188,13 +188,15 @@ begin
             if v_limited_queues then
                 v_capacities := pgqueue._lock_queue(v_capacities, v_queue, v_now);
             end if;
-            v_capacity := least(cardinality(v_slots), (v_capacities -> v_queue ->> 'capacity')::integer);
-            continue when v_capacity = 0;
-            select c.rows, c.slots, c.used, c.keyed, c.marked
+            -- Null: the queue has no limit.
+            v_capacity := (v_capacities -> v_queue ->> 'capacity')::integer;
+            continue when v_capacity = 0 or v_slots = '{}';
+            select c.rows, c.slots, c.used, c.keyed, c.marked, c.capacity
             into v_got
             from pgqueue._claim_lane(
-                v_queue, v_turn.priority, v_turn.resumed, v_turn.head, v_turn.head_id, v_now, v_slots[:v_capacity],
-                case when v_is_again then v_rows else '{}' end, p_worker, p_lease, v_limited_tasks
+                v_queue, v_turn.priority, v_turn.resumed, v_turn.head, v_turn.head_id, v_now,
+                v_slots[:least(cardinality(v_slots), v_capacity)], case when v_is_again then v_rows else '{}' end, p_worker,
+                p_lease, v_limited_tasks, v_capacity
             ) c;
             continue when v_got.used = 0;
             v_rows := v_rows || v_got.rows;
@@ -203,7 +205,7 @@ begin
             v_is_marked := v_is_marked or v_got.marked;
             v_slots := v_slots[v_got.used + 1:];
             if v_capacities ? v_queue then
-                v_capacities := pgqueue._take_from_queue(v_capacities, v_queue, v_got.used, v_now);
+                v_capacities := pgqueue._take_from_queue(v_capacities, v_queue, v_capacity - v_got.capacity, v_now);
             end if;
             if v_turn.head_at is null or v_turn.head_at < v_now - interval '100 ms' then
                 v_stale := v_stale || row(v_queue, v_turn.priority, v_turn.resumed)::pgqueue.sub_lane;
