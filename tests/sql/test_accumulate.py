@@ -341,3 +341,104 @@ def test_a_suspended_payload_holds_no_other_key_and_no_other_task(acc: psycopg.C
     other = push(acc, 2, "other key")
     acc.execute("update pgqueue.jobs set run_at = '2030-01-01', ready_at = '2030-01-01' where id = %s", [before])
     assert set(ids(reserve(acc, 10))) == {before, other}
+
+
+def executing_under(conn: psycopg.Connection, limit_key: str) -> int:
+    found: int = value(
+        conn,
+        "select count(distinct coalesce(leader, id)) from pgqueue.jobs where state = 'executing' and limit_key = %s",
+        limit_key,
+    )
+    return found
+
+
+@pytest.mark.covers("L3")
+def test_a_call_gets_payloads_of_one_limit_key_alone(acc: psycopg.Connection) -> None:
+    acc.execute("insert into pgqueue.limits (kind, target, max_executing) values ('limit_key', 'l', 1)")
+    plain = enqueue(acc, "plain", limit_key="l")
+    [full] = reserve(acc)
+    assert full.id == plain
+    push(acc, 1), push(acc, 2, limit_key="l"), push(acc, 3), push(acc, 4, limit_key="l")
+    first = reserve(acc, 10)
+    assert payloads(first) == [1, 3]
+    assert executing_under(acc, "l") == 1
+    call(acc, "complete", first[0].id, first[0].reservation)
+    assert reserve(acc, 10) == []
+    last = push(acc, 5)
+    assert reserve(acc, 10) == []
+    assert [left_behind(acc) for _ in range(2)] == [0, 0]
+    assert state(acc, last) == "blocked"
+    call(acc, "complete", full.id, full.reservation)
+    second = reserve(acc, 10)
+    assert payloads(second) == [2, 4]
+    assert executing_under(acc, "l") == 1
+    assert reserve(acc, 10) == []
+    call(acc, "complete", second[0].id, second[0].reservation)
+    assert payloads(reserve(acc, 10)) == [5]
+    assert left_behind(acc) == 0
+
+
+@pytest.mark.covers("L3")
+def test_a_payload_at_its_limit_keeps_its_place_before_those_of_another_limit_key(acc: psycopg.Connection) -> None:
+    acc.execute("insert into pgqueue.limits (kind, target, max_executing) values ('limit_key', 'l', 0)")
+    limited = push(acc, 1, limit_key="l")
+    push(acc, 2)
+    assert reserve(acc, 10) == []
+    assert (job(acc, limited).blocked_on, left_behind(acc)) == ("limit_key:l", 0)
+    call(acc, "cancel", limited)
+    assert payloads(reserve(acc, 10)) == [2]
+
+
+@pytest.mark.covers("L5")
+def test_a_failed_call_is_retried_with_payloads_of_its_limit_key(acc: psycopg.Connection, clock: Clock) -> None:
+    push(acc, 1, limit_key="l")
+    push(acc, 2)
+    push(acc, 3, limit_key="l")
+    [first, _] = reserve(acc, 10)
+    call(acc, "fail", first.id, first.reservation, retry_in="10 s")
+    assert reserve(acc, 10) == []
+    clock.advance("11 s")
+    push(acc, 4, limit_key="l")
+    again = reserve(acc, 10)
+    assert (payloads(again), {row.attempt for row in again}) == ([1, 3, 4], {2})
+    call(acc, "complete", again[0].id, again[0].reservation)
+    assert [(row.args["n"], row.attempt) for row in reserve(acc, 10)] == [(2, 1)]
+
+
+@pytest.mark.covers("L6")
+@pytest.mark.parametrize("limited_first", [False, True])
+def test_keys_of_a_call_may_have_limit_keys_of_their_own(acc: psycopg.Connection, limited_first: bool) -> None:
+    acc.execute("update pgqueue.tasks set batch_size = 3 where name = 'acc'")
+    acc.execute("insert into pgqueue.limits (kind, target, max_executing) values ('limit_key', 'l', 1)")
+    for key in ("a", "b"):
+        for n in (1, 2):
+            push(acc, n, key, limit_key="l" if (n == 1) == limited_first else None)
+    rows = reserve(acc, 10)
+    wanted = [("a", 1)] if limited_first else [("a", 1), ("b", 1)]
+    assert [(row.key, row.args["n"]) for row in rows] == wanted
+    assert executing_under(acc, "l") == (1 if limited_first else 0)
+
+
+@pytest.mark.covers("L1")
+@pytest.mark.parametrize("how", ["fail", "suspend"])
+def test_an_earlier_payload_of_another_limit_key_runs_in_its_place_and_leaves_none_behind(
+    acc: psycopg.Connection, clock: Clock, how: str
+) -> None:
+    parent = enqueue(acc, queue="elsewhere", delay="1 day")
+    early = push(acc, 1, limit_key="l", delay="5 s")
+    late = push(acc, 2)
+    [row] = reserve(acc, 10)
+    assert row.id == late
+    if how == "fail":
+        call(acc, "fail", row.id, row.reservation, retry_in="1 min")
+    else:
+        suspend(acc, row, parent)
+    clock.advance("10 s")
+    [row] = reserve(acc, 10)
+    assert row.id == early
+    call(acc, "cancel", parent)
+    clock.advance("1 min")
+    assert reserve(acc, 10) == []
+    call(acc, "complete", row.id, row.reservation)
+    assert payloads(reserve(acc, 10)) == [2]
+    assert left_behind(acc) == 0

@@ -9,21 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import (
-    Row,
-    call,
-    column,
-    enqueue,
-    enqueue_many,
-    ids,
-    job,
-    maintain,
-    pairs,
-    reserve,
-    state,
-    table,
-    value,
-)
+from tests.calls import Row, call, column, enqueue, enqueue_many, ids, maintain, pairs, reserve, state, table, value
 
 
 @pytest.fixture

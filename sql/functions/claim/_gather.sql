@@ -1,6 +1,7 @@
 -- Gathering: makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
--- or blocked (also under a limit: there is capacity for the batch, which counts once), and those that failed together with
--- the claimed one. A payload that suspended itself is in no batch until the jobs that it waits for have ended.
+-- or blocked, and those that failed together with the claimed one. All have its limit_key, and so its limits: the batch
+-- counts once under each, has capacity, and takes also payloads that are blocked under one.
+-- A payload that suspended itself is in no batch until the jobs that it waits for have ended.
 -- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
 -- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
 -- members end as it ends.
@@ -31,7 +32,7 @@ declare
     v_kept_ids bigint[];
     v_marked tid[];
 begin
-    select j.id, j.queue, j.key, j.task into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
+    select j.id, j.queue, j.key, j.task, j.limit_key into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
 
     select array_agg(h.row_ctid) into v_rows
     from (
@@ -44,6 +45,7 @@ begin
             and j.queue = v_job.queue
             and j.key = v_job.key
             and j.task = v_job.task
+            and j.limit_key is not distinct from v_job.limit_key
             and (j.expires_at is null or j.expires_at > p_now)
             and j.ctid <> p_row_ctid
         order by j.queue, j.key, j.id
@@ -63,6 +65,7 @@ begin
                 and j.key = v_job.key
                 and j.run_at <= p_now
                 and j.task = v_job.task
+                and j.limit_key is not distinct from v_job.limit_key
                 and (j.expires_at is null or j.expires_at > p_now)
                 and j.ctid <> p_row_ctid
             order by j.queue, j.key, j.id
@@ -117,4 +120,4 @@ end
 $$;
 
 comment on function pgqueue._gather(tid, timestamptz, text, interval) is
-    'Private: makes one batch of all payloads of a key of an accumulating task, and returns the ctids of its jobs, by score.';
+    'Private: makes one batch of the payloads of a key of an accumulating task, and returns the ctids of its jobs, by score.';

@@ -386,6 +386,7 @@ begin
                         and u.key = f.key
                         and u.ready_at > v_now
                         and u.task = f.task
+                        and u.limit_key is not distinct from f.limit_key
                     order by u.queue, u.key, u.ready_at
                     limit 1
                 )
@@ -399,6 +400,7 @@ begin
                         and s.queue = f.queue
                         and s.key = f.key
                         and s.task = f.task
+                        and s.limit_key is not distinct from f.limit_key
                     order by s.queue, s.key
                     limit 1
                 )
@@ -406,7 +408,7 @@ begin
                 and not exists (select from pgqueue.key_notes k where k.queue = f.queue and k.key = f.key) as is_left_behind
         into v_first
         from (
-            select j.queue, j.key, j.id, j.task, j.state, j.blocked_on
+            select j.queue, j.key, j.id, j.task, j.limit_key, j.state, j.blocked_on
             from pgqueue.jobs j
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))

@@ -1,7 +1,7 @@
 -- Which of the candidates of a lane may start, and in which slot. Reads, and takes the locks of limits.
 
 -- The kinds of verdicts: block (behind ahead); limited (is blocked on the limit); skip (stays in the ready index); and, for
--- a job that starts in a slot: plain, keyed, mark (under a limit), gather (with all other payloads of its key). A row
+-- a job that starts in a slot: plain, keyed, mark (under a limit), gather (with the other payloads of its key). A row
 -- without a verdict starts with the first one of its key.
 -- capacity: how many jobs the queue may still start, the payloads of a key counting as one; null: it has no limit.
 create or replace function pgqueue._order(
@@ -40,14 +40,17 @@ begin
         v_verdict := null;
         v_verdict.row_ctid := v_row.row_ctid;
         v_is_payload := v_row.accumulate and v_row.key is not null;
-        -- The payloads of a key of an accumulating task start together, in any order; but new ones wait for the
-        -- backoff of failed ones, and all for one that suspended itself.
+        -- The payloads of a key of an accumulating task, with one limit_key, start together, in any order; but new ones
+        -- wait for the backoff of failed ones, and all for one that suspended itself.
         v_verdict.ahead := case
             when v_row.key is null then null
             when v_row.executing_id is not null then v_row.executing_id
             when not v_row.accumulate then case when v_row.first_id < v_row.id then v_row.first_id end
             when v_row.undue_id is not null then v_row.undue_id
-            when v_row.first_task <> v_row.task and v_row.first_id < v_row.id then v_row.first_id
+            -- Jobs that are in no batch with it.
+            when v_row.first_id < v_row.id
+                and (v_row.first_task <> v_row.task or v_row.first_limit_key is distinct from v_row.limit_key)
+                then v_row.first_id
         end;
         if v_verdict.ahead is not null then
             v_verdict.kind := 'block';
@@ -125,7 +128,7 @@ comment on function pgqueue._order(
 create or replace function pgqueue._key_positions(p_queue text, p_rows tid[], p_now timestamptz, p_gathers boolean)
 returns table (
     row_ctid tid, id bigint, key text, task text, limit_key text, accumulate boolean, batch_size integer,
-    executing_id bigint, first_id bigint, first_task text, undue_id bigint
+    executing_id bigint, first_id bigint, first_task text, first_limit_key text, undue_id bigint
 )
 language plpgsql
 volatile
@@ -151,6 +154,7 @@ begin
         max(e.id) over of_key,
         min(f.id) over of_key,
         min(f.task) over of_key,
+        min(f.limit_key) over of_key,
         u.id
     from (
         select
@@ -177,10 +181,10 @@ begin
         limit 1
     ) e on true
     left join lateral (
-        select p.id, p.task
+        select p.id, p.task, p.limit_key
         from (
             (
-                select x.id, x.task
+                select x.id, x.task, x.limit_key
                 from pgqueue.jobs x
                 where c.asks
                     and e.id is null
@@ -195,7 +199,7 @@ begin
             )
             union all
             (
-                select x.id, x.task
+                select x.id, x.task, x.limit_key
                 from pgqueue.jobs x
                 where c.asks
                     and e.id is null
@@ -224,6 +228,7 @@ begin
                 and x.queue = p_queue
                 and x.key = c.key
                 and x.task = c.task
+                and x.limit_key is not distinct from c.limit_key
             order by x.queue, x.key
             limit 1
         )
@@ -241,6 +246,7 @@ begin
                 and x.key = c.key
                 and x.ready_at > p_now
                 and x.task = c.task
+                and x.limit_key is not distinct from c.limit_key
             order by x.queue, x.key, x.ready_at
             limit 1
         )

@@ -1,5 +1,5 @@
 -- Taking: the UPDATEs that make a job executing, under a new reservation and a lease. Three: all rows of a claim at once
--- (_take), some of them ahead of the rest (_mark_rows), all payloads of a key (_gather).
+-- (_take), some of them ahead of the rest (_mark_rows), the payloads of a key together (_gather).
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 
