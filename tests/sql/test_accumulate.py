@@ -442,3 +442,19 @@ def test_an_earlier_payload_of_another_limit_key_runs_in_its_place_and_leaves_no
     call(acc, "complete", row.id, row.reservation)
     assert payloads(reserve(acc, 10)) == [2]
     assert left_behind(acc) == 0
+
+
+@pytest.mark.covers("L1")
+def test_a_payload_does_not_wait_for_what_waits_for_another_of_its_batch(acc: psycopg.Connection) -> None:
+    push(acc, 1), push(acc, 2)
+    leader, member = reserve(acc, 1)
+    enqueue(acc, queue="elsewhere")
+    [other] = reserve(acc, 1)
+    child = enqueue(acc, queue="elsewhere", depends_on=[member.id])
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        call(acc, "suspend", leader.id, leader.reservation, depends_on=[child])
+    suspend(acc, leader, other.id)
+    assert reserve(acc, 10) == []
+    assert state(acc, member.id) == "blocked"
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        call(acc, "suspend", other.id, other.reservation, depends_on=[member.id])

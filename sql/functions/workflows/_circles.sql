@@ -25,7 +25,8 @@ comment on function pgqueue._open_parents(bigint) is
     'Private: the parents that have not ended of a job, up to 1,000.';
 
 -- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
--- A job that has not started waits, too, for the one of its key that executes or has suspended itself. Inlined: no SET.
+-- A job that has not started waits, too, for the one of its key that executes or has suspended itself; so does a member of
+-- a batch, for its leader. Inlined: no SET.
 create or replace function pgqueue._waits_for(p_id bigint)
 returns table (id bigint)
 language sql
@@ -36,10 +37,13 @@ as $$
     select w.id
     from (
         select
-            x.queue, case when x.reservation = 0 then x.key end as key, x.task = '@group' as is_group,
+            x.queue, x.task = '@group' as is_group,
+            case
+                when x.reservation = 0 or x.leader <> x.id or (x.state = 'blocked' and x.blocked_on is null) then x.key
+            end as key,
             x.blocked_on in ('@parents', '@jobs', '@open', '@group') and x.cancel_requested_at is null as is_child
         from pgqueue.jobs x
-        where x.id = p_id and (x.state = 'blocked' or (x.state = 'waiting' and x.key is not null))
+        where x.id = p_id and (x.state = 'blocked' or (x.state = 'waiting' and x.key is not null) or x.leader <> x.id)
         limit 1
     ) j
     cross join lateral (
