@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.calls import Row, call, enqueue, maintain, reserve, state, value
@@ -42,11 +42,11 @@ class Model:
 
     def reopen(self, retried: int) -> None:
         """A retried job brings back what was cancelled because of it, and of it alone."""
-        for node in self.nodes:
+        for number, node in enumerate(self.nodes):
             alone = all(not self._failed(self.nodes[each].state) for each in node.parents)
             if node.state == "cancelled by parent" and retried in node.parents and alone:
                 node.state = "blocked"
-                self.reopen(self.nodes.index(node))
+                self.reopen(number)
 
     def _verdict(self, node: Node) -> str:
         states = [self.nodes[each].state for each in node.parents]
@@ -83,6 +83,11 @@ def shared(cloner: Cloner) -> psycopg.Connection:
 @given(
     graph=graphs(),
     ends=st.lists(st.tuples(st.integers(0, 20), st.sampled_from(ENDS), st.booleans()), min_size=5, max_size=40),
+)
+# Two children that look alike.
+@example(
+    graph=[Node([], "succeeded"), *(Node([0], "succeeded") for _ in range(2)), Node([2], "succeeded")],
+    ends=[(0, "dead", False), (0, "retried", False)],
 )
 def test_each_job_starts_and_ends_as_run_if_says(
     shared: psycopg.Connection, graph: list[Node], ends: list[tuple[int, str, bool]]
