@@ -76,6 +76,9 @@ def _show_unknown_tasks(findings: list[dict[str, str]]) -> None:
         if found["topic"] == "unknown_task":
             task = found["subject"]
             output.line(f"No worker has declared task {task}, and jobs of it wait: see pgqueue doctor.", "yellow")
+        elif found["topic"] == "given_back":
+            task = found["subject"]
+            output.line(f"Workers give jobs of task {task} back without an attempt: see pgqueue doctor.", "yellow")
 
 
 def _show_maintenance(maintenance: dict[str, Any], place: str = "") -> None:

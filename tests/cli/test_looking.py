@@ -163,6 +163,16 @@ def test_a_task_that_no_worker_has_declared_is_named(run: Run, conn: psycopg.Con
         assert "declared" not in run(*command.split()).out
 
 
+def test_a_task_whose_jobs_workers_give_back_is_named(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "declare_task", "old")
+    enqueue(conn, "old")
+    for _ in range(3):
+        held = reserve_one(conn)
+        call(conn, "release", [held.id], [held.reservation], "10 s")
+        clock.advance("10 s")
+    assert "Workers give jobs of task old back without an attempt: see pgqueue doctor." in run("status").out
+
+
 def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
     clock.set("2030-01-01 12:00+00")
     for name in ("well", "silent"):

@@ -16,7 +16,7 @@ from pgqueue import embedded
 from pgqueue.errors import EmbeddedError
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve, value
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, value
 from tests.cli.conftest import Outcome, Run, run
 from tests.databases import Database
 from tests.facts import wait_until
@@ -62,6 +62,52 @@ def test_an_unknown_task(conn: psycopg.Connection) -> None:
     call(conn, "declare_task", "send_email")
     enqueue(conn, "sned_email")
     assert findings(conn)["unknown_task"][1] == "sned_email"
+
+
+def give_back(conn: psycopg.Connection, clock: Clock, how: str = "10 s") -> None:
+    """A worker that does not have the task of the only job reserves it, and gives it back for ten seconds."""
+    held = reserve_one(conn, "v2")
+    call(conn, "release", [held.id], [held.reservation], how)
+    clock.advance(timedelta(seconds=10))
+
+
+def test_a_task_that_no_living_worker_has_any_more(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    call(conn, "hello", "v2")
+    call(conn, "declare_task", "old")
+    maintain(conn)
+    job_id = enqueue(conn, "old")
+    for _ in range(2):
+        give_back(conn, clock)
+    assert "given_back" not in findings(conn)
+    give_back(conn, clock)
+    severity, subject, remedy = findings(conn)["given_back"]
+    assert (severity, subject) == ("warning", "old")
+    assert f"such as job {job_id}, the last time worker v2" in value(
+        conn, "select evidence from pgqueue.doctor() where topic = 'given_back'"
+    )
+    conn.execute(remedy.partition("or: ")[2].encode())
+    assert "given_back" not in findings(conn)
+
+
+def test_jobs_that_come_back_for_another_reason_are_not_given_back(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    call(conn, "hello", "v2")
+    call(conn, "declare_task", "t")
+    maintain(conn)
+    enqueue(conn)
+    # A worker that ends gives unstarted jobs back at once.
+    for _ in range(4):
+        give_back(conn, clock, "0")
+    assert "given_back" not in findings(conn)
+    give_back(conn, clock)
+    assert "given_back" in findings(conn)
+    # A handler that snoozes has started.
+    entry = {"queue": "default", "task": "t", "started": 1, "snoozed": 1}
+    assert call(conn, "beat", "v2", Jsonb({"jobs": [entry]})) is True
+    clock.advance(timedelta(seconds=10))
+    maintain(conn)
+    assert "given_back" not in findings(conn)
 
 
 def test_maintenance_that_does_not_run(conn: psycopg.Connection, clock: Clock) -> None:

@@ -259,3 +259,16 @@ def test_a_task_that_no_worker_has_declared_is_a_reason_and_names_the_nearest(
     assert found.detail.endswith(f"did you mean {meant}?") == (meant is not None)
     call(conn, "declare_task", typed)
     assert explain(conn, job_id).reason == "not_due"
+
+
+def test_a_job_that_workers_without_its_task_give_back_says_so(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    call(conn, "declare_task", "old")
+    job_id = enqueue(conn, "old")
+    for said in ("it was deferred; it runs again", "it was deferred; it runs again", "workers reserved it 3 times"):
+        held = reserve_one(conn, "v2")
+        call(conn, "release", [held.id], [held.reservation], "10 s")
+        found = explain(conn, job_id)
+        assert (found.reason, found.detail.startswith(said)) == ("not_due", True), found.detail
+        clock.set(found.until)
+    assert "the last time v2: they do not have task old, or its handler snoozes; it runs again at" in found.detail

@@ -203,7 +203,7 @@ $$;
 
 comment on function pgqueue._doctor_workers(timestamptz) is 'Private: doctor() of workers.';
 
-create or replace function pgqueue._doctor_tasks()
+create or replace function pgqueue._doctor_tasks(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
@@ -212,25 +212,42 @@ rows 3
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
+    with first_jobs as (
+        select j.*
+        from (select distinct l.queue, l.priority from pgqueue.lanes l) l
+        cross join (values (false), (true)) s (resumed)
+        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+        cross join lateral (
+            select
+                x.id, x.queue, x.task, x.reserved_by,
+                -- A row as an argument has its long args decompressed: of few rows only.
+                case when x.attempts = 0 and x.reservation >= 3 << 20 then pgqueue._is_given_back(x, p_now) end as is_given_back
+            from pgqueue.jobs x
+            where x.state in ('waiting', 'failed')
+                and x.queue = l.queue
+                and x.priority = l.priority
+                and x.resumed = s.resumed
+                and (x.ready_at, x.id) >= (h.head, h.head_id)
+            order by x.ready_at, x.id
+            limit 100
+        ) j
+    )
     select
         'warning', 'unknown_task', j.task,
         format('no worker has ever declared the task, and jobs of it wait in queue %s, such as job %s', min(j.queue), min(j.id)),
         'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
-    from (select distinct l.queue, l.priority from pgqueue.lanes l) l
-    cross join (values (false), (true)) s (resumed)
-    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-    cross join lateral (
-        select x.id, x.queue, x.task
-        from pgqueue.jobs x
-        where x.state in ('waiting', 'failed')
-            and x.queue = l.queue
-            and x.priority = l.priority
-            and x.resumed = s.resumed
-            and (x.ready_at, x.id) >= (h.head, h.head_id)
-        order by x.ready_at, x.id
-        limit 100
-    ) j
+    from first_jobs j
     where exists (select from pgqueue.tasks) and not exists (select from pgqueue.tasks t where t.name = j.task)
+    group by j.task
+    union all
+    select
+        'warning', 'given_back', j.task,
+        format('workers give jobs of the task back again and again without an attempt, such as job %s, the last time worker %s: '
+            'they do not have the task, or its handler snoozes', min(j.id), max(j.reserved_by)),
+        'start a worker that has it, let its queue be served by such workers only, or: '
+            || format('select pgqueue.cancel_many(task => %L);', j.task)
+    from first_jobs j
+    where j.is_given_back and exists (select from pgqueue.tasks t where t.name = j.task)
     group by j.task
     union all
     select
@@ -245,13 +262,13 @@ as $$
                 + coalesce((t.value ->> 'dead')::numeric, 0)) as attempts
         from pgqueue.samples s
         cross join jsonb_each(s.ended) t
-        where s.span = 10 and s.at > pgqueue._clock() - interval '10 min' and s.queue <> ''
+        where s.span = 10 and s.at > p_now - interval '10 min' and s.queue <> ''
         group by t.key
     ) f
     where f.attempts >= 20 and f.failed > 0.5 * f.attempts
 $$;
 
-comment on function pgqueue._doctor_tasks() is 'Private: doctor() of tasks.';
+comment on function pgqueue._doctor_tasks(timestamptz) is 'Private: doctor() of tasks.';
 
 create or replace function pgqueue._doctor_schedules(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)

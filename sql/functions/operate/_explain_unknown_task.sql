@@ -1,4 +1,4 @@
--- explain() of a job whose task no worker knows.
+-- explain() of a job whose task no worker knows, or perhaps none that lives.
 
 -- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
@@ -37,6 +37,57 @@ $$;
 
 comment on function pgqueue._explain_unknown_task(text, text, timestamptz) is
     'Private: a sentence about a task that no worker has declared, with the known one of the nearest spelling; null: it is known.';
+
+-- Which living worker has which task is stored nowhere. A worker that reserves a job of a task that it does not have gives
+-- it back for ten seconds, uncounted. A handler that snoozes does so as well, but its worker reports that it started.
+create or replace function pgqueue._is_given_back(p_job pgqueue.jobs, p_now timestamptz)
+returns boolean
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    -- Three claims at least, none of which counted or was lost. A retried job goes on counting claims, and has errors.
+    if p_job.attempts > 0 or p_job.errors is not null or p_job.has_steps or (p_job.reservation >> 20) - p_job.losses < 3
+        or p_job.ready_at not between p_job.reserved_at + interval '1 s' and p_job.reserved_at + interval '30 s'
+    then
+        return false;
+    end if;
+    return not exists (
+        select
+        from pgqueue.samples s
+        where s.span = 10
+            and s.at > p_now - interval '1 min'
+            and s.queue = p_job.queue
+            and (s.ended -> p_job.task ->> 'started')::numeric > 0
+    );
+end
+$$;
+
+comment on function pgqueue._is_given_back(pgqueue.jobs, timestamptz) is
+    'Private: whether workers reserve a job again and again and give it back, while none reports that its task starts.';
+
+create or replace function pgqueue._explain_given_back(p_job pgqueue.jobs)
+returns text
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return format(
+        'workers reserved it %s times and gave it back without an attempt, the last time %s: they do not have task %s, '
+        'or its handler snoozes; it runs again',
+        (p_job.reservation >> 20) - p_job.losses, p_job.reserved_by, p_job.task
+    );
+end
+$$;
+
+comment on function pgqueue._explain_given_back(pgqueue.jobs) is
+    'Private: explain() of a job that workers give back again and again.';
 
 create or replace function pgqueue._spelling_distance(p_one text, p_other text)
 returns integer

@@ -33,7 +33,7 @@ begin
         union all
         select d.* from pgqueue._doctor_workers(v_now) d
         union all
-        select d.* from pgqueue._doctor_tasks() d
+        select d.* from pgqueue._doctor_tasks(v_now) d
         union all
         select d.* from pgqueue._doctor_schedules(v_now) d
         union all

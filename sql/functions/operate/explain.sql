@@ -90,6 +90,7 @@ begin
                 '%s at %s, %s',
                 case
                     when v_job.state = 'failed' then 'it failed and is retried'
+                    when pgqueue._is_given_back(v_job, v_now) then pgqueue._explain_given_back(v_job)
                     when v_job.reservation > 0 then 'it was deferred; it runs again'
                     else 'it is to run'
                 end,
