@@ -133,8 +133,8 @@ def test_a_name_in_a_command_is_one_word_of_a_shell(conn: psycopg.Connection, cl
     enqueue(conn, queue=name)
     clock.advance(timedelta(minutes=2))
     remedy = findings(conn)["no_worker"][2]
-    assert shlex.split(remedy) == ["pgqueue", "worker", "--queues", name]
-    assert (name == "mail") == (remedy == f"pgqueue worker --queues {name}")
+    assert shlex.split(remedy) == ["pgqueue", "worker", "-r", "MODULE", "--queue", name]
+    assert (name == "mail") == (remedy == f"pgqueue worker -r MODULE --queue {name}")
 
 
 def test_a_queue_that_its_workers_do_not_keep_up_with(conn: psycopg.Connection, clock: Clock) -> None:

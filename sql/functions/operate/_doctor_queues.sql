@@ -82,7 +82,7 @@ as $$
         case
             when q.paused_at is not null then format('select pgqueue.resume_queue(%L);', d.queue)
             when quiet.worker is not null then format('select pgqueue.resume_worker(%L);', quiet.worker)
-            else 'pgqueue worker --queues ' || pgqueue._shell_quoted(d.queue)
+            else 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(d.queue)
         end
     from due d
     left join pgqueue.queues q on q.name = d.queue
