@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from pgqueue.app import App
-from pgqueue.config import WorkerConfig, describe_dsn, worker_dsn
+from pgqueue.config import WorkerConfig, check_dsn, describe_dsn, worker_dsn
 from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
@@ -71,6 +71,7 @@ class Worker:
         self.started = asyncio.Event()
         self.exit_code = 0
         self._app = app
+        dsn = check_dsn("dsn", dsn)
         self._place = describe_dsn(dsn)
         self._began = time.monotonic()
         self._state = State()

@@ -10,7 +10,7 @@ import pytest
 
 import pgqueue.lifespan
 from pgqueue import App, worker_lifespan
-from pgqueue.errors import SchemaError
+from pgqueue.errors import ConfigError, SchemaError
 from pgqueue.worker import Worker
 from tests.calls import job
 from tests.databases import Database
@@ -84,6 +84,14 @@ async def test_a_worker_that_cannot_start_raises(empty_database: Database) -> No
     with pytest.raises(SchemaError):
         async with worker_lifespan(app, empty_database.dsn):
             pass
+
+
+def test_a_text_that_is_no_dsn_is_refused_at_once_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="^dsn is not a PostgreSQL DSN"):
+        worker_lifespan(app, "x")
+    with pytest.raises(ConfigError) as refused:
+        worker_lifespan(app, "mysql://me:secret@h/d")
+    assert "secret" not in str(refused.value)
 
 
 async def test_a_database_that_cannot_be_reached_keeps_the_host_neither_from_starting_nor_from_ending(
