@@ -63,7 +63,7 @@ def run(
     elif everything:
         given["everything"] = True
     elif not given and not wanted:
-        raise ConfigError(f"{action} what?", hint="give ids, filters such as --state failed, or --everything")
+        raise ConfigError(f"{action} what?", hint=f"give ids, filters such as {_EXAMPLES[action]}, or --everything")
     with connected(dsn) as connection:
         if wanted:
             if not yes:
@@ -107,6 +107,15 @@ _STATES = {
     "retry": ["dead"],
     "cancel": ["waiting", "failed", "blocked", "executing"],
     "delete": ["waiting", "failed", "blocked", "succeeded", "dead", "cancelled"],
+}
+
+# A filter that each action takes, for a hint.
+_EXAMPLES = {
+    "run": "--state failed",
+    "kill": "--state failed",
+    "retry": "--state dead",
+    "cancel": "--state waiting",
+    "delete": "--state dead",
 }
 
 # Rows of live jobs, and of history, that one search reads.

@@ -135,7 +135,7 @@ def test_status_shows_queues_workers_and_maintenance(run: Run, conn: psycopg.Con
     maintain(conn)
     done = run("status")
     assert (done.code, done.err) == (0, "")
-    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 0 s ago", "0 jobs rescued"):
+    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 0 s ago", "0 lapsed leases taken back so far"):
         assert part in done.out
     numbers = run("status", "--json").json()
     assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
@@ -350,6 +350,14 @@ def test_a_bulk_command_without_a_filter_is_refused(run: Run, conn: psycopg.Conn
     assert run("jobs", "delete", "--queue", "default", "--yes").code == 2
     assert state(conn, job_id) == "waiting"
     assert run("jobs", "delete", "--everything", "--yes").out == "1 job deleted\n"
+
+
+@pytest.mark.parametrize("action", ["run", "kill", "retry", "cancel", "delete"])
+def test_an_action_without_a_filter_suggests_one_that_it_takes(action: str, run: Run) -> None:
+    refused = run("jobs", action)
+    assert (refused.code, f"{action} what?" in refused.err) == (2, True)
+    [suggested] = re.findall(r"--state \w+", refused.err)
+    assert run("jobs", action, *suggested.split(), "--yes").code == 0
 
 
 def test_queues_purge_deletes_what_waits(run: Run, conn: psycopg.Connection) -> None:
