@@ -85,7 +85,8 @@ def _show_maintenance(maintenance: dict[str, Any], place: str = "") -> None:
     last = maintenance["last_at"]
     output.line(
         f"{place}Maintenance last ran {ago(last) if last else 'never'}; "
-        f"{maintenance['rescued']} jobs rescued, {maintenance['overdue_partitions']} partitions overdue."
+        f"{maintenance['rescued']} lapsed leases taken back so far, "
+        f"{maintenance['overdue_partitions']} partitions overdue."
     )
     for step, failure in maintenance["failures"].items():
         output.line(f"{place}Maintenance step {step} fails since {when(failure['since'])}: {failure['error']}", "red")
