@@ -12,7 +12,7 @@ from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reset, Yes, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
-from pgqueue.db.call import perform
+from pgqueue.db.call import Call, perform
 
 app = commands("List queues, and act on one.")
 
@@ -44,13 +44,13 @@ def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
 @app.command(name="pause")
 def pause_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start no more jobs of a queue; executing jobs go on, and producers can enqueue."""
-    _answer(queue, ask(dsn, operate.pause_queue(queue)), "paused", as_json)
+    _change(queue, operate.pause_queue(queue), "paused", as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start jobs of a paused queue again."""
-    _answer(queue, ask(dsn, operate.resume_queue(queue)), "resumed", as_json)
+    _change(queue, operate.resume_queue(queue), "resumed", as_json, dsn, creates=False)
 
 
 @app.command(name="set")
@@ -76,7 +76,7 @@ def set_queue(
         "retention_dead": retention_dead,
     }
     names = [name.replace("-", "_") for name in reset or ()]
-    _answer(queue, ask(dsn, operate.configure_queue(queue, options, names)), "set", as_json)
+    _change(queue, operate.configure_queue(queue, options, names), "set", as_json, dsn)
 
 
 @app.command(name="purge")
@@ -84,11 +84,18 @@ def purge_queue(
     queue: QueueName, chunk: ChunkSize = 1000, yes: Yes = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
     """Delete the waiting jobs of a queue; executing ones go on, history stays."""
+    if not ask(dsn, operate.knows_queue(queue)):
+        output.not_found(f"There is no queue {queue}")
     bulk.run("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)
 
 
-def _answer(queue: str, changed: bool, verb: str, as_json: bool) -> None:
+def _change(queue: str, call: Call[bool], verb: str, as_json: bool, dsn: str | None, *, creates: bool = True) -> None:
+    with connected(dsn) as connection:
+        is_known = perform(connection, operate.knows_queue(queue))
+        changed = perform(connection, call)
     if as_json:
         output.print_json({"queue": queue, "changed": changed})
-    else:
-        output.line(f"Queue {queue}: {verb if changed else 'unchanged'}")
+        return
+    # A name may be mistyped.
+    note = "" if is_known else "; no such queue yet: created" if creates else "; there is no such queue"
+    output.line(f"Queue {queue}: {verb if changed else 'unchanged'}{note}")

@@ -8,19 +8,17 @@ import typer
 
 from pgqueue.cli import output, tasks_schema
 from pgqueue.cli.completion import queues, tasks
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, Dsn, Reset, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
+from pgqueue.db.call import perform
 
 app = commands("List tasks, and override the options that their code declares.")
 tasks_schema.register(app)
 
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task.", show_envvar=False, autocompletion=tasks)]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]
-
-
-tasks_schema.register(app)
 
 
 @app.command(name="list")
@@ -87,8 +85,12 @@ def set_task(
         "retention_dead": retention_dead,
     }
     names = [name.replace("-", "_") for name in reset or ()]
-    changed = ask(dsn, operate.configure_task(task, options, names))
+    with connected(dsn) as connection:
+        is_known = perform(connection, operate.knows_task(task))
+        changed = perform(connection, operate.configure_task(task, options, names))
     if as_json:
         output.print_json({"task": task, "changed": changed})
     else:
-        output.line(f"Task {task}: {'set' if changed else 'unchanged'}")
+        # Its name may be mistyped.
+        note = "" if is_known else "; no worker has declared such a task yet: created"
+        output.line(f"Task {task}: {'set' if changed else 'unchanged'}{note}")

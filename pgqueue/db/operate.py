@@ -173,6 +173,24 @@ def unknown_tasks(names: Collection[str]) -> Call[list[str]]:
     )
 
 
+def knows_queue(name: str) -> Call[bool]:
+    """Read whether a queue has jobs, options, a task or a worker."""
+    return Call(
+        b"select exists (select from pgqueue.queues q where q.name = n.name)"
+        b" or exists (select from pgqueue.lanes l where l.queue = n.name)"
+        b" or exists (select from pgqueue.effective_tasks t where n.name in (t.queue, t.retry_queue))"
+        b" or exists (select from pgqueue.worker_status w where n.name = any (w.queues))"
+        b" from (values (%s::text)) n (name)",
+        (name,),
+        read_first,
+    )
+
+
+def knows_task(name: str) -> Call[bool]:
+    """Read whether a worker has declared a task, or an operator has set its options."""
+    return Call(b"select exists (select from pgqueue.effective_tasks t where t.name = %s::text)", (name,), read_first)
+
+
 def list_queues() -> Call[list[dict[str, Any]]]:
     """Read the rows of pgqueue.queues: the options of queues."""
     return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)

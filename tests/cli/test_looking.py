@@ -198,6 +198,10 @@ def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psy
 
 def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connection) -> None:
     enqueue(conn, queue="mail")
+    assert run("queues", "resume", "mial").out == "Queue mial: unchanged; there is no such queue\n"
+    assert run("queues", "pause", "mial").out == "Queue mial: paused; no such queue yet: created\n"
+    assert run("queues", "set", "other", "--weight", 3).out == "Queue other: set; no such queue yet: created\n"
+    conn.execute("delete from pgqueue.queues")
     assert run("queues", "set", "mail", "--weight", 3, "--retention-dead", "30 days").out == "Queue mail: set\n"
     assert run("queues", "set", "mail", "--weight", 3).out == "Queue mail: unchanged\n"
     assert run("queues", "pause", "mail").out == "Queue mail: paused\n"
@@ -219,7 +223,9 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
 
 def test_tasks_are_set_before_any_worker_knows_them_and_listed(run: Run, conn: psycopg.Connection) -> None:
     set_ = ("tasks", "set", "send_email")
-    assert run(*set_, "--max-attempts", 3, "--retry-delay", "5 min", "-q", "mail").out == "Task send_email: set\n"
+    assert run(*set_, "--max-attempts", 3, "--retry-delay", "5 min", "-q", "mail").out == (
+        "Task send_email: set; no worker has declared such a task yet: created\n"
+    )
     call(conn, "declare_task", "send_email", max_attempts=9, timeout="1 min")
     [listed] = run("tasks", "list", "--json").json()
     assert (listed["max_attempts"], listed["timeout"], listed["set"]) == (
