@@ -78,9 +78,20 @@ def run(
     else:
         noun = "job" if changed == 1 else "jobs"
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
+        unfit = len(set(job_ids or ())) - changed - skipped
+        if unfit > 0:
+            rest += f"; {unfit} skipped: no such job, or none that fits: {_fitting(action, given)}"
         output.line(f"{changed} {noun} {outcome}{rest}")
     if job_ids and not changed:
         raise typer.Exit(1)
+
+
+def _fitting(action: str, given: dict[str, object]) -> str:
+    """Say which jobs an action takes that names its jobs by their ids."""
+    # By their ids, cancelled ones are retried as well.
+    states = ["dead", "cancelled"] if action == "retry" else _STATES[action]
+    filters = {name: value for name, value in given.items() if name not in ("job_ids", "state")}
+    return ", ".join([str(given.get("state") or " or ".join(states)), *(f"{n} {v}" for n, v in filters.items())])
 
 
 def _ask(connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str) -> None:

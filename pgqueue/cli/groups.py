@@ -92,6 +92,9 @@ def retry_group(
     dsn: Dsn = None,
 ) -> None:
     """Retry the dead and cancelled members of a group; the group comes back with them."""
-    if ask(dsn, groups.find_group(group_id)) is None:
+    found = ask(dsn, groups.find_group(group_id, 1))
+    if found is None:
         output.not_found(f"There is no group {group_id}")
+    if not found[0]["dead"] and not found[0]["cancelled"]:
+        output.not_found(f"No member of group {group_id} is dead or cancelled")
     bulk.run("retry", "retried", None, {"group_id": group_id}, False, chunk, yes, as_json, dsn)

@@ -135,7 +135,14 @@ def test_status_shows_queues_workers_and_maintenance(run: Run, conn: psycopg.Con
     maintain(conn)
     done = run("status")
     assert (done.code, done.err) == (0, "")
-    for part in ("mail (paused)", "total", "worker-1", "9.9", "Maintenance last ran 0 s ago", "0 lapsed leases taken back so far"):
+    for part in (
+        "mail (paused)",
+        "total",
+        "worker-1",
+        "9.9",
+        "Maintenance last ran 0 s ago",
+        "0 lapsed leases taken back so far",
+    ):
         assert part in done.out
     numbers = run("status", "--json").json()
     assert (numbers["total"]["waiting"], numbers["total"]["scheduled"], numbers["total"]["dead"]) == (2, 1, 1)
@@ -327,7 +334,14 @@ def test_jobs_named_by_their_ids_are_changed_without_a_question(run: Run, conn: 
     assert run("jobs", "kill", first, second).out == "2 jobs dead\n"
     assert run("jobs", "delete", first, second).out == "2 jobs deleted\n"
     gone = run("jobs", "kill", first, second)
-    assert (gone.code, gone.out) == (1, "0 jobs dead\n")
+    assert gone.code == 1
+    assert gone.out == "0 jobs dead; 2 skipped: no such job, or none that fits: waiting or failed or blocked\n"
+    assert run("jobs", "retry", first, third, "--yes").out == (
+        "0 jobs retried; 2 skipped: no such job, or none that fits: dead or cancelled\n"
+    )
+    assert "; 2 skipped: no such job, or none that fits: failed, queue mail\n" in (
+        run("jobs", "run", first, third, "--queue", "mail", "--state", "failed").out
+    )
     assert state(conn, third) == "failed"
 
 
@@ -369,6 +383,9 @@ def test_queues_purge_deletes_what_waits(run: Run, conn: psycopg.Connection) -> 
         "passed_over": 0,
     }
     assert state(conn, other) == "waiting"
+    assert run("queues", "purge", "default", "--yes").code == 0
+    mistyped = run("queues", "purge", "othr", "--yes")
+    assert (mistyped.code, mistyped.out, mistyped.err) == (1, "", "There is no queue othr\n")
 
 
 def test_jobs_explain_says_why_a_job_is_not_running(run: Run, conn: psycopg.Connection) -> None:

@@ -27,10 +27,12 @@ def test_a_group_from_open_to_retried(conn: psycopg.Connection, run: Run) -> Non
     assert state(conn, group) == "cancelled"
     assert run("groups", "retry", str(group), "--yes").code == 0
     assert [state(conn, each) for each in (group, *members)] == ["blocked", *["waiting"] * 3]
+    again = run("groups", "retry", str(group), "--yes")
+    assert (again.code, again.err) == (1, f"No member of group {group} is dead or cancelled\n")
 
 
 def test_a_group_that_is_not_there(run: Run) -> None:
-    for command in ("show", "cancel"):
+    for command in ("show", "cancel", "retry"):
         answer = run("groups", command, "99")
         assert (answer.code, "There is no group 99" in answer.err) == (1, True)
 
