@@ -189,7 +189,9 @@ class Handlers:
 
     async def _attempt(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None) -> None:
         try:
-            job_log.started(held)
+            if ran is None:
+                # One that ran in a thread has said so.
+                job_log.started(held)
             if self.on_event is not None:
                 self.on_event("started", held)
             set_current(partial(self.job_of, held))

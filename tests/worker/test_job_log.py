@@ -252,3 +252,30 @@ def test_no_text_of_a_job_reaches_a_terminal_as_a_command() -> None:
 async def test_close_waits_for_nothing_where_nothing_was_logged() -> None:
     async with asyncio.timeout(1):
         await JobLog(unreachable, Counts(30.0)).close()
+
+
+async def test_each_attempt_starts_once(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task
+    def succeeds() -> None: ...
+
+    @app.task(max_attempts=1)
+    def fails() -> None:
+        raise ValueError("no")
+
+    @app.task(timeout="1 min")
+    def is_watched() -> int:
+        return 1
+
+    @app.task
+    async def on_the_loop() -> None: ...
+
+    caplog.set_level(logging.DEBUG, "pgqueue.jobs")
+    names = ["fails", "is_watched", "on_the_loop", "succeeds"]
+    async with working(app, database.dsn):
+        await done(conn, *[enqueue(conn, name) for name in names])
+    starts = sorted(each.partition("[")[0] for each in messages(caplog) if "starts attempt" in each)
+    assert starts == names
