@@ -186,6 +186,8 @@ def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...]
         # Not isdigit(): it accepts ², which is no number.
         if not re.fullmatch(r"\s*[0-9]{1,9}\s*", weight):
             raise ConfigError(f"-q {option}: {weight!r} is no weight", hint="give a queue as name or name,weight")
+        if name in names:
+            raise ConfigError(f"-q {option}: queue {name} is given twice", hint="give each queue once")
         names.append(name)
         weights.append(int(weight))
     # Without weights here, those of pgqueue.queues apply.
