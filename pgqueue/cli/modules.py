@@ -25,6 +25,9 @@ def load(modules: list[str]) -> App:
     together = App()
     for each in modules:
         name, _, attribute = each.partition(":")
+        if not all(map(str.isidentifier, name.split("."))):
+            # Such as ./tasks.py, which import would take for a relative name.
+            raise _no_module(name)
         module = _imported(name)
         if attribute:
             candidates = [getattr(module, attribute, None)]
@@ -51,11 +54,14 @@ def _imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and name.startswith(str(error.name)):
-            raise ConfigError(
-                f"there is no module {name!r}",
-                hint="give -r as it is written after import, from the directory you are in",
-            ) from error
+            raise _no_module(name) from error
         raise _refusal(f"module {name!r} cannot be imported", error) from error
+
+
+def _no_module(name: str) -> ConfigError:
+    return ConfigError(
+        f"there is no module {name!r}", hint="give -r as it is written after import, from the directory you are in"
+    )
 
 
 def _refusal(what: str, error: Exception) -> ConfigError:

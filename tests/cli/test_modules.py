@@ -39,6 +39,16 @@ def test_an_import_that_fails_shows_the_line_of_the_user_and_the_traceback_from_
     ]
 
 
+@pytest.mark.parametrize("name", ["./tasks.py", "tasks.py", "./tasks", "../tasks", "tasks/", "a-b", ".tasks", ""])
+def test_a_path_is_no_module(tmp_path: Path, name: str) -> None:
+    write_module(tmp_path, "from pgqueue import App\napp = App()", "tasks")
+    message, notes = refusal(name)
+    assert (
+        message == f"there is no module {name!r}; give -r as it is written after import, from the directory you are in"
+    )
+    assert notes == []
+
+
 def test_a_syntax_error_shows_its_file_and_line(tmp_path: Path) -> None:
     write_module(tmp_path, "x = 1\ndef f(:\n", "unread")
     message, traceback = refusal("unread")
