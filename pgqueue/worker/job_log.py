@@ -43,12 +43,14 @@ class JobLog:
         self._failed: Counter[str] = Counter()
         self._last_error: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._retries: list[Held] = []
+        # Failed attempts whose lines wait for the database's answer, by the job's id.
+        self._retries: dict[int, Held] = {}
         self._asking: asyncio.Task[None] | None = None
 
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
         self._counts.succeeded(batch)
+        self._catch_up(batch)
         if not batch or not log.isEnabledFor(logging.INFO):
             return
         if self._has_a_line_each(len(batch)):
@@ -63,6 +65,7 @@ class JobLog:
     def failed(self, held: Held, state: str) -> None:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
         self._counts.ended(held, state)
+        self._catch_up([held])
         level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
         if not log.isEnabledFor(level):
             return
@@ -70,7 +73,7 @@ class JobLog:
             self._failed[held.row.task] += 1
             self._last_error[held.row.task] = _error_of(held)
         elif state == "failed":
-            self._retries.append(held)
+            self._retries[held.row.id] = held
             if self._asking is None:
                 self._asking = asyncio.create_task(self._log_retries(), name="pgqueue-job-log")
         else:
@@ -84,6 +87,7 @@ class JobLog:
     def snoozed(self, held: Held, delay: object) -> None:
         """This job runs again after `delay`, and the attempt does not count."""
         self._counts.ended(held, "snoozed")
+        self._catch_up([held])
         if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
             _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
 
@@ -123,15 +127,25 @@ class JobLog:
         """Write the lines of jobs that run again, once the database has answered when."""
         try:
             while self._retries:
-                batch, self._retries = self._retries, []
+                batch = list(self._retries.values())
                 again: Mapping[int, datetime] = {}
                 with suppress(Exception):
                     async with asyncio.timeout(_PATIENCE):
                         again = await self._ask(operate.next_attempts([held.row.id for held in batch]))
                 for held in batch:
-                    self._write_retry(held, again.get(held.row.id))
+                    if self._retries.get(held.row.id) is held:
+                        del self._retries[held.row.id]
+                        self._write_retry(held, again.get(held.row.id))
         finally:
             self._asking = None
+
+    def _catch_up(self, batch: Sequence[Held]) -> None:
+        """Write the lines of earlier attempts of these jobs, which ended before the database answered."""
+        if self._retries:
+            for held in batch:
+                earlier = self._retries.pop(held.row.id, None)
+                if earlier is not None:
+                    self._write_retry(earlier, None)
 
     def _write_retry(self, held: Held, at: datetime | None) -> None:
         level = logging.INFO if held.signalled else logging.WARNING

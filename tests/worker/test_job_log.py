@@ -114,6 +114,34 @@ async def test_a_failed_attempt_is_logged_when_the_database_does_not_answer(capl
     assert messages(caplog) == ["send_email[1] failed attempt 2 of 11 in 0.213 s: OSError: no route"]
 
 
+@pytest.mark.parametrize("end", ["succeeded", "dead", "failed", "snoozed"])
+async def test_the_line_of_an_attempt_stands_before_that_of_the_next(
+    end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = asyncio.Event()
+
+    async def ask(_: Call[Any]) -> Any:
+        await answer.wait()
+        return {1: datetime(2030, 1, 1, tzinfo=UTC)}
+
+    lines = JobLog(ask, Counts(30.0))
+    lines.failed(failed(1), "failed")
+    await asyncio.sleep(0)
+    if end == "succeeded":
+        lines.succeeded([ended(2), ended(1)])
+    elif end == "snoozed":
+        lines.snoozed(ended(1), "5 s")
+    else:
+        lines.failed(failed(1), end)
+    answer.set()
+    await lines.close()
+    first, *rest = messages(caplog)
+    assert first == "send_email[1] failed attempt 2 of 11 in 0.213 s: OSError: no route"
+    assert len(rest) == (2 if end == "succeeded" else 1)
+    # The next failure has its own time.
+    assert ("runs again at" in rest[-1]) == (end == "failed")
+
+
 async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     asked = failed(1)
     asked.signalled = True
