@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-from pgqueue.errors import ConfigError
+from pgqueue.errors import ConfigError, InvalidArgument
 
 # An interval: a timedelta, or a text that PostgreSQL reads, such as "5 min".
 Interval: TypeAlias = timedelta | str
@@ -287,6 +287,23 @@ def check_interval(name: str, value: object, longest: timedelta = timedelta.max)
         raise ConfigError(
             f"{name} is {value!r}, which is no interval", hint='give a timedelta, or a text such as "5 min" or "1 day"'
         )
+
+
+def check_job_options(options: Mapping[str, object]) -> None:
+    """Raise TypeError for an option that jobs do not have, and InvalidArgument for a value that can be none of it."""
+    for name, value in options.items():
+        if name not in JobOptions.__annotations__:
+            raise TypeError(f"a job has no option {name!r}; it has {', '.join(JobOptions.__annotations__)}")
+        try:
+            if name in ("priority", "max_attempts"):
+                _check_number(name, value, *_NUMBERS[name])
+            elif name in _JOB_INTERVALS and isinstance(value, str):
+                check_interval(name, value)
+        except ConfigError as error:
+            raise InvalidArgument(error.message, hint=error.hint) from None
+
+
+_JOB_INTERVALS = ("delay", "expires_in", "timeout", "dedupe_for", "retention", "retry_delay", "debounce_max")
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -17,7 +17,7 @@ from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.options import JobOptions, TaskOptions
+from pgqueue.options import JobOptions, TaskOptions, check_job_options
 from pgqueue.typed import TypedArguments
 
 P = ParamSpec("P")
@@ -101,8 +101,11 @@ class Task(Target, Generic[P, R]):
     def using(self, **options: Unpack[JobOptions]) -> TaskCall[P]:
         """Return this task with options for its next jobs: queue, delay, key, dedupe, ... as `pgqueue.enqueue`.
 
+        Raises TypeError for an option that jobs do not have, and InvalidArgument for a value that none can have.
+
         send_email.using(queue="critical", delay=timedelta(minutes=5)).enqueue(connection, "a@b.c")
         """
+        check_job_options(options)
         return TaskCall(self, options)
 
     def middleware(self) -> Sequence[EnqueueMiddleware]:

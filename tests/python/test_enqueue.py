@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -164,6 +165,21 @@ def test_a_delay_is_a_timedelta_or_an_interval_as_text(delay: Any, conn: psycopg
 def test_an_option_of_none_is_as_if_it_had_been_left_out(conn: psycopg.Connection) -> None:
     found = job(conn, pgqueue.enqueue(conn, "t", None, queue=None, delay=None, headers=None, key=None))
     assert (found.queue, found.args, found.headers) == ("default", {}, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"nope": 1}, TypeError, "a job has no option 'nope'; it has queue, priority"),
+        ({"priority": 500}, InvalidArgument, "priority is 500; give a whole number from -100 to 100"),
+        ({"max_attempts": 0}, InvalidArgument, "max_attempts is 0"),
+        ({"delay": "soon"}, InvalidArgument, "delay is 'soon', which is no interval"),
+        ({"dedupe_for": "5 minuts"}, InvalidArgument, "dedupe_for is '5 minuts', which is no interval"),
+    ],
+)
+def test_using_refuses_at_once_what_no_job_can_have(options: dict[str, Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=re.escape(said)):
+        send.using(**options)
 
 
 def test_using_leaves_the_task_as_it_was(conn: psycopg.Connection) -> None:
@@ -422,7 +438,7 @@ def test_common_values_beyond_json_are_written_as_text(conn: psycopg.Connection)
     ("options", "said"),
     [
         ({"run_at": datetime(2040, 1, 1)}, "run_at has no time zone"),
-        ({"delay": "soon"}, "invalid input syntax for type interval"),
+        ({"delay": "soon"}, "delay: invalid input syntax for type interval"),
         ({"delay": 5}, "cannot cast type"),
         ({"priority": "high"}, "invalid input syntax for type integer"),
         ({"priority": 101}, "priority must be between"),
