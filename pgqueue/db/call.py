@@ -6,6 +6,7 @@ Both read plain tuples whatever row factory the connection has, and turn the SQL
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -55,7 +56,7 @@ def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
             cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
-        raise translated(error) from error
+        raise translated(error, call) from error
     except UnicodeEncodeError as error:
         raise _unwritable(error) from error
 
@@ -69,7 +70,7 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
             await cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
-        raise translated(error) from error
+        raise translated(error, call) from error
     except UnicodeEncodeError as error:
         raise _unwritable(error) from error
 
@@ -91,8 +92,8 @@ class Diagnosis:
     constraint: str | None
 
 
-def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
-    """Return our error for a SQLSTATE, or the error itself."""
+def translated(error: psycopg.Error, call: Call[Any] | None = None) -> PgQueueError | psycopg.Error:
+    """Return our error for a SQLSTATE, or the error itself. It names the argument of `call` that cannot be read."""
     diag = error.diag
     found = Diagnosis(
         error.sqlstate,
@@ -108,7 +109,31 @@ def translated(error: psycopg.Error) -> PgQueueError | psycopg.Error:
         # A value that psycopg cannot send, such as a text with a NUL, or an object that it does not know. It never can:
         # a worker that took it for a broken connection would retry for ever.
         return InvalidArgument(found.message)
+    if call is not None and found.sqlstate in _UNREADABLE and (unread := _unread(call, found.message)) is not None:
+        name, kind = unread
+        return InvalidArgument(f"{name}: {found.message}", hint=found.hint or _EXAMPLES.get(kind))
     return ours or error
+
+
+# invalid_datetime_format, datetime_field_overflow, interval_field_overflow, invalid_text_representation,
+# numeric_value_out_of_range
+_UNREADABLE = ("22007", "22008", "22015", "22P02", "22003")
+
+_EXAMPLES = {
+    "interval": "give an interval, such as '5 min' or '2 days'",
+    "timestamptz": "give an instant, such as '2026-12-24 18:00+01'",
+}
+
+# A placeholder, its type, and the argument that it is given to: delay => %s::interval
+_PLACEHOLDER = re.compile(r"(?:(\w+) => [^%,]*)?%s(?:::(\w+))?")
+
+
+def _unread(call: Call[Any], message: str) -> tuple[str, str] | None:
+    """Return name and type of the argument that PostgreSQL could not read, by the value that it quotes."""
+    for (name, kind), value in zip(_PLACEHOLDER.findall(call.text.decode()), call.params, strict=False):
+        if name and isinstance(value, str) and value and f'"{value}"' in message:
+            return name, kind
+    return None
 
 
 def _unwritable(error: UnicodeEncodeError) -> InvalidArgument:

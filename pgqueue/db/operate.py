@@ -225,7 +225,7 @@ def set_limit(
 ) -> Call[bool]:
     """Limit how many jobs execute or start; reads whether anything changed."""
     return Call(
-        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, %s::interval)",
+        b"select pgqueue.set_limit(%s::text, %s::text, %s::integer, %s::integer, per => %s::interval)",
         (kind, target, max_executing, rate, per),
         read_first,
     )
@@ -342,8 +342,9 @@ _ONLY = {
     "worker": "j.reserved_by = %s::text",
     "error": "exists (select from jsonb_array_elements(j.errors) e"
     " where strpos(lower(concat_ws(': ', e ->> 'class', e ->> 'message')), lower(%s::text)) > 0)",
-    "since": "j.created_at >= ",
-    "until": "j.created_at < ",
+    # An error names the option by the comment.
+    "since": "j.created_at >= /* since => */ ",
+    "until": "j.created_at < /* until => */ ",
 }
 
 

@@ -96,8 +96,9 @@ def test_enqueue_takes_keys_and_reports_the_outcome_for_a_dedupe_key(run: Run, c
         (["greet", "Ada"], "ARGS is not JSON"),
         (["greet", "[1]"], "ARGS is not a JSON object; give named arguments"),
         (["greet", "--headers", "[1]"], "--headers is not a JSON object"),
-        (["greet", "--delay", "soon"], 'invalid input syntax for type interval: "soon"'),
-        (["greet", "--run-at", "then"], 'invalid input syntax for type timestamp with time zone: "then"'),
+        (["greet", "--delay", "soon"], 'delay: invalid input syntax for type interval: "soon"; give an interval'),
+        (["greet", "--timeout", "5 min", "--retention", "x"], 'retention: invalid input syntax for type interval: "x"'),
+        (["greet", "--run-at", "then"], 'run_at: invalid input syntax for type timestamp with time zone: "then"'),
         (["greet", "--delay", "1 h", "--run-at", "2040-01-01"], "run_at and delay were both given"),
         (["greet", "--priority", "101"], "priority must be between -100 and 100: It is 101; Give priority"),
         (["greet", "-q", "x" * 129], "queue must be 1 to 128 bytes long"),
@@ -114,6 +115,25 @@ def test_enqueue_refuses_in_one_line_with_exit_code_2(
     assert line.startswith("pgqueue: ")
     assert said in line
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("jobs", "list", "--since", "x"), "since"),
+        (("jobs", "list", "--since", "2 hours", "--until", "3 x"), "until"),
+        (("jobs", "retry", "--created-after", "2 x", "--yes"), "created_after"),
+        (("jobs", "retry", "--finished-before", "then", "--yes"), "finished_before"),
+        (("limits", "set", "task", "t", "--rate", "1", "--per", "x"), "per"),
+        (("queues", "set", "mail", "--retention-dead", "x"), "retention_dead"),
+        (("tasks", "set", "t", "--retry-delay", "1 s", "--timeout", "x"), "timeout"),
+    ],
+)
+def test_an_interval_or_an_instant_that_cannot_be_read_is_named(
+    arguments: tuple[str, ...], name: str, run: Run
+) -> None:
+    done = run(*arguments)
+    assert (done.code, done.err.startswith(f"pgqueue: {name}: invalid input syntax for type ")) == (2, True), done.err
 
 
 @pytest.mark.parametrize("arguments", [["--priority", "high"], ["enqueue"], ["nonsense"], ["jobs", "show", "x"]])

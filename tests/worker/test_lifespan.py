@@ -87,7 +87,7 @@ async def test_a_worker_that_cannot_start_raises(empty_database: Database) -> No
 
 
 def test_a_text_that_is_no_dsn_is_refused_at_once_without_its_password() -> None:
-    with pytest.raises(ConfigError, match="^dsn is not a PostgreSQL DSN"):
+    with pytest.raises(ConfigError, match=r"^dsn is not a PostgreSQL DSN"):
         worker_lifespan(app, "x")
     with pytest.raises(ConfigError) as refused:
         worker_lifespan(app, "mysql://me:secret@h/d")
