@@ -37,8 +37,8 @@ Dsns = Annotated[
         "--dsn",
         envvar="PGQUEUE_DSN",
         callback=one_of_variable,
-        help="The database; repeated, one of several. Else PGQUEUE_DSN, DATABASE_URL, the libpq variables (PGHOST, ...),"
-        " the embedded server.",
+        help="The database; repeated, one of several. Else PGQUEUE_DSN, DATABASE_URL, the libpq variables"
+        " (PGHOST, ...), the embedded server.",
         show_default=False,
     ),
 ]
