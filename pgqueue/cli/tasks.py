@@ -48,6 +48,9 @@ def set_task(
     max_attempts: Annotated[int | None, typer.Option(help="Attempts before a job is dead.")] = None,
     retry_policy: Annotated[str | None, typer.Option(help="fixed, exponential, sidekiq, doubling or list.")] = None,
     retry_delay: Annotated[str | None, typer.Option(help="Delay of the policy: '5 min'.")] = None,
+    retry_delays: Annotated[
+        str | None, typer.Option(help="Delays of the policy list, one after the other: '10 s, 1 min, 1 hour'.")
+    ] = None,
     retry_jitter: Annotated[float | None, typer.Option(help="Random share of a delay, 0 to 1.")] = None,
     retry_cap: Annotated[str | None, typer.Option(help="Longest delay before jitter: '1 hour'.")] = None,
     retry_queue: Annotated[str | None, typer.Option(help="Queue of a job that failed.")] = None,
@@ -72,6 +75,7 @@ def set_task(
         "max_attempts": max_attempts,
         "retry_policy": retry_policy,
         "retry_delay": retry_delay,
+        "retry_delays": None if retry_delays is None else [each.strip() for each in retry_delays.split(",")],
         "retry_jitter": retry_jitter,
         "retry_cap": retry_cap,
         "retry_queue": retry_queue,

@@ -125,14 +125,15 @@ _EXAMPLES = {
 }
 
 # A placeholder, its type, and the argument that it is given to: delay => %s::interval
-_PLACEHOLDER = re.compile(r"(?:(\w+) => [^%,]*)?%s(?:::(\w+))?")
+_PLACEHOLDER = re.compile(r"(?:(\w+) => [^%,]*)?%s(?:::(\w+(?:\[\])?))?")
 
 
 def _unread(call: Call[Any], message: str) -> tuple[str, str] | None:
     """Return name and type of the argument that PostgreSQL could not read, by the value that it quotes."""
     for (name, kind), value in zip(_PLACEHOLDER.findall(call.text.decode()), call.params, strict=False):
-        if name and isinstance(value, str) and value and f'"{value}"' in message:
-            return name, kind
+        values = value if isinstance(value, list) else [value]
+        if name and any(isinstance(each, str) and f'"{each}"' in message for each in values):
+            return name, kind.removesuffix("[]")
     return None
 
 

@@ -238,8 +238,19 @@ def test_tasks_are_set_before_any_worker_knows_them_and_listed(run: Run, conn: p
     [listed] = run("tasks", "list", "--json").json()
     assert (listed["max_attempts"], listed["store_result"]) == (9, False)
     refused = run(*set_, "--max-attempts", 0)
-    assert refused.code == 2
-    assert "send_email" in refused.err
+    assert (refused.code, refused.out) == (2, "")
+    assert "an option of task 'send_email' is out of range: max_attempts must be from 1 to 100000; Give" in refused.err
+
+
+def test_a_list_of_delays_is_set(run: Run, conn: psycopg.Connection) -> None:
+    done = run("tasks", "set", "t", "--retry-policy", "list", "--retry-delays", "10 s, 1 min,1 hour")
+    assert done.code == 0, done.err
+    assert (
+        value(conn, "select retry_policy || retry_delays::text from pgqueue.tasks")
+        == "list{00:00:10,00:01:00,01:00:00}"
+    )
+    refused = run("tasks", "set", "t", "--retry-delays", "10 s, x")
+    assert (refused.code, 'retry_delays: invalid input syntax for type interval: "x"' in refused.err) == (2, True)
 
 
 def test_a_part_of_a_limit_is_dropped(run: Run, conn: psycopg.Connection) -> None:

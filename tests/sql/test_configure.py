@@ -104,12 +104,25 @@ def test_configuring_a_queue_leaves_its_pause_alone(conn: psycopg.Connection) ->
 @pytest.mark.parametrize(
     ("function", "options", "said"),
     [
-        ("configure_task", {"max_attempts": 0}, "out of range"),
-        ("configure_task", {"priority": 1000}, "out of range"),
+        (
+            "configure_task",
+            {"max_attempts": 0},
+            "out of range max_attempts must be from 1 to 100000. Give another max_att",
+        ),
+        ("configure_task", {"priority": 1000}, "out of range priority must be from -100 to 100."),
+        ("configure_task", {"priority": 100_000}, "out of range"),
+        (
+            "configure_task",
+            {"retry_policy": "foo"},
+            "retry_policy must be fixed, exponential, sidekiq, doubling, or list",
+        ),
+        ("configure_task", {"retry_policy": "list"}, "list together with retry_delays."),
+        ("configure_task", {"retry_jitter": 3}, "retry_jitter must be from 0 to 1."),
+        ("declare_task", {"docs": "wiki"}, "docs must be an address"),
         ("configure_task", {"retry_policy": "function"}, "set_retry_function"),
         ("configure_task", {"reset": ["max_atempts"]}, "max_atempts"),
         ("configure_task", {"reset": ["retry_function"]}, "retry_function"),
-        ("configure_queue", {"weight": 0}, "out of range"),
+        ("configure_queue", {"weight": -3}, "out of range weight must be from 1 to 1000000."),
         ("configure_queue", {"reset": [None]}, "null"),
         ("configure_queue", {"reset": ["paused_at"]}, "paused_at"),
     ],
@@ -122,3 +135,15 @@ def test_wrong_options_are_refused_and_change_nothing(
     diag = refused.value.diag
     assert said in f"{diag.message_primary} {diag.message_detail} {diag.message_hint}"
     assert value(conn, "select count(*) from pgqueue.tasks") + value(conn, "select count(*) from pgqueue.queues") == 0
+
+
+def test_each_option_that_a_constraint_may_refuse_has_its_bounds_in_words(conn: psycopg.Connection) -> None:
+    # The name is checked before, and a function is named by set_retry_function.
+    without = conn.execute(
+        "select a.attname from pg_constraint k"
+        " cross join unnest(k.conkey) c (attnum) join pg_attribute a on a.attrelid = k.conrelid and a.attnum = c.attnum"
+        " where k.contype = 'c' and k.conrelid in ('pgqueue.tasks'::regclass, 'pgqueue.queues'::regclass)"
+        " and a.attname not in ('name', 'retry_function')"
+        " and pgqueue._bounds_of(replace(a.attname, 'declared_', '')) is null"
+    ).fetchall()
+    assert without == []

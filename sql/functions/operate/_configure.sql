@@ -1,4 +1,5 @@
--- The shared parts of configure_queue and configure_task: checks the names in reset, and records the change.
+-- The shared parts of configure_queue, configure_task and declare_task: they check the names in reset, refuse a value that
+-- the table refuses, and record the change.
 
 create or replace function pgqueue._check_reset(p_reset text[], p_options text[], p_function text)
 returns void
@@ -25,6 +26,59 @@ $$;
 
 comment on function pgqueue._check_reset(text[], text[], text) is
     'Private: refuses a reset that names something other than these options of a function.';
+
+-- The tables check the values, by constraints that are named as their columns are: tasks_declared_priority_check.
+create or replace function pgqueue._refuse_option(p_of text, p_name text, p_constraint text, p_message text)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_option text := substring(p_constraint from '^(?:tasks|queues)_(?:declared_)?([a-z_]+)_check$');
+    v_bounds text := pgqueue._bounds_of(v_option);
+begin
+    perform pgqueue._refuse(
+        format('an option of %s %s is out of range', p_of, quote_literal(p_name)),
+        case when v_bounds is null then p_message else format('%s must be %s.', v_option, v_bounds) end,
+        case
+            when v_bounds is null then format('Compare the option with the comment on its column: \d+ pgqueue.%ss.', p_of)
+            else format('Give another %s.', v_option)
+        end
+    );
+end
+$$;
+
+comment on function pgqueue._refuse_option(text, text, text, text) is
+    'Private: refuses an option of a queue or task that a constraint refuses, and says what it may be.';
+
+create or replace function pgqueue._bounds_of(p_option text)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_option = 'priority' then 'from -100 to 100'
+        when p_option in ('weight', 'retry_budget') then 'from 1 to 1000000'
+        when p_option = 'max_attempts' then 'from 1 to 100000'
+        when p_option in ('max_crashes', 'batch_size') then 'from 1 to 1000'
+        when p_option = 'retry_policy' then 'fixed, exponential, sidekiq, doubling, or list together with retry_delays'
+        when p_option in ('retry_delay', 'retry_cap') then 'from zero to one year'
+        when p_option = 'retry_delays' then '1 to 1000 intervals, each from zero to one year'
+        when p_option = 'retry_jitter' then 'from 0 to 1'
+        when p_option = 'timeout' then 'above zero and at most seven days'
+        when p_option = 'expires_in' then 'above zero'
+        when p_option like 'retention\_%' then 'from zero to two years'
+        when p_option in ('queue', 'retry_queue') then '1 to 128 bytes long'
+        when p_option = 'docs' then 'an address that begins with http:// or https://'
+        when p_option = 'owner' then '1 to 128 characters long'
+    end
+$$;
+
+comment on function pgqueue._bounds_of(text) is 'Private: what the value of an option of a queue or task must be, in words.';
 
 create or replace function pgqueue._audit_options(p_function text, p_of text, p_name text, p_before jsonb, p_after jsonb)
 returns boolean

@@ -25,6 +25,7 @@ declare
     v_reset text[] := coalesce(configure_queue.reset, '{}'::text[]);
     v_before pgqueue.queues;
     v_after pgqueue.queues;
+    v_constraint text;
 begin
     perform pgqueue._check_name('queue', configure_queue.queue);
     perform pgqueue._check_reset(
@@ -54,10 +55,8 @@ begin
         'configure_queue', 'queue', configure_queue.queue, to_jsonb(v_before), to_jsonb(v_after)
     );
 exception when check_violation or numeric_value_out_of_range then
-    perform pgqueue._refuse(
-        format('an option of queue %s is out of range', quote_literal(configure_queue.queue)), sqlerrm,
-        'Compare the option with the comment on its column: \d+ pgqueue.queues.'
-    );
+    get stacked diagnostics v_constraint = constraint_name;
+    perform pgqueue._refuse_option('queue', configure_queue.queue, v_constraint, sqlerrm);
 end
 $$;
 

@@ -38,6 +38,7 @@ declare
     v_reset text[] := coalesce(configure_task.reset, '{}'::text[]);
     v_before pgqueue.tasks;
     v_after pgqueue.tasks;
+    v_constraint text;
 begin
     perform pgqueue._check_name('task', configure_task.task);
     perform pgqueue._check_reset(
@@ -87,10 +88,8 @@ begin
         'configure_task', 'task', configure_task.task, to_jsonb(v_before), to_jsonb(v_after)
     );
 exception when check_violation or numeric_value_out_of_range then
-    perform pgqueue._refuse(
-        format('an option of task %s is out of range', quote_literal(configure_task.task)), sqlerrm,
-        'Compare the option with the comment on its column: \d+ pgqueue.tasks.'
-    );
+    get stacked diagnostics v_constraint = constraint_name;
+    perform pgqueue._refuse_option('task', configure_task.task, v_constraint, sqlerrm);
 end
 $$;
 

@@ -34,6 +34,8 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
+declare
+    v_constraint text;
 begin
     perform pgqueue._check_name('task', declare_task.task);
     if exists (
@@ -95,10 +97,8 @@ begin
         declared_owner = excluded.declared_owner;
     return true;
 exception when check_violation or numeric_value_out_of_range then
-    perform pgqueue._refuse(
-        format('an option of task %s is out of range', quote_literal(declare_task.task)), sqlerrm,
-        'Compare the option with the comment on its column: \d+ pgqueue.tasks.'
-    );
+    get stacked diagnostics v_constraint = constraint_name;
+    perform pgqueue._refuse_option('task', declare_task.task, v_constraint, sqlerrm);
 end
 $$;
 
