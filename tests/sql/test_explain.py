@@ -255,7 +255,7 @@ def test_a_task_that_no_worker_has_declared_is_a_reason_and_names_the_nearest(
     call(conn, "hello", "other", ["elsewhere"])
     found = explain(conn, job_id)
     assert found.reason == "unknown_task"
-    assert f"task {typed}; 1 worker serves queue default" in found.detail
+    assert f"task {typed}; 1 living worker serves queue default" in found.detail
     assert found.detail.endswith(f"did you mean {meant}?") == (meant is not None)
     call(conn, "declare_task", typed)
     assert explain(conn, job_id).reason == "not_due"
@@ -272,3 +272,21 @@ def test_a_job_that_workers_without_its_task_give_back_says_so(conn: psycopg.Con
         assert (found.reason, found.detail.startswith(said)) == ("not_due", True), found.detail
         clock.set(found.until)
     assert "the last time v2: they do not have task old, or its handler snoozes; it runs again at" in found.detail
+
+
+def test_a_silent_worker_serves_no_queue(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    job_id = enqueue(conn)
+    call(conn, "hello", "w")
+    call(conn, "hello", "slow", None, Jsonb({"heartbeat": 40}))
+    assert explain(conn, job_id).reason == "turn"
+    clock.advance("20 s")
+    call(conn, "declare_task", "other")
+    assert "1 living worker serves queue default" in explain(conn, job_id).detail
+    call(conn, "declare_task", "t")
+    assert explain(conn, job_id).reason == "turn"
+    clock.advance("30 s")
+    found = explain(conn, job_id)
+    assert (found.reason, found.detail) == ("no_worker", "no living worker serves queue default")
+    call(conn, "beat", "w")
+    assert explain(conn, job_id).reason == "turn"

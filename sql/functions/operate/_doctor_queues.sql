@@ -76,7 +76,7 @@ as $$
         d.queue,
         case
             when q.paused_at is not null then format('the queue is paused since %s; its oldest job is due since %s', q.paused_at, d.oldest)
-            else format('jobs are due since %s, and no worker with a heartbeat within a minute claims from the queue%s', d.oldest,
+            else format('jobs are due since %s, and no living worker claims from the queue%s', d.oldest,
                 '; worker ' || quiet.worker || ' serves it, and an operator made it quiet')
         end,
         case

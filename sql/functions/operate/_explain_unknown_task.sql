@@ -28,7 +28,7 @@ begin
     limit 1;
     return concat(
         format('no worker has declared task %s; ', p_task),
-        case v_workers when 1 then '1 worker serves' else v_workers || ' workers serve' end,
+        case v_workers when 1 then '1 living worker serves' else v_workers || ' living workers serve' end,
         format(' queue %s', p_queue),
         '; did you mean ' || v_nearest || '?'
     );

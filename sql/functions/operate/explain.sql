@@ -122,7 +122,7 @@ begin
 
     if pgqueue._workers_of(v_job.queue, v_now) = 0 then
         reason := 'no_worker';
-        detail := format('no registered worker with a heartbeat within a minute serves queue %s', v_job.queue);
+        detail := format('no living worker serves queue %s', v_job.queue);
         return;
     end if;
     reason := 'turn';
@@ -238,10 +238,15 @@ as $$
     where (w.queues is null or p_queue = any (w.queues))
         -- One that an operator made quiet, or stops, claims nothing.
         and w.command is null
+        -- As worker_status.is_alive.
         and greatest(
             w.started_at, (select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.worker desc, b.n desc limit 1)
-        ) > p_now - interval '1 min'
+        ) > p_now - make_interval(secs => 5 + case
+            when jsonb_typeof(w.info -> 'heartbeat') = 'number'
+                then least(greatest((w.info ->> 'heartbeat')::numeric, 10), 60)::double precision
+            else 10
+        end)
 $$;
 
 comment on function pgqueue._workers_of(text, timestamptz) is
-    'Private: how many workers that claim from a queue have had a heartbeat within a minute.';
+    'Private: how many living workers claim from a queue.';
