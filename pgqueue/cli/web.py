@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import ipaddress
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
+import psycopg
 import typer
+from psycopg.conninfo import make_conninfo
 
 from pgqueue.cli import output
 from pgqueue.cli.database import databases
 from pgqueue.cli.options import Dsns, commands
-from pgqueue.config import name_databases
-from pgqueue.errors import ConfigError
+from pgqueue.config import describe_dsn, name_databases
+from pgqueue.errors import ConfigError, PgQueueError
+from pgqueue.logs import one_line
+from pgqueue.schema.status import status
 
 if TYPE_CHECKING:
     from pgqueue.web.app import Options
 
 app = commands()
+
+# Seconds for a database to answer at the start.
+_WITHIN = 5
 
 
 @app.command()
@@ -73,9 +81,24 @@ def web(
     )
     with databases(dsn) as found:
         pages = _pages(found, options, prefix)
+        with ThreadPoolExecutor(len(found)) as threads:
+            for trouble in threads.map(_trouble, found):
+                if trouble is not None:
+                    output.message(f"pgqueue: {trouble}", "yellow")
         shown = f"[{host}]" if ":" in host else host
         output.message(f"The pages are at http://{shown}:{port}{prefix}/ until Ctrl-C.")
         uvicorn.run(pages, host=host, port=port, log_level="warning", server_header=False, lifespan="on")
+
+
+def _trouble(dsn: str) -> str | None:
+    """Return why the pages of a database would show nothing but an error. They are served all the same, and retry."""
+    try:
+        found = status(make_conninfo(dsn, connect_timeout=_WITHIN))
+    except (psycopg.Error, PgQueueError) as error:
+        return f"{describe_dsn(dsn)} cannot be used now: {one_line(error)}"
+    if found.revision is None:
+        return f"the queue is not installed in {describe_dsn(dsn)}; run: pgqueue migrate"
+    return None
 
 
 def _pages(dsns: list[str], options: Options, prefix: str) -> Any:

@@ -208,6 +208,9 @@ def _problem(error: Exception) -> tuple[int, str, str, str]:
         return 403, "The server takes no writes", one_line(error), "It is a standby, or read-only."
     if isinstance(error, psycopg.OperationalError | PoolTimeout):
         return 503, "The database cannot be reached", one_line(error), "The page retries by itself."
-    if isinstance(error, PgQueueError | psycopg.Error):
-        return 500, "The database refused this", one_line(error), getattr(error, "hint", None) or ""
+    if isinstance(error, PgQueueError):
+        # Its text has the hint as well.
+        return 500, "The database refused this", " ".join(error.message.split()), error.hint or ""
+    if isinstance(error, psycopg.Error):
+        return 500, "The database refused this", one_line(error), ""
     raise error

@@ -17,6 +17,7 @@ from starlette.routing import Mount
 from pgqueue.web import actions, render
 from pgqueue.web.cron_words import in_words
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, state, value
+from tests.databases import Database
 from tests.web.conftest import Serve
 
 Ask = Callable[..., httpx.Response]
@@ -392,6 +393,14 @@ def test_a_page_says_that_the_database_is_away(serve: Serve, ask: Ask) -> None:
     answer = ask("GET", "/", at=address)
     assert answer.status_code == 503
     assert "cannot be reached" in answer.text
+
+
+def test_a_page_says_once_what_to_do_about_a_database_without_the_queue(
+    serve: Serve, ask: Ask, empty_database: Database
+) -> None:
+    answer = ask("GET", "/", at=serve(dsn=empty_database.dsn))
+    assert answer.status_code == 500
+    assert answer.text.count("run: pgqueue migrate") == 1
 
 
 def test_the_page_of_a_keyed_job_names_its_neighbours(filled: psycopg.Connection, ask: Ask) -> None:
