@@ -107,7 +107,7 @@ def test_configuring_a_queue_leaves_its_pause_alone(conn: psycopg.Connection) ->
         (
             "configure_task",
             {"max_attempts": 0},
-            "out of range max_attempts must be from 1 to 100000. Give another max_att",
+            "out of range max_attempts must be from 1 to 100000. Give the option max_att",
         ),
         ("configure_task", {"priority": 1000}, "out of range priority must be from -100 to 100."),
         ("configure_task", {"priority": 100_000}, "out of range"),

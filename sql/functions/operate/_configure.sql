@@ -43,8 +43,8 @@ begin
         format('an option of %s %s is out of range', p_of, quote_literal(p_name)),
         case when v_bounds is null then p_message else format('%s must be %s.', v_option, v_bounds) end,
         case
-            when v_bounds is null then format('Compare the option with the comment on its column: \d+ pgqueue.%ss.', p_of)
-            else format('Give another %s.', v_option)
+            when v_bounds is null then format('Compare the option with the comment on its column of pgqueue.%ss.', p_of)
+            else format('Give the option %s so, or leave it out.', v_option)
         end
     );
 end
@@ -71,7 +71,7 @@ as $$
         when p_option = 'retry_jitter' then 'from 0 to 1'
         when p_option = 'timeout' then 'above zero and at most seven days'
         when p_option = 'expires_in' then 'above zero'
-        when p_option like 'retention\_%' then 'from zero to two years'
+        when starts_with(p_option, 'retention_') then 'from zero to two years'
         when p_option in ('queue', 'retry_queue') then '1 to 128 bytes long'
         when p_option = 'docs' then 'an address that begins with http:// or https://'
         when p_option = 'owner' then '1 to 128 characters long'
