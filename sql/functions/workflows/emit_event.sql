@@ -1,6 +1,6 @@
 -- emit_event: announces an event; jobs that wait for it go on. See await_event.
 --
--- Waits for an open transaction that emits the same event, and for no other. Locks no job.
+-- Waits for an open transaction that emits the same event, and for no other.
 
 create or replace function pgqueue.emit_event(name text, payload jsonb default null, keep_for interval default '7 days')
 returns boolean
@@ -38,15 +38,10 @@ begin
     if not found then
         return false;
     end if;
-    -- The jobs are given the event by a worker that follows the note: this transaction may stay open, and their timeouts
-    -- and cancels must not wait for it.
+    if not pgqueue._old_snapshot() then
+        perform pgqueue._wake_waiters(emit_event.name);
+    end if;
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', emit_event.name, v_now, pg_current_xact_id());
-    perform pgqueue._wake(q.name, v_now, 1, null)
-    from (
-        select distinct j.queue as name
-        from (select w.job_id from pgqueue.event_waits w where w.name = emit_event.name limit 100) w
-        join pgqueue.jobs j on j.id = w.job_id
-    ) q;
     return true;
 end
 $$;
