@@ -61,7 +61,9 @@ def claims(conn: psycopg.Connection, worker: str) -> int | None:
     pid: int | None = value(
         conn,
         "select pid from pg_stat_activity where datname = current_database() and application_name = %s"
-        " and query ~ 'pgqueue.(reserve|idle|awake)'",
+        " and query ~ 'pgqueue.(reserve|idle|awake)'"
+        # It claims on another one only while this one is in use.
+        " order by query ~ 'pgqueue.(idle|awake)' desc",
         f"pgqueue {worker}"[:63],
     )
     return pid

@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "7a7c03a2b80e3ccd0d843c5ba8614ded22b8995266cf89aa87e34b6de3eeb86f"
+SQL_DIGEST = "83a5f963ce2af6ada42a34dc9d053f66b4678b6add6f986e0e377caf9bd7bce9"
 
 
 def upgrade() -> None:
@@ -18,7 +18,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    run_sql("alter table pgqueue.event_waits drop since; drop index pgqueue.notes_members;")
+    run_sql("alter table pgqueue.event_waits drop since; drop index pgqueue.notes_members, pgqueue.jobs_key_suspended;")
     run_sql("alter table pgqueue.heartbeats drop memory;")
     run_sql("alter table pgqueue.samples drop blocked_by_limit, drop blocked_by_parents;")
     run_sql("alter table pgqueue.tasks drop declared_docs, drop declared_owner;")

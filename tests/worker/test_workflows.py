@@ -48,8 +48,8 @@ def test_a_chain_is_one_job_after_the_other(conn: psycopg.Connection) -> None:
     ids = pgqueue.chain(conn, fetch.job(1), fetch.job(2), report.using(run_if="finished").job())
     assert [job(conn, each).depends_on for each in ids] == [None, ids[:1], ids[1:2]]
     assert job(conn, ids[2]).run_if == "finished"
-    with pytest.raises(InvalidArgument, match="job 1 of the chain: priority"):
-        pgqueue.chain(conn, fetch.job(1), fetch.using(priority=1000).job(2))
+    with pytest.raises(InvalidArgument, match="job 1 of the chain: queue"):
+        pgqueue.chain(conn, fetch.job(1), fetch.using(queue="").job(2))
 
 
 async def test_a_chain_on_an_async_connection(database: Database, conn: psycopg.Connection) -> None:
