@@ -7,7 +7,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, column, enqueue, job, maintain, reserve_one, state, table, value
+from tests.calls import call, column, enqueue, job, maintain, reserve_one, state, steps, table, value
 from tests.databases import Database
 
 pytestmark = pytest.mark.covers("A5")
@@ -151,3 +151,26 @@ def test_a_job_that_is_retried_before_its_steps_have_moved_keeps_them(
     call(conn, "retry", job_id)
     maintain(conn)
     assert [(row.name, row.result) for row in table(conn, "steps", job_id)] == [("look", 0), ("charge", 1)]
+
+
+def test_steps_of_a_job_whose_retry_is_not_committed_are_left_to_it(
+    database: Database, conn: psycopg.Connection, handler: psycopg.Connection, clock: Clock
+) -> None:
+    job_id = enqueue(conn, max_attempts=1)
+    held = reserve_one(conn)
+    call(conn, "complete_step", job_id, held.reservation, "look", Jsonb(0))
+    value(handler, "select count(*) from effects")  # its snapshot
+    call(conn, "complete_step", job_id, held.reservation, "charge", Jsonb(1))
+    call(handler, "fail", job_id, held.reservation)
+    handler.commit()
+    operator = database.connect(autocommit=False)
+    call(operator, "retry", job_id)
+    conn.execute("set lock_timeout = '1s'")
+    maintain(conn)
+    # It did not wait for the retry.
+    assert steps(conn)["notes"].error is None
+    operator.commit()
+    clock.advance("2 s")
+    maintain(conn)
+    assert [(row.name, row.result) for row in table(conn, "steps", job_id)] == [("look", 0), ("charge", 1)]
+    assert value(conn, "select count(*) from pgqueue.notes") == 0

@@ -103,8 +103,8 @@ $$;
 
 comment on function pgqueue._drop_steps(bigint[]) is 'Private: deletes the steps of jobs that have gone, and their waits for events.';
 
--- Called for jobs whose end was under an old snapshot, and did not see their last steps. One that was retried meanwhile
--- lives, and keeps its steps.
+-- Called for jobs whose end was under an old snapshot, and did not see their last steps. One that was retried lives, and
+-- keeps its steps. A retry deletes the row of history: one that is not committed keeps it locked, and is looked at again.
 create or replace function pgqueue._move_steps(p_job_ids bigint[])
 returns void
 language plpgsql
@@ -119,13 +119,26 @@ set enable_mergejoin = off
 as $$
 declare
     v_ended bigint[] := array(
-        select w.id from unnest(p_job_ids) w (id) where not exists (select from pgqueue.jobs j where j.id = w.id)
+        select h.id from pgqueue.history h where h.id = any (p_job_ids) for update skip locked
     );
 begin
     update pgqueue.history h
     set steps = coalesce(h.steps, '[]') || pgqueue._steps_as_json(h.id, h.state <> 'succeeded')
     where h.id = any (v_ended) and exists (select from pgqueue.steps s where s.job_id = h.id);
-    perform pgqueue._drop_steps(v_ended);
+    perform pgqueue._drop_steps(
+        v_ended || array(
+            select w.id
+            from unnest(p_job_ids) w (id)
+            -- It has left no history, and cannot come back.
+            where not exists (select from pgqueue.history h where h.id = w.id)
+                and not exists (select from pgqueue.jobs j where j.id = w.id)
+        )
+    );
+    perform pgqueue._leave_notes(
+        's',
+        array(select h.id from pgqueue.history h where h.id = any (p_job_ids) and h.id <> all (v_ended)),
+        interval '1 s'
+    );
 end
 $$;
 
