@@ -163,7 +163,7 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
                 pulse_at = now + _PULSE
             due_at = float("inf")
             if now >= call_at:
-                _, due_in, again_in, _ = await send(consume.idle(name, None, poll))
+                due_in, again_in, *_ = await send(consume.idle(name, None, poll))
                 call_at = now + min(again_in, poll * random.uniform(0.9, 1.0))
                 due_at = float("inf") if due_in is None else now + due_in
             if await is_notified(min(call_at, due_at, pulse_at) - time.monotonic()):

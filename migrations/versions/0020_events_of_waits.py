@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "299d4a4391c31958126046dafc1fcafbca22e83521e3233fd03582de14e26afc"
+SQL_DIGEST = "1b8474f620fcac0322ceb8b2719d351981f3c84bee36a14128796013284c624f"
 
 
 def upgrade() -> None:
@@ -19,6 +19,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     run_sql("alter table pgqueue.event_waits drop since; drop index pgqueue.notes_members, pgqueue.jobs_key_suspended;")
+    run_sql("alter table pgqueue.idle_workers drop handoff_channel, drop listener, drop lease;")
     run_sql("alter table pgqueue.heartbeats drop memory;")
     run_sql("alter table pgqueue.samples drop blocked_by_limit, drop blocked_by_parents;")
     run_sql("alter table pgqueue.tasks drop declared_docs, drop declared_owner;")

@@ -42,6 +42,12 @@ alter table pgqueue.samples add blocked_by_limit integer, add blocked_by_parents
 comment on column pgqueue.samples.blocked_by_limit is 'How many of the blocked jobs are at a limit. Null: the row is of before they were told apart.';
 comment on column pgqueue.samples.blocked_by_parents is 'How many of the blocked jobs wait for other jobs to end; the rest is behind a job of its key.';
 comment on column pgqueue.samples.blocked is 'Jobs that wait for another job of their key, for a limit, or for jobs that they depend on.';
+-- enqueue() hands a job to an idle worker.
+alter table pgqueue.idle_workers add handoff_channel text, add listener integer, add lease interval;
+comment on column pgqueue.idle_workers.handoff_channel is
+    'The channel on which it takes jobs that enqueue() reserves for it; null: it takes none.';
+comment on column pgqueue.idle_workers.listener is 'The process id of the session that listens on that channel.';
+comment on column pgqueue.idle_workers.lease is 'The lease of its reservations.';
 -- The same facts in plainer words.
 comment on column pgqueue.heads.xid is
     'The transaction that wrote it. If this server has no such transaction, the row came with a dump and does not count.';

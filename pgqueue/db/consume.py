@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
+import orjson
+
 from pgqueue.db.call import (
     Call,
     Row,
@@ -62,6 +64,9 @@ _RESERVE = (
     )
     + b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)"
 )
+
+# From 1970, the epoch of Unix, to that of PostgreSQL.
+_MICROSECONDS_TO_2000 = 946_684_800_000_000
 
 # As JobRow._make, and twice as fast: a worker reads a hundred thousand rows a second.
 _job_row: Callable[[Row], JobRow] = partial(tuple.__new__, JobRow)
@@ -275,19 +280,72 @@ def bye(worker: str) -> Call[None]:
     return Call(b"select pgqueue.bye(%s::text)", (worker,), read_nothing)
 
 
+class Idle(NamedTuple):
+    """The reply of `idle`: seconds to the next due time and to the next call, whether the worker is registered, and the
+    clock of the database, in seconds since 1970.
+    """
+
+    due_in: float | None
+    again_in: float
+    is_registered: bool
+    clock: float
+
+
+class Handoff(NamedTuple):
+    """Where a worker takes hand-offs: a channel on which the session with the process id `listener` listens."""
+
+    channel: str
+    listener: int
+    lease: timedelta
+
+
 def idle(
-    worker: str, queues: Sequence[str] | None, seconds: float, memory: int | None = None
-) -> Call[tuple[str, float | None, float, bool]]:
-    """Register the worker as idle, and run maintenance. Reads its channel, seconds to the next due time and to the next
-    call, and whether the worker is registered. `memory` is what the process holds, in bytes.
+    worker: str, queues: Sequence[str] | None, seconds: float, memory: int | None = None, handoff: Handoff | None = None
+) -> Call[Idle]:
+    """Register the worker as idle, and run maintenance. `memory` is what the process holds, in bytes.
+
+    With `handoff`, enqueue() may reserve jobs for this worker.
     """
     return Call(
-        b"select channel, extract(epoch from next_due - pgqueue._clock())::float8,"
-        b" extract(epoch from call_again_in)::float8, registered"
-        b" from pgqueue.idle(%s::text, %s::text[], %s::interval, %s::bigint)",
-        (worker, array(queues), timedelta(seconds=seconds), memory),
-        read_one,
+        b"select extract(epoch from next_due - pgqueue._clock())::float8,"
+        b" extract(epoch from call_again_in)::float8, registered, extract(epoch from pgqueue._clock())::float8"
+        b" from pgqueue.idle(%s::text, %s::text[], %s::interval, %s::bigint, %s::text, %s::integer, %s::interval)",
+        (worker, array(queues), timedelta(seconds=seconds), memory, *(handoff or (None, None, None))),
+        lambda rows: Idle._make(rows[0]),
     )
+
+
+def read_handoff(payload: str) -> tuple[JobRow, float, float]:
+    """Read a job that enqueue() has reserved: its row, when that was (seconds since 1970), and its lease in seconds."""
+    header, _, rest = payload.partition("\n")
+    args, _, headers = rest.partition("\n")
+    job_id, reservation, task, queue, priority, max_attempts, run_at, reserved_at, lease, timeout, store_result = (
+        orjson.loads(header)
+    )
+    created_at = reserved_at - _MICROSECONDS_TO_2000
+    row = JobRow(
+        id=job_id,
+        task=task,
+        args=_as_jsonb(args),
+        headers=_as_jsonb(headers) if headers else None,
+        queue=queue,
+        key=None,
+        priority=priority,
+        attempt=1,
+        max_attempts=max_attempts,
+        reservation=reservation,
+        run_at=run_at - _MICROSECONDS_TO_2000,
+        created_at=created_at,
+        lease_expires_at=created_at + round(lease * 1_000_000),
+        leader=None,
+        timeout=None if timeout is None else timedelta(seconds=timeout),
+        losses=0,
+        crashes=0,
+        store_result=store_result,
+        outcome="reserved",
+        note=None,
+    )
+    return row, reserved_at / 1_000_000, lease
 
 
 def awake(worker: str) -> Call[None]:
@@ -313,6 +371,11 @@ def announce(channel: str, payload: str) -> Call[None]:
 def version() -> Call[tuple[str, str, str] | None]:
     """Read (version, revision, digest) of what is installed."""
     return Call(b"select version, revision, digest from pgqueue.version()", (), read_maybe_one)
+
+
+def _as_jsonb(text: str) -> bytes:
+    # As the server sends it: see read_json.
+    return b"\x01" + text.encode()
 
 
 def _read_jobs(rows: list[Row]) -> list[JobRow]:

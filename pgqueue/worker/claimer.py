@@ -14,7 +14,8 @@ from pgqueue.db.call import Call
 from pgqueue.worker.connection import Link
 from pgqueue.worker.events import Events
 from pgqueue.worker.exchange import Exchange, Reply
-from pgqueue.worker.held import Held, batches
+from pgqueue.worker.handoff import Handoffs
+from pgqueue.worker.held import End, Held, batches
 from pgqueue.worker.leases import Leases
 from pgqueue.worker.links import Links
 from pgqueue.worker.runner import Runner
@@ -28,12 +29,16 @@ log = logging.getLogger("pgqueue.worker")
 _EMPTY_CLAIMS = 3
 _EMPTY_PAUSE = 0.15
 
+# Slots that hand-offs have filled for this time, in seconds, are full: the worker is not idle any more.
+_FULL_FOR = 0.02
+
 
 class Claimer:
     """Claims with `claim_forever`, and sizes the claims that go along with reported ends.
     `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
-    tells whether too many ends wait. `jobs_wait` is true when the last claim came back full; `claimed_at` is the
-    monotonic time of the last answer. `before_claim` is called before the capacity is read; it may change it.
+    tells whether too many ends wait. `give_back` takes a job that was handed to this worker and cannot start.
+    `jobs_wait` is true when the last claim came back full; `claimed_at` is the monotonic time of the last answer.
+    `before_claim` is called before the capacity is read; it may change it.
     """
 
     def __init__(
@@ -49,12 +54,16 @@ class Claimer:
         report_and_claim: Callable[[Link, int, bool], Awaitable[int]],
         is_behind: Callable[[], bool],
         hello: Callable[[], Call[str]],
+        give_back: Callable[[Held], None],
         before_claim: Callable[[], object] | None = None,
     ) -> None:
         self.jobs_wait = False
         self.waits_for_capacity = False
         self.claimed_at: float | None = None
         self._empty_claims = 0
+        # Hand-offs have filled the slots, or come in a stream; and when to look whether they still do.
+        self._is_filled = False
+        self._full_check: asyncio.TimerHandle | None = None
         self._config = config
         self._links = links
         self._exchange = exchange
@@ -65,12 +74,19 @@ class Claimer:
         self._report_and_claim = report_and_claim
         self._is_behind = is_behind
         self._before_claim = before_claim
-        self.sleeper = Sleeper(config, links.first, runner, state, capacity=self.capacity, hello=hello)
+        self.handoffs = Handoffs()
+        self._give_back = give_back
+        self._confirming: set[asyncio.Task[None]] = set()
+        self.sleeper = Sleeper(
+            config, links.first, runner, state, capacity=self.capacity, hello=hello, handoffs=self.handoffs
+        )
 
     async def claim_forever(self) -> None:
         """Claim jobs until the worker stops; sleep while there are none."""
         try:
             await self._claim_forever()
+            # Else producers would hand jobs to a worker that stops.
+            await self.sleeper.wake_up()
         finally:
             await self.sleeper.close()
 
@@ -82,6 +98,10 @@ class Claimer:
                 await self.sleeper.wake_up()
                 if self._state.retiring and not self._leases.held:
                     self._state.stop()
+            if self._is_filled:
+                # By hand-offs: producers are to look for another worker.
+                self._is_filled = False
+                await self.sleeper.wake_up()
             capacity = self.capacity()
             if capacity == 0:
                 await self._wait_for_capacity()
@@ -155,6 +175,52 @@ class Claimer:
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
         return len(taken)
+
+    def handed_off(self, payload: str) -> None:
+        """Run a job that enqueue() reserved for this worker."""
+        held, is_fresh = self.handoffs.read(payload)
+        if held.pair in self._leases.held or self._exchange.was_given_back(held.pair):
+            return
+        if is_fresh:
+            self._take_handed_off(held)
+            return
+        confirming = asyncio.create_task(self._confirm(held))
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, held: Held) -> None:
+        # Its transaction stayed open after the enqueue, so the lease may be over. Until it is known to hold, the job
+        # counts as ended: there is nothing to stop if it does not.
+        held.ended = End.RELEASED
+        if await self._leases.confirm(held):
+            held.ended = None
+            self._take_handed_off(held)
+        else:
+            log.info("%s was handed to this worker too late: its lease is over", held)
+
+    def _take_handed_off(self, held: Held) -> None:
+        self._leases.add_short(held)
+        self._events.reserved(1)
+        log.debug("%s was handed to this worker", held)
+        if self._before_claim is not None:
+            self._before_claim()
+        is_claiming = not self._state.quiet and not self._state.stopping.is_set()
+        if is_claiming and self._runner.has_room:
+            self._runner.take([held])
+        else:
+            held.ended = End.RELEASED
+            self._give_back(held)
+        if self._is_full() and self._full_check is None:
+            self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
+
+    def _is_full(self) -> bool:
+        return self._runner.is_busy or not self._runner.has_room
+
+    def _check_full(self) -> None:
+        self._full_check = None
+        if self._is_full():
+            self._is_filled = True
+            self._state.rouse()
 
     def _capacity_beside(self) -> int:
         if (

@@ -19,6 +19,9 @@ log = logging.getLogger("pgqueue.worker")
 # seconds: an error of one must not keep the other waiting.
 _APART = 5.0
 
+# Reservations given back unknown of which a notification may still come, at most.
+_REMEMBERED = 10_000
+
 
 @dataclass(slots=True)
 class Reply:
@@ -47,6 +50,8 @@ class Exchange:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
         self.reply_lost = False
+        # Reservations that this worker gave back without having known them.
+        self._given_back: dict[tuple[int, int], None] = {}
         self._claim = claim
         self._on_reply_lost = on_reply_lost
         self._apart_until = 0.0
@@ -114,17 +119,29 @@ class Exchange:
             self.reply_lost = True
             self._on_reply_lost()
 
+    def handoffs_missed(self) -> None:
+        """Jobs may be reserved for this worker whose notification was lost."""
+        self.reply_lost = True
+        self._on_reply_lost()
+
+    def was_given_back(self, pair: tuple[int, int]) -> bool:
+        """Whether this reservation was given back before this worker heard of it."""
+        return pair in self._given_back
+
     async def give_back_unknown(self, link: Link, known: Container[tuple[int, int]]) -> None:
         """Release the jobs that are reserved for this worker and not `known`: the reply of their claim was lost.
 
         No claim may be under way, and none may begin before this returns. So a job that the server lists and this
-        worker does not know is really unknown, and not of a claim whose reply is on its way. A release that the network
-        delivers late names old reservations, and so changes nothing.
+        worker does not know is really unknown, and not of a claim whose reply is on its way. A hand-off may be on its
+        way: it is given back here, and ignored when it arrives. A release that the network delivers late names old
+        reservations, and so changes nothing.
         """
         assert not self.in_flight
         reserved = await link.perform(consume.held_by(self._claim.worker))
         unknown = [pair for pair in reserved if pair not in known]
         if unknown:
+            # Before the release is sent.
+            self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
             # Jobs that ended while the list was on its way do not execute any more.
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:

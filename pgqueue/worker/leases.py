@@ -45,10 +45,21 @@ class Leases:
         self._on_cancel = on_cancel
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_at = 0.0
+        # Set while short leases wait to be extended, and when that is to be.
+        self._short_came = asyncio.Event()
+        self._short_at = 0.0
 
     def add(self, held: Held) -> None:
         """Keep this job's lease from now on."""
         self.held[held.pair] = held
+
+    def add_short(self, held: Held) -> None:
+        """Keep a lease that is shorter than the worker's, and extend it in time."""
+        self.add(held)
+        if not self._short_came.is_set():
+            now = time.monotonic()
+            self._short_at = now + (held.deadline - now) / 3
+            self._short_came.set()
 
     def remove(self, held: Held) -> None:
         """The job is finished, or lost: forget it."""
@@ -60,7 +71,7 @@ class Leases:
         while True:
             started = time.monotonic()
             # Another session's lock keeps some from being extended: it may end soon.
-            cadence = self._lease / (3 if await self._extend_all() else 30)
+            cadence = self._lease / (3 if await self._extend(list(self.held.values())) else 30)
             pause = max(0.0, started + cadence - time.monotonic())
             try:
                 async with asyncio.timeout(pause):
@@ -68,6 +79,26 @@ class Leases:
             except TimeoutError:
                 pass
             self.extend_now.clear()
+
+    async def extend_short_forever(self) -> None:
+        """Extend short leases to the worker's own length, at a third of the first one."""
+        while True:
+            await self._short_came.wait()
+            await asyncio.sleep(self._short_at - time.monotonic())
+            self._short_came.clear()
+            half = time.monotonic() + self._lease / 2
+            if short := [held for held in self.held.values() if held.deadline < half]:
+                await self._extend(short)
+
+    async def confirm(self, held: Held) -> bool:
+        """Keep a lease that may have run out, extended; returns whether it holds."""
+        held.deadline = 0.0
+        self.add(held)
+        await self._extend([held])
+        if held.deadline < time.monotonic():
+            self.remove(held)
+            return False
+        return True
 
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
@@ -102,10 +133,9 @@ class Leases:
             return held.deadline
         return min(refused_at, held.deadline) + self._lease
 
-    async def _extend_all(self) -> bool:
-        """Extend all leases; returns whether each one that is still held was granted more time."""
+    async def _extend(self, everything: list[Held]) -> bool:
+        """Extend leases; returns whether each one that is still held was granted more time."""
         all_granted = True
-        everything = list(self.held.values())
         for start in range(0, len(everything), _BATCH):
             batch = everything[start : start + _BATCH]
             rows = await self._link.perform(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pgqueue.config import WorkerConfig, worker_dsn
 from pgqueue.db import consume
 from pgqueue.worker.connection import Link
+from pgqueue.worker.handoff import Handoffs
 from pgqueue.worker.listener import Listener
 from pgqueue.worker.outage import LONGEST_PAUSE, Outage
 
@@ -63,6 +64,9 @@ def make_listener(
     on_due: Callable[[], None],
     on_cancel: Callable[[], None],
     on_command: Callable[[], None],
+    on_handoff: Callable[[str], None],
+    on_missed: Callable[[], None],
+    handoffs: Handoffs,
 ) -> Listener:
     """Return the listener of a worker, which tests itself over `link`."""
     if config.listen_dsn is not None:
@@ -77,6 +81,9 @@ def make_listener(
         on_due=on_due,
         on_cancel=on_cancel,
         on_command=on_command,
+        on_handoff=on_handoff,
+        on_missed=on_missed,
+        handoffs=handoffs,
         announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
         pulse=min(config.lease / 3, 60.0),
     )

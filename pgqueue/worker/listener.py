@@ -15,6 +15,7 @@ from psycopg import sql
 from pgqueue.config import describe_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.worker.connection import answered, connect, raise_if_lasting, shows_pooler
+from pgqueue.worker.handoff import Handoffs
 from pgqueue.worker.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 
 # Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload.
@@ -30,11 +31,12 @@ Announce = Callable[[str, str], Awaitable[None]]
 
 
 class Listener:
-    """Calls `on_wake`, `on_due`, `on_cancel` and `on_command` as notifications come, and the first two after each
-    (re)connect.
+    """Calls `on_wake`, `on_due`, `on_cancel`, `on_command` and `on_handoff` as notifications come, and the first two
+    after each (re)connect.
 
     `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle. `on_command`: an operator
-    asks something of this worker.
+    asks something of this worker. `on_handoff`: enqueue() has reserved a job for it.
+    `on_missed`: such notifications may have been lost with a connection.
 
     After each connect it sends itself a notification over the worker's main connection: if that does not arrive, the
     connections lead to different databases, to another server (a former primary), or to a pooler that gives the
@@ -52,9 +54,15 @@ class Listener:
         on_due: Callable[[], None],
         on_cancel: Callable[[], None],
         on_command: Callable[[], None],
+        on_handoff: Callable[[str], None],
+        on_missed: Callable[[], None],
+        handoffs: Handoffs,
         announce: Announce,
         pulse: float,
     ) -> None:
+        self._on_handoff = on_handoff
+        self._on_missed = on_missed
+        self._handoffs = handoffs
         self._dsn = dsn
         self._outage = outage
         self._queues = queues
@@ -72,11 +80,12 @@ class Listener:
             while True:
                 answers = self._outage.answers
                 try:
-                    async with self._listening(channel) as connection:
+                    async with self._listening(channel) as (connection, process_id):
                         # Jobs may have been announced while this worker did not listen.
                         self._on_wake()
                         self._on_due()
                         await self._hear_echo(connection, channel)
+                        self._offer_handoffs(process_id)
                         trouble.over()
                         pause = FIRST_PAUSE
                         while True:
@@ -84,19 +93,21 @@ class Listener:
                             await self._listen(connection, COMMON_CHANNEL)
                 except (psycopg.Error, ConfigError, OSError, TimeoutError) as error:
                     trouble.met(error)
+                finally:
+                    self._handoffs.listener = None
                 await self._outage.pause(pause, answers)
                 pause = min(pause * 2, LONGEST_PAUSE)
 
     async def check(self, channel: str) -> None:
         """Raise ConfigError if notifications do not arrive here; nothing if the server cannot be reached now."""
         try:
-            async with self._listening(channel) as connection:
+            async with self._listening(channel) as (connection, _):
                 await self._hear_echo(connection, channel)
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise_if_lasting(error)
 
     @asynccontextmanager
-    async def _listening(self, channel: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def _listening(self, channel: str) -> AsyncIterator[tuple[psycopg.AsyncConnection[Any], int]]:
         try:
             connection = await connect(self._dsn)
         except psycopg.Error as error:
@@ -104,12 +115,23 @@ class Listener:
                 raise
             raise ConfigError(f"{describe_dsn(self._dsn)} leads to a pooler", hint=_HINT) from error
         try:
-            for name in (channel, COMMON_CHANNEL):
+            # Not of libpq, which a pooler may have told another one.
+            asking = connection.execute("select pg_backend_pid()")
+            row = await (await answered(connection, asking, max(self._pulse, 1.0))).fetchone()
+            # The secret one first: the last statement of a session is shown to others.
+            for name in (self._handoffs.channel, channel, COMMON_CHANNEL):
                 await self._listen(connection, name)
-            yield connection
+            yield connection, row[0] if row is not None else 0
         finally:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
+
+    def _offer_handoffs(self, process_id: int) -> None:
+        """Let the next registration as idle offer this connection for hand-offs."""
+        self._handoffs.listener = process_id
+        if self._handoffs.were_offered:
+            self._on_missed()
+        self._on_due()
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
         listening = connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
@@ -141,6 +163,8 @@ class Listener:
         async for each in connection.notifies(timeout=seconds):
             if each.payload == token:
                 heard = True
+            elif each.channel == self._handoffs.channel:
+                self._on_handoff(each.payload)
             elif each.channel == COMMON_CHANNEL:
                 if self._queues is None or each.payload in self._queues:
                     # Ready, or soon: its producer cannot see which workers are idle until when.

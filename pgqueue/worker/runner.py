@@ -129,6 +129,11 @@ class Runner:
             capacity = min(capacity, useful // 2)
         return max(capacity, 0)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more job would start soon, if no claim under way brings some."""
+        return len(self.busy) + len(self._waiting) < self._concurrency + self._pace.buffer()
+
     def take(self, several: Sequence[Held]) -> None:
         """Run jobs as soon as slots are free."""
         self._waiting.extend(several)

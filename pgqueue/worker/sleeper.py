@@ -13,6 +13,7 @@ from pgqueue.db import consume
 from pgqueue.db.call import Call
 from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
+from pgqueue.worker.handoff import Handoffs
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
 
@@ -48,7 +49,9 @@ class Sleeper:
         *,
         capacity: Callable[[], int],
         hello: Callable[[], Call[str]],
+        handoffs: Handoffs,
     ) -> None:
+        self._handoffs = handoffs
         self._config = config
         self._link = link
         self._runner = runner
@@ -62,6 +65,8 @@ class Sleeper:
         self._call_at = 0.0
         self._due_at = math.inf
         self._poll_until = 0.0
+        # When idle() was last answered.
+        self.answered_at = 0.0
         self._waiting: asyncio.Timeout | None = None
         self._renewing: asyncio.Task[None] | None = None
 
@@ -144,19 +149,23 @@ class Sleeper:
         was_registered = self.is_registered
         # due_changed() counts from here on: its job may be newer than the reply.
         self._call_at = math.inf
-        _, due_in, again_in, registered = await self._link.perform(
-            consume.idle(config.name, config.queues, config.poll_interval, memory.reported())
+        reply = await self._link.perform(
+            consume.idle(
+                config.name, config.queues, config.poll_interval, memory.reported(), self._handoffs.offer(config.lease)
+            )
         )
         now = time.monotonic()
+        self.answered_at = now
+        self._handoffs.clock_read(reply.clock, self._link.sent_at)
         # As the database has it: poll_interval and a second. It must have no gap.
         self._idle_until = self._link.sent_at + config.poll_interval + 1.0
         if not was_registered:
             self._idle_since = now
         # Not in step with other workers.
-        call_at = min(now + again_in, self._idle_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval)
+        call_at = min(now + reply.again_in, self._idle_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval)
         self._call_at = min(self._call_at, call_at)
-        self._due_at = math.inf if due_in is None else now + max(due_in, 0.0)
-        if not registered:
+        self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
+        if not reply.is_registered:
             # Deregistered after minutes of silence, on a laptop that was suspended.
             await self._link.perform(self._hello())
 

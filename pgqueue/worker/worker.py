@@ -112,6 +112,9 @@ class Worker:
             on_due=self._claimer.sleeper.due_changed,
             on_cancel=self._leases.extend_now.set,
             on_command=self._commands.asked_now.set,
+            on_handoff=self._claimer.handed_off,
+            on_missed=self._exchange.handoffs_missed,
+            handoffs=self._claimer.handoffs,
         )
         self._watchdog = Watchdog(self._runner.name_running)
 
@@ -267,6 +270,7 @@ class Worker:
             "claiming": self._claimer.claim_forever,
             "finishing": self._reporter.report_forever,
             "leases": self._leases.extend_forever,
+            "short leases": self._leases.extend_short_forever,
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
             "maintenance": self._registration.maintain_forever,
@@ -336,9 +340,9 @@ class Worker:
         if self._claimer.capacity() == 0:
             # It needs no claim.
             return ""
-        silent = time.monotonic() - (self._claimer.claimed_at or 0.0)
+        silent = time.monotonic() - max(self._claimer.claimed_at or 0.0, self._claimer.sleeper.answered_at)
         if silent > max(3 * self.config.poll_interval, 60.0):
-            return f"no reserve was answered for {silent:.0f} s"
+            return f"no call of reserve or idle was answered for {silent:.0f} s"
         return ""
 
     # Claims go along with ends and ends with claims, so each of these two is handed what it needs of the other.
@@ -379,6 +383,7 @@ class Worker:
             report_and_claim=self._report_and_claim,
             is_behind=lambda: self._reporter.is_behind,
             hello=self._registration.hello,
+            give_back=self._reporter.ended,
             before_claim=None if self._slots is None else self._slots.settle,
         )
 

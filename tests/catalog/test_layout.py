@@ -88,10 +88,15 @@ def callers(name: str) -> list[str]:
     ]
 
 
-def test_a_job_becomes_executing_in_three_statements() -> None:
+def test_a_job_becomes_executing_in_four_statements() -> None:
     # In the SET of an UPDATE, not in a condition.
     claims = re.compile(r"(?:set|,)\s+state = 'executing'")
-    assert [each.name for each in functions() for _ in claims.findall(each.text)] == ["_gather", "_take", "_mark_rows"]
+    assert [each.name for each in functions() for _ in claims.findall(each.text)] == [
+        "_gather",
+        "_take",
+        "_mark_rows",
+        "_hand_off",
+    ]
 
 
 def test_reserve_has_one_claim_loop() -> None:

@@ -295,6 +295,8 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
         # It begins with a claim of one.
         await wait_until_async(lambda: is_asleep(conn, "a"))
         with conn.transaction():
+            # One claim brings both.
+            conn.execute("set local pgqueue.fast_path = off")
             blocking = enqueue(conn, "blocks")
             waits = enqueue(conn, "waits")
         await wait_until_async(lambda: taken and job(conn, blocking).state != "executing")

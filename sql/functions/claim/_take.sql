@@ -1,5 +1,6 @@
 -- Taking: the UPDATEs that make a job executing, under a new reservation and a lease. Three: all rows of a claim at once
--- (_take), some of them ahead of the rest (_mark_rows), the payloads of a key together (_gather).
+-- (_take), some of them ahead of the rest (_mark_rows), the payloads of a key together (_gather). A fourth takes a job
+-- that is being enqueued: see _hand_off.
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 

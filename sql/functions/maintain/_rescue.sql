@@ -93,7 +93,8 @@ begin
             j.lease_expires_at - j.lease / 2 as heard_at,
             not j.grace_given and coalesce(
                 v_gap_at > j.lease_expires_at - j.lease / 2
-                    and v_gap_at > j.lease_expires_at - j.lease + interval '5 s',
+                    -- A hand-off begins with a shorter lease.
+                    and v_gap_at > greatest(j.lease_expires_at - j.lease, j.reserved_at) + interval '5 s',
                 false
             ) as spared
         from pgqueue.jobs j

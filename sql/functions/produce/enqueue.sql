@@ -49,6 +49,8 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
+    -- First of all: see _hand_off.
+    v_writes_first boolean := pg_current_xact_id_if_assigned() is null;
     v_run_at timestamptz;
     v_ready_at timestamptz;
     v_now timestamptz := pgqueue._ready_at_unchecked(null);
@@ -147,7 +149,7 @@ begin
     if not v_is_known then
         perform pgqueue._register_lane(v_queue, v_priority, v_now);
     end if;
-    if v_wakes then
+    if v_wakes and not (v_writes_first and v_ready_at is null and pgqueue._hand_off(v_id, v_queue, v_now)) then
         perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
     end if;
     return v_id;

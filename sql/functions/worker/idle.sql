@@ -17,11 +17,15 @@
 -- A reserve at next_due may still return nothing: idle claims nothing, and checks only which queues are at their limits
 -- and when a rate allows the next start. The jobs that another limit stops are blocked by the first reserve.
 --
+-- With handoff_channel and listener the worker takes jobs that enqueue reserves for it: see _hand_off. It must own slots
+-- for them, hold each as if it had claimed it, and give back with release() what it cannot start.
+--
 -- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
 -- Call idle in a transaction of its own and commit at once: the rows that it locks stay locked until then.
 
 create or replace function pgqueue.idle(
-    worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null
+    worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null,
+    handoff_channel text default null, listener integer default null, lease interval default '30 s'
 )
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
 language plpgsql
@@ -65,6 +69,10 @@ begin
         );
     end if;
 
+    if idle.handoff_channel is not null then
+        perform pgqueue._check_handoff(idle.handoff_channel, idle.listener, idle.lease);
+    end if;
+
     -- Maintenance first, because it may make jobs ready; but not under an old snapshot, which it cannot work with.
     select h.n, h.at into v_run, v_run_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
     if not pgqueue._old_snapshot() and (
@@ -85,8 +93,10 @@ begin
     -- A second longer than asked, so that a worker that renews its registration in time leaves no gap.
     v_until := v_now + idle."for" + interval '1 s';
 
-    insert into pgqueue.idle_workers (queue, until, worker, channel)
-    select q.name, v_until, idle.worker, pgqueue._channel(idle.worker)
+    insert into pgqueue.idle_workers (queue, until, worker, channel, handoff_channel, listener, lease)
+    select
+        q.name, v_until, idle.worker, pgqueue._channel(idle.worker), idle.handoff_channel, idle.listener,
+        case when idle.handoff_channel is not null then idle.lease end
     from unnest(coalesce(idle.queues, array[''])) q (name);
 
     select
@@ -155,11 +165,12 @@ begin
 end
 $$;
 
-comment on function pgqueue.idle(text, text[], interval, bigint) is
+comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, interval) is
     'Nothing to do: the worker registers as idle, for at most "for". Call it in a transaction of its own and commit at once: '
     'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
-    'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat().';
+    'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat(). '
+    'handoff_channel: a random channel on which the session with the process id listener listens: enqueue may reserve a job for this worker, with lease, and send it there.';
 
 -- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
 -- p_run_at: when maintenance last ran (null: never).
@@ -186,3 +197,30 @@ end
 $$;
 
 comment on function pgqueue._call_again_in(timestamptz, timestamptz) is 'Private: when one worker should call idle() or maintain() again.';
+
+-- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.
+create or replace function pgqueue._check_handoff(p_channel text, p_listener integer, p_lease interval)
+returns void
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if octet_length(p_channel) not between 32 and 63 then
+        perform pgqueue._refuse(
+            'handoff_channel must have 32 to 63 bytes', format('It has %s.', octet_length(p_channel)),
+            'Give handoff_channel as a random name that only this worker knows, or leave it out.'
+        );
+    end if;
+    if p_listener is null then
+        perform pgqueue._refuse(
+            'handoff_channel was given without listener', null,
+            'Give listener as pg_backend_pid() of the session that listens on handoff_channel.'
+        );
+    end if;
+    perform pgqueue._check_lease(p_lease);
+end
+$$;
+
+comment on function pgqueue._check_handoff(text, integer, interval) is 'Private: refuses a hand-off channel that others could guess, and one without a listener.';

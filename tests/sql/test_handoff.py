@@ -1,0 +1,338 @@
+"""Hand-offs: a job that is enqueued alone goes to an idle worker at once, reserved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+
+from pgqueue.db import consume
+from pgqueue.db.call import perform
+from pgqueue.testing import Clock
+from tests.calls import call, enqueue, enqueue_many, ids, job, maintain, reserve, value
+from tests.databases import Database
+
+
+class Idle:
+    """A worker that is idle and takes hand-offs."""
+
+    def __init__(self, database: Database, worker: str = "w", queues: list[str] | None = None) -> None:
+        self.conn = database.connect()
+        self.worker = worker
+        self.channel = f"pgqueue_{worker:x<32}"
+        wake_up = call(self.conn, "hello", worker, queues)
+        for name in (self.channel, wake_up):
+            self.conn.execute(f'listen "{name}"'.encode())
+        listener = value(self.conn, "select pg_backend_pid()")
+        call(
+            self.conn,
+            "idle",
+            worker,
+            queues,
+            handoff_channel=self.channel,
+            listener=listener,
+            lease=timedelta(seconds=30),
+        )
+
+    def heard(self) -> list[str]:
+        """The payloads that came, of hand-offs and of wake-ups."""
+        self.conn.execute("select 1")
+        return [notice.payload for notice in self.conn.notifies(timeout=0)]
+
+    def handed(self) -> list[consume.JobRow]:
+        """The jobs that were handed to it; nothing else may have come."""
+        return [consume.read_handoff(payload)[0] for payload in self.heard()]
+
+
+def test_a_job_is_reserved_for_an_idle_worker_and_sent_to_it(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    job_id = enqueue(
+        conn, "send", {"to": "a@b.c"}, queue="mail", priority=3, headers=Jsonb({"trace": "é\n"}), timeout="90 s"
+    )
+    [row] = idle.handed()
+    held = job(conn, job_id)
+    assert (held.state, held.reserved_by, held.attempts, held.reserved_at) == ("executing", "w", 1, held.created_at)
+    assert value(conn, "select lease from pgqueue.jobs") == timedelta(seconds=30)
+    assert value(conn, "select lease_expires_at - reserved_at from pgqueue.jobs") == timedelta(seconds=5)
+    assert (row.id, row.task, row.queue, row.priority, row.attempt) == (job_id, "send", "mail", 3, 1)
+    assert (row.args, row.headers) == (b'\x01{"to": "a@b.c"}', '\x01{"trace": "é\\n"}'.encode())
+    assert (row.timeout, row.max_attempts) == (timedelta(seconds=90), 11)
+    assert reserve(conn, 10) == []
+    assert call(conn, "complete", row.id, row.reservation) is True
+
+
+def test_the_lease_is_no_longer_than_the_workers(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    call(idle.conn, "awake", "w")
+    call(
+        idle.conn,
+        "idle",
+        "w",
+        handoff_channel=idle.channel,
+        lease="2 s",
+        listener=value(idle.conn, "select pg_backend_pid()"),
+    )
+    enqueue(conn)
+    [payload] = idle.heard()
+    _, reserved_at, lease = consume.read_handoff(payload)
+    assert lease == 2.0
+    assert abs(reserved_at - time.time()) < 60
+
+
+_OPTIONS = st.fixed_dictionaries(
+    {},
+    optional={
+        "args": st.dictionaries(st.text('aé\n"\\', max_size=3), st.integers() | st.text(max_size=9), max_size=3),
+        "queue": st.text("ab\n\"'é", min_size=1, max_size=5),
+        "priority": st.integers(-100, 100),
+        "headers": st.dictionaries(st.sampled_from(["a", "b"]), st.text(max_size=5), max_size=2),
+        "timeout": st.sampled_from(["1 s", "0.25 s", "2 days"]),
+        "max_attempts": st.integers(1, 30),
+        "run_at": st.sampled_from(["2020-01-01 00:00:00.123457+00", "1999-12-31+00", "0003-01-01+00"]),
+        "expires_in": st.sampled_from(["1 hour"]),
+    },
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(options=_OPTIONS, declared=st.booleans())
+def test_what_is_sent_is_what_a_claim_returns(
+    options: dict[str, Any], declared: bool, database: Database, conn: psycopg.Connection
+) -> None:
+    conn.execute("truncate pgqueue.jobs, pgqueue.idle_workers")
+    conn.execute("delete from pgqueue.tasks")
+    if declared:
+        call(conn, "declare_task", "t", max_attempts=7, timeout="3 s", store_result=True)
+    for name in ("args", "headers"):
+        # NUL is no text in PostgreSQL.
+        if name in options:
+            options[name] = Jsonb(
+                {k: v.replace("\0", "") if isinstance(v, str) else v for k, v in options[name].items()}
+            )
+    idle = Idle(database)
+    args = options.pop("args", Jsonb({}))
+    job_id = call(conn, "enqueue", "t", args, **options)
+    [sent] = idle.handed()
+    call(idle.conn, "awake", "w")
+    assert sent.id == job_id
+    call(conn, "release", [sent.id], [sent.reservation])
+    [claimed] = perform(conn, consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1))
+    assert claimed.lease_expires_at - sent.lease_expires_at > 24_000_000
+    same = {"reservation": 0, "lease_expires_at": 0}
+    assert sent._replace(**same) == claimed._replace(**same)
+    idle.conn.close()
+
+
+def test_the_first_job_of_a_transaction_is_handed_off_and_the_others_are_announced(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    idle = Idle(database)
+    with conn.transaction():
+        first, second = enqueue(conn), enqueue(conn)
+    payload, announced = idle.heard()
+    assert (consume.read_handoff(payload)[0].id, announced) == (first, "wake")
+    assert ids(reserve(conn, 10)) == [second]
+
+
+def test_a_transaction_that_is_rolled_back_hands_off_nothing(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    with conn.transaction(force_rollback=True):
+        enqueue(conn)
+    with conn.transaction():
+        with conn.transaction(force_rollback=True):
+            enqueue(conn)
+        kept = enqueue(conn)
+    assert idle.heard() == ["wake"]
+    assert ids(reserve(conn, 10)) == [kept]
+
+
+def _after_a_write(conn: psycopg.Connection) -> None:
+    conn.execute("create table if not exists orders (id int)")
+    with conn.transaction():
+        conn.execute("insert into orders values (1)")
+        enqueue(conn)
+
+
+def _in_a_paused_queue(conn: psycopg.Connection) -> None:
+    call(conn, "pause_queue", "default")
+    enqueue(conn)
+
+
+def _beside_a_limit(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "task", "other", 1)
+    enqueue(conn)
+
+
+def _with_the_setting(conn: psycopg.Connection) -> None:
+    conn.execute("set pgqueue.fast_path = off")
+    enqueue(conn)
+
+
+@pytest.mark.parametrize(
+    "enqueue_it",
+    [
+        _after_a_write,
+        _in_a_paused_queue,
+        _beside_a_limit,
+        _with_the_setting,
+        lambda conn: enqueue(conn, key="k"),
+        lambda conn: enqueue(conn, limit_key="k"),
+        lambda conn: enqueue(conn, dedupe="k"),
+        lambda conn: enqueue(conn, args={"a": "x" * 7000}),
+        lambda conn: enqueue_many(conn, 2),
+    ],
+    ids=["after a write", "paused", "limit", "setting", "key", "limit_key", "dedupe", "large", "enqueue_many"],
+)
+def test_every_other_job_is_announced(
+    enqueue_it: Callable[[psycopg.Connection], object], database: Database, conn: psycopg.Connection
+) -> None:
+    idle = Idle(database)
+    enqueue_it(conn)
+    assert idle.heard() == ["wake"]
+    assert value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 0
+
+
+def test_a_job_for_later_is_announced_as_due(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    enqueue(conn, delay="1 s")
+    assert idle.heard() == ["due"]
+
+
+def test_args_that_compress_well_do_not_exceed_the_payload(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    for length in range(5800, 6200, 20):
+        enqueue(conn, "t" * 128, {"a": "x" * length}, queue='"' * 128)
+    assert {payload == "wake" for payload in idle.heard()} == {True, False}
+
+
+def test_a_worker_whose_listening_session_has_ended_gets_no_jobs(database: Database, conn: psycopg.Connection) -> None:
+    idle, beside = Idle(database, "w"), Idle(database, "beside")
+    call(beside.conn, "awake", "beside")
+    idle.conn.close()
+    job_id = enqueue(conn)
+    assert ids(reserve(conn)) == [job_id]
+
+
+def test_a_worker_without_a_channel_is_woken(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    call(idle.conn, "awake", "w")
+    call(idle.conn, "idle", "w")
+    enqueue(conn)
+    assert idle.heard() == ["wake"]
+
+
+def test_only_a_worker_of_its_queue_gets_a_job(database: Database, conn: psycopg.Connection) -> None:
+    a, b = Idle(database, "a", ["a"]), Idle(database, "b", ["b", "c"])
+    enqueue(conn, queue="c")
+    assert (a.heard(), len(b.handed())) == ([], 1)
+    enqueue(conn, queue="d")
+    assert value(conn, "select state from pgqueue.jobs where queue = 'd'") == "waiting"
+
+
+def test_jobs_go_to_all_idle_workers_in_turn(database: Database, conn: psycopg.Connection) -> None:
+    several = [Idle(database, name) for name in "abc"]
+    # One that has registered often does not get more.
+    for _ in range(20):
+        call(
+            several[0].conn, "idle", "a", handoff_channel=several[0].channel,
+            listener=several[0].conn.info.backend_pid,
+        )  # fmt: skip
+    for _ in range(120):
+        enqueue(conn)
+    handed = [len(each.handed()) for each in several]
+    assert sum(handed) == 120
+    assert min(handed) > 15
+
+
+def test_no_notification_no_hand_off(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    conn.execute("set pgqueue.notify = off")
+    job_id = enqueue(conn)
+    assert idle.heard() == []
+    assert ids(reserve(conn)) == [job_id]
+
+
+def test_a_hand_off_that_never_arrives_comes_back_after_its_short_lease(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    maintain(conn)
+    idle = Idle(database)
+    job_id = enqueue(conn)
+    [row] = idle.handed()
+    call(conn, "awake", "w")
+    for _ in range(4):
+        clock.advance("1 s")
+        assert maintain(conn).rescued == 0
+    clock.advance("1.1 s")
+    assert maintain(conn).rescued == 1
+    [again] = reserve(conn, 10, "other")
+    assert (again.id, again.attempt, again.reservation > row.reservation) == (job_id, 1, True)
+    assert call(conn, "complete", row.id, row.reservation) is False
+
+
+def test_after_an_outage_a_handed_job_gets_the_grace_period_of_any_lease(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    maintain(conn)
+    idle = Idle(database)
+    enqueue(conn)
+    [row] = idle.handed()
+    # Nothing was extended, and no maintenance ran: the server was away.
+    clock.advance("20 s")
+    assert (maintain(conn).rescued, job(conn, row.id).state) == (0, "executing")
+    assert value(conn, "select lease_expires_at - pgqueue._clock() from pgqueue.jobs") == timedelta(seconds=30)
+
+
+def test_a_gap_in_maintenance_before_the_hand_off_gives_no_grace(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    maintain(conn)
+    clock.advance("20 s")
+    maintain(conn)
+    idle = Idle(database)
+    enqueue(conn)
+    assert len(idle.handed()) == 1
+    for _ in range(3):
+        clock.advance("2 s")
+        rescued = maintain(conn).rescued
+    assert rescued == 1
+
+
+def test_a_transaction_that_stays_open_hands_off_a_job_whose_lease_may_be_over(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    idle = Idle(database)
+    with conn.transaction():
+        enqueue(conn)
+        clock.advance("1 hour")
+    [row] = idle.handed()
+    # Its worker takes it up with extend, before it starts it.
+    [(granted,)] = idle.conn.execute(
+        "select lease_expires_at - pgqueue._clock() from pgqueue.extend(%s, %s, '30 s')", [[row.id], [row.reservation]]
+    )
+    assert granted == timedelta(seconds=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"handoff_channel": "short", "listener": 1}, "32 to 63 bytes"),
+        ({"handoff_channel": "x" * 64, "listener": 1}, "32 to 63 bytes"),
+        ({"handoff_channel": "x" * 40}, "without listener"),
+        ({"handoff_channel": "x" * 40, "listener": 1, "lease": "0"}, "lease"),
+    ],
+)
+def test_bad_arguments_of_idle_are_refused(options: dict[str, object], error: str, conn: psycopg.Connection) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=error):
+        call(conn, "idle", "w", **options)
