@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import logging
 import random
+import re
 import socket
 import time
 from collections.abc import Coroutine
@@ -26,6 +27,9 @@ log = logging.getLogger("pgqueue.worker")
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 30.0
 
+# libpq does not give the SQLSTATE (53300) of a refused connection, so this reads its text, in English.
+_HAS_NO_ROOM = re.compile(r"too many (clients|connections)|connection slots are reserved")
+
 # While an outage lasts, it is logged once in this time, in seconds.
 _REMIND = 60.0
 
@@ -34,7 +38,8 @@ class Outage:
     """The outage state that all links of a worker share, so that one line is logged and not four.
 
     `began_at` is the monotonic time at which the last outage began: connections made before that are not trusted any
-    more, for they may be silently dead. `refused_at` is the time at which the server's own machine last
+    more, for they may be silently dead. A server that has no room for another connection does not begin one: those that
+    it has are alive, and would find no room again. `refused_at` is the time at which the server's own machine last
     refused a connection: proof that no server ran there, so no lease could be given away. A pooler's refusal proves
     nothing, so with `pooled` it stays None.
     """
@@ -47,6 +52,7 @@ class Outage:
         self.error = ""
         self._place = describe_dsn(dsn)
         self._since: float | None = None
+        self._is_cut_off = False
         self._logged_at = 0.0
         self.links_down = 0
         self.answers = asyncio.Event()
@@ -60,8 +66,10 @@ class Outage:
         """A link went down, or is still down."""
         self.error = one_line(error)
         now = time.monotonic()
+        if not self._is_cut_off and not _HAS_NO_ROOM.search(self.error):
+            self._is_cut_off, self.began_at = True, now
         if self._since is None:
-            self.began_at = self._since = self._logged_at = now
+            self._since = self._logged_at = now
             log.warning("cannot use %s (%s); trying again until it answers", self._place, one_line(error))
         elif now - self._logged_at >= _REMIND:
             self._logged_at = now
@@ -71,7 +79,7 @@ class Outage:
         """No link is down any more."""
         if self._since is not None:
             log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
-            self._since = None
+            self._since, self._is_cut_off = None, False
 
     def is_pooled(self) -> None:
         """A link found that a pooler stands between."""

@@ -97,7 +97,7 @@ def test_the_fleet_runs_maintenance_about_once_a_second(conn: psycopg.Connection
         return again.total_seconds()
 
     alone = [call_again_in() for _ in range(40)]
-    assert all(1 <= seconds <= 1.5 for seconds in alone)
+    assert all(1.1 <= seconds <= 1.6 for seconds in alone)
     # The first of them found that none did.
     assert value(conn, "select count(*) from pgqueue.maintenance_runs") == 1
     for n in range(30):
@@ -145,7 +145,7 @@ def test_one_worker_keeps_running_maintenance_and_another_takes_over_when_it_has
 
     kept, again = calls("w0")
     assert kept == 1
-    assert again <= 1.5
+    assert again <= 1.6
     clock.advance("1.5 s")
     kept, again = calls("w1")
     assert kept == 1
@@ -154,7 +154,7 @@ def test_one_worker_keeps_running_maintenance_and_another_takes_over_when_it_has
     clock.advance("2.1 s")
     kept, again = calls("w1")
     assert kept == 3
-    assert again <= 1.5
+    assert again <= 1.6
 
 
 def test_idle_is_a_heartbeat_and_reports_a_deregistered_worker(conn: psycopg.Connection, clock: Clock) -> None:

@@ -328,10 +328,16 @@ async def test_a_worker_waits_for_connections_when_there_are_none_left(
             app, uri(database.dsn, user=limited), name="w", poll_interval=0.2, lease=LEASE, wait_for_start=False
         ):
             await wait_until_async(lambda: lines(caplog, "too many connections for role"))
-            # Enough for claims and completions; the others wait.
+            # Enough for claims and ends, which the worker needs to start; the others wait.
             allow(2)
             assert await done(conn, job_id) == ["succeeded"]
-            assert len(backends(conn)) <= 2
+            kept = backends(conn)
+            assert len(kept) == 2
+            # It does not give them up for those that it cannot get.
+            for _ in range(5):
+                await asyncio.sleep(0.1)
+                assert await done(conn, enqueue(conn)) == ["succeeded"]
+            assert backends(conn) == kept
             allow(10)
             await wait_until_async(lambda: len(backends(conn)) == 4, timeout=20)
             await wait_until_async(lambda: lines(caplog, "answers again after"))

@@ -158,7 +158,8 @@ begin
         pgqueue._channel(idle.worker),
         v_next_due,
         case
-            when v_has_run then (1 + 0.5 * random()) * interval '1 s'
+            -- So an idle worker makes less than one call a second, its heartbeat and its listener included.
+            when v_has_run then (1.1 + 0.5 * random()) * interval '1 s'
             else pgqueue._call_again_in(v_now, v_run_at)
         end,
         v_registered;
@@ -192,7 +193,7 @@ begin
     select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
     -- The more workers, the less often each calls, but at least every 5 s: workers that were killed still count for a
     -- while, and a gap of 5 s would give leases a grace period. Each calls at most once a second.
-    return least(greatest(v_workers * (0.75 + 0.5 * random()), 1 + 0.5 * random()), 5) * interval '1 s';
+    return least(greatest(v_workers * (0.75 + 0.5 * random()), 1.1 + 0.5 * random()), 5) * interval '1 s';
 end
 $$;
 
