@@ -268,22 +268,32 @@ class Conformance:
         assert self.notes(job) == 1
 
     def check_an_idle_worker_is_woken(self) -> None:
+        # With so many workers, and maintenance run by this session, idle() asks to be called again only after 5 s.
+        others = [f"idle-{n}" for n in range(8)]
+        for name in others:
+            self.db.execute("select pgqueue.hello(%s, array['elsewhere'])", [name])
         with self.worker():
-            # By then it has done with its polls and blocks for seconds; its heartbeat shows the last call.
-            time.sleep(3)
+            # By then it has done with its polls and blocks for seconds.
+            self.maintain(4)
             waits = []
             for _ in range(3):
                 job = self.enqueue("note")
                 self.until(lambda job=job: self.states([job]) == {"succeeded": 1})
                 query = "select extract(epoch from n.at - h.created_at)::float8 from client_notes n"
                 waits.append(self.one(f"{query} join pgqueue.history h on h.id = n.job_id where n.job_id = %s", job))
-                time.sleep(2)
-        assert min(waits) < 0.75, f"started {waits} s after the enqueue"
+                self.maintain(2.5)
+        for name in others:
+            self.db.execute("select pgqueue.bye(%s)", [name])
+        assert sorted(waits)[1] < 1, f"started {waits} s after the enqueue"
 
     def check_a_worker_that_is_stopped_ends_its_job_and_deregisters(self) -> None:
         # Those that were killed have left their rows.
         registered = "select count(*) from pgqueue.workers where %s = any(queues)"
         before = self.one(registered, self.queue)
+        connections = (
+            "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
+        )
+        connected = self.one(connections)
         with self.worker() as worker:
             job = self.enqueue("note", seconds=1)
             unstarted = self.enqueue("note")
@@ -293,6 +303,7 @@ class Conformance:
         assert self.states([job]) == {"succeeded": 1}
         assert self.states([unstarted]) == {"waiting": 1}, "it claimed a job after it was stopped"
         assert self.one(registered, self.queue) == before, "it is registered still"
+        self.until(lambda: self.one(connections) <= connected, 30)
         self.db.execute("select pgqueue.purge_queue(%s)", [self.queue])
 
     @contextmanager
@@ -336,6 +347,13 @@ class Conformance:
 
     def one(self, query: str, *values: Any) -> Any:
         return self.row(query, *values)[0]
+
+    def maintain(self, seconds: float) -> None:
+        """Run maintenance for that time, so that no worker has to."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self.db.execute("select pgqueue.maintain()")
+            time.sleep(0.2)
 
     def until(self, fact: Callable[[], bool], timeout: float = 20) -> None:
         deadline = time.monotonic() + timeout

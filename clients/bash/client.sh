@@ -78,9 +78,9 @@ attempt() {
     rm -f "$log"
 }
 
-# psql shows a notification after a statement: so this session makes one five times a second.
+# psql shows notifications after a statement: so it gets an empty one five times a second, while this worker lives.
 listen() {
-    { echo "listen \"$1\";" && echo 'select pg_sleep(0.2) \watch 0.01'; } |
+    { echo "listen \"$1\";" && while kill -0 $$ 2>/dev/null && echo 'select;'; do sleep 0.2; done; } |
         stdbuf -oL psql "$PGQUEUE_DSN" -XqAt 2>/dev/null | grep --line-buffered '^Asynchronous notification'
 }
 
@@ -88,8 +88,7 @@ worker() {
     queue=$1 stopping='' polls=0
     trap 'stopping=1' TERM INT
     channel=$(sql "select pgqueue.hello(:'me', array[:'queue'], '{\"client\": \"bash\"}')" me="$me" queue="$queue")
-    exec 3< <(trap '' TERM INT; listen "$channel")
-    local listener=$!
+    exec 3< <(listen "$channel")
     while [ -z "$stopping" ]; do
         job='' locked=''
         while IFS=$'\x1f' read -r outcome id task args reservation; do
@@ -112,7 +111,6 @@ worker() {
     done
     exchange 0 >/dev/null
     sql "select pgqueue.bye(:'me')" me="$me"
-    pkill -P "$listener" 2>/dev/null || true
 }
 
 "$@"
