@@ -291,7 +291,8 @@ class Conformance:
         registered = "select count(*) from pgqueue.workers where %s = any(queues)"
         before = self.one(registered, self.queue)
         connections = (
-            "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and backend_type = 'client backend'"
         )
         connected = self.one(connections)
         with self.worker() as worker:
