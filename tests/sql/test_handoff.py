@@ -215,7 +215,9 @@ def test_args_that_compress_well_do_not_exceed_the_payload(database: Database, c
 def test_a_worker_whose_listening_session_has_ended_gets_no_jobs(database: Database, conn: psycopg.Connection) -> None:
     idle, beside = Idle(database, "w"), Idle(database, "beside")
     call(beside.conn, "awake", "beside")
+    pid = idle.conn.info.backend_pid
     idle.conn.close()
+    wait_until(lambda: value(conn, "select not exists (select from pg_stat_activity where pid = %s)", pid))
     job_id = enqueue(conn)
     assert ids(reserve(conn)) == [job_id]
 

@@ -282,7 +282,7 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
         with database.connect() as thief:
             held.append(job(thief, waits).reserved_by)
             taken.append(take_away(thief, waits))
-        time.sleep(1.2)  # noqa: ASYNC251 - that is the point
+        time.sleep(3.5)  # noqa: ASYNC251 - that is the point
 
     async def asynchronous() -> None:
         ran.append("async")
@@ -291,7 +291,7 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
         ran.append("sync")
 
     app.task(name="waits")(asynchronous if kind == "async" else synchronous)
-    async with working(app, database.dsn, name="a", lease=1.0):
+    async with working(app, database.dsn, name="a", lease=3.0):
         # It begins with a claim of one.
         await wait_until_async(lambda: is_asleep(conn, "a"))
         with conn.transaction():

@@ -261,7 +261,7 @@ async def test_a_worker_waits_while_the_server_only_reads(
             async with working(app, uri(database.dsn, target_session_attrs=attrs), name="w", lease=LEASE):
                 await wait_until_async(lambda: is_asleep(conn, "w"))
                 set_read_only("on")
-                conn.execute("select pg_terminate_backend(pid) from unnest(%s::int[]) pid", [backends(conn)])
+                conn.execute("select pg_terminate_backend(pid, 5000) from unnest(%s::int[]) pid", [backends(conn)])
                 job_id = enqueue(conn)
                 await wait_until_async(lambda: lines(caplog, "still cannot use"))
                 assert "read-only" in lines(caplog, "still cannot use")[0]
