@@ -18,6 +18,7 @@ from pgqueue.db.call import perform
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, ids, job, maintain, reserve, value
 from tests.databases import Database
+from tests.facts import wait_until
 
 
 class Idle:
