@@ -13,6 +13,9 @@ set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
 begin
+    if pgqueue._end_one(complete.job_id, complete.reservation, complete.result) then
+        return true;
+    end if;
     perform pgqueue._check_pairs(array[complete.job_id], array[complete.reservation]);
     return cardinality(
         pgqueue._finish(
