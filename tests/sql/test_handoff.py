@@ -262,6 +262,18 @@ def test_no_notification_no_hand_off(database: Database, conn: psycopg.Connectio
     assert ids(reserve(conn)) == [job_id]
 
 
+def test_a_producer_is_not_told_the_channel(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    told: list[str] = []
+    conn.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+    # Any role may set these.
+    conn.execute("set trace_notify = on; set client_min_messages = debug5")
+    enqueue(conn)
+    conn.execute("reset trace_notify; reset client_min_messages")
+    assert len(idle.handed()) == 1
+    assert [message for message in told if idle.channel in message] == []
+
+
 def test_a_hand_off_that_never_arrives_comes_back_after_its_short_lease(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:

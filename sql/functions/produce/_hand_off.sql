@@ -12,7 +12,7 @@
 --
 -- A worker whose listening session has ended gets no jobs. Locks nothing but the new row, which no other session can see.
 -- The channel is random and known to its worker alone: a session that listened on it would read the jobs, and one that
--- notified it could run any task.
+-- notified it could run any task. With trace_notify, which any role may set, the server would tell the producer its name.
 
 create or replace function pgqueue._hand_off(p_job_id bigint, p_queue text, p_now timestamptz)
 returns boolean
@@ -26,6 +26,7 @@ set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set trace_notify = off
 as $$
 declare
     v_handed boolean;
