@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -260,6 +260,34 @@ def test_no_notification_no_hand_off(database: Database, conn: psycopg.Connectio
     job_id = enqueue(conn)
     assert idle.heard() == []
     assert ids(reserve(conn)) == [job_id]
+
+
+@pytest.mark.parametrize("begin", ["begin isolation level repeatable read", "begin isolation level serializable"])
+def test_an_old_snapshot_hands_off_nothing(begin: LiteralString, database: Database, conn: psycopg.Connection) -> None:
+    idle, producer = Idle(database), database.session()
+    producer.run(begin)
+    producer.run("select from pgqueue.jobs")
+    # The worker is busy by now, which the producer cannot see.
+    call(idle.conn, "awake", "w")
+    producer.run("select pgqueue.enqueue('t')")
+    producer.run("commit")
+    assert value(conn, "select state from pgqueue.jobs") == "waiting"
+
+
+def test_enqueues_at_serializable_do_not_make_each_other_fail(database: Database, conn: psycopg.Connection) -> None:
+    idle = Idle(database)
+    # The index has a page.
+    enqueue(conn)
+    first, second = database.session(), database.session()
+    for each in (first, second):
+        each.run("begin isolation level serializable")
+    for _ in range(2):
+        first.run("select pgqueue.enqueue('t')")
+        second.run("select pgqueue.enqueue('t')")
+    first.run("commit")
+    second.run("commit")
+    assert len(idle.heard()) == 1
+    assert value(conn, "select count(*) from pgqueue.jobs") == 5
 
 
 def test_a_producer_is_not_told_the_channel(database: Database, conn: psycopg.Connection) -> None:

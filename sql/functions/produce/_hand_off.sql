@@ -10,6 +10,9 @@
 -- notification is lost, the job starts about as late as with any lost notification. The worker extends it to its own
 -- length if the job is still running after a third of that.
 --
+-- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began. And at SERIALIZABLE finding
+-- the new row reads a page of an index, which every other enqueue writes to: two transactions that enqueue could fail.
+--
 -- A worker whose listening session has ended gets no jobs. Locks nothing but the new row, which no other session can see.
 -- The channel is random and known to its worker alone: a session that listened on it would read the jobs, and one that
 -- notified it could run any task. With trace_notify, which any role may set, the server would tell the producer its name.
@@ -31,7 +34,10 @@ as $$
 declare
     v_handed boolean;
 begin
-    if coalesce(current_setting('pgqueue.fast_path', true), '') = 'off' or not pgqueue._may_notify() then
+    if coalesce(current_setting('pgqueue.fast_path', true), '') = 'off'
+        or pgqueue._old_snapshot()
+        or not pgqueue._may_notify()
+    then
         return false;
     end if;
     with chosen as (
