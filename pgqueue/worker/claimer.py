@@ -76,7 +76,6 @@ class Claimer:
         self._before_claim = before_claim
         self.handoffs = Handoffs()
         self._give_back = give_back
-        self._confirming: set[asyncio.Task[None]] = set()
         self.sleeper = Sleeper(
             config, links.first, runner, state, capacity=self.capacity, hello=hello, handoffs=self.handoffs
         )
@@ -184,19 +183,11 @@ class Claimer:
         if is_fresh:
             self._take_handed_off(held)
             return
-        confirming = asyncio.create_task(self._confirm(held))
-        self._confirming.add(confirming)
-        confirming.add_done_callback(self._confirming.discard)
-
-    async def _confirm(self, held: Held) -> None:
-        # Its transaction stayed open after the enqueue, so the lease may be over. Until it is known to hold, the job
-        # counts as ended: there is nothing to stop if it does not.
-        held.ended = End.RELEASED
-        if await self._leases.confirm(held):
-            held.ended = None
-            self._take_handed_off(held)
-        else:
-            log.info("%s was handed to this worker too late: its lease is over", held)
+        # Its transaction stayed open after the enqueue. Since then its queue may have been paused, a limit set, the job
+        # have expired or been cancelled, and its lease may be over: all that a claim looks at.
+        log.debug("%s was handed to this worker late and is given back", held)
+        self._leases.add(held)
+        self._give_back_handed_off(held)
 
     def _take_handed_off(self, held: Held) -> None:
         self._leases.add_short(held)
@@ -208,10 +199,13 @@ class Claimer:
         if is_claiming and self._runner.has_room:
             self._runner.take([held])
         else:
-            held.ended = End.RELEASED
-            self._give_back(held)
+            self._give_back_handed_off(held)
         if self._is_full() and self._full_check is None:
             self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
+
+    def _give_back_handed_off(self, held: Held) -> None:
+        held.ended = End.RELEASED
+        self._give_back(held)
 
     def _is_full(self) -> bool:
         return self._runner.is_busy or not self._runner.has_room

@@ -9,8 +9,8 @@ from datetime import timedelta
 from pgqueue.db import consume
 from pgqueue.worker.held import Held
 
-# Its transaction stayed open for longer than this many seconds after the enqueue, or a clock was set: the lease has to
-# be extended before the job starts.
+# If its transaction stayed open for longer than this many seconds after the enqueue, or a clock was set, the job is
+# given back and claimed.
 _FRESH = 1.0
 
 
@@ -41,7 +41,7 @@ class Handoffs:
         self._ahead = server_clock - sent_at
 
     def read(self, payload: str) -> tuple[Held, bool]:
-        """Read a notification; returns the job, and whether its lease is known to hold.
+        """Read a notification; returns the job, and whether it was handed over just now.
 
         The lease began at the enqueue, by the clock of the database. The age of that is estimated, and never too low.
         """

@@ -90,16 +90,6 @@ class Leases:
             if short := [held for held in self.held.values() if held.deadline < half]:
                 await self._extend(short)
 
-    async def confirm(self, held: Held) -> bool:
-        """Keep a lease that may have run out, extended; returns whether it holds."""
-        held.deadline = 0.0
-        self.add(held)
-        await self._extend([held])
-        if held.deadline < time.monotonic():
-            self.remove(held)
-            return False
-        return True
-
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
         now = time.monotonic()

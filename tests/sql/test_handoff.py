@@ -360,11 +360,10 @@ def test_a_transaction_that_stays_open_hands_off_a_job_whose_lease_may_be_over(
         enqueue(conn)
         clock.advance("1 hour")
     [row] = idle.handed()
-    # Its worker takes it up with extend, before it starts it.
-    [(granted,)] = idle.conn.execute(
-        "select lease_expires_at - pgqueue._clock() from pgqueue.extend(%s, %s, '30 s')", [[row.id], [row.reservation]]
-    )
-    assert granted == timedelta(seconds=30)
+    # Its worker gives it back, and claims it.
+    assert call(idle.conn, "release", [row.id], [row.reservation]) is None
+    [again] = reserve(conn)
+    assert (again.id, again.attempt, again.losses) == (row.id, 1, 0)
 
 
 @pytest.mark.parametrize(

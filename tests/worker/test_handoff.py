@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from pgqueue import App, Job
 from pgqueue.worker import Worker
-from tests.calls import enqueue, job, state, value
+from tests.calls import call, enqueue, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
@@ -171,6 +172,67 @@ async def test_a_transaction_that_stays_open_after_its_enqueue(
         assert await done(conn, job_id) == ["succeeded"]
     assert jobs.ran[job_id] == 1
     assert job(conn, job_id).attempts == 1
+
+
+def _expires(conn: psycopg.Connection, job_id: int) -> None:
+    """Nothing to do: it was enqueued so."""
+
+
+def _queue_is_paused(conn: psycopg.Connection, job_id: int) -> None:
+    call(conn, "pause_queue", "default")
+
+
+def _limit_is_reached(conn: psycopg.Connection, job_id: int) -> None:
+    call(conn, "set_limit", "queue", "default", 1)
+    enqueue(conn, "t", {"waits": True})
+    wait_until(lambda: value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 1)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "is_final"),
+    [(_expires, True), (_queue_is_paused, False), (_limit_is_reached, False)],
+    ids=["expires", "paused", "limit"],
+)
+async def test_what_happens_before_the_commit_keeps_a_job_from_starting(
+    meanwhile: Callable[[psycopg.Connection, int], None], is_final: bool, database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        other = database.connect(autocommit=False)
+        job_id = enqueue(other, **({"expires_in": "1 s"} if is_final else {}))
+        assert state(other, job_id) == "executing"
+        await asyncio.to_thread(meanwhile, conn, job_id)
+        # More than a second after the enqueue.
+        await asyncio.sleep(1.2)
+        other.commit()
+        if is_final:
+            assert await done(conn, job_id) == ["cancelled"]
+        else:
+            await wait_until_async(lambda: state(conn, job_id) == "waiting")
+            await asyncio.sleep(0.3)
+            assert state(conn, job_id) == "waiting"
+        jobs.go.set()
+    assert jobs.ran[job_id] == 0
+
+
+async def test_a_job_that_is_cancelled_before_its_late_notification_is_read_does_not_start(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        heard: list[str] = []
+        a._listener._on_handoff = heard.append
+        job_id = enqueue(conn)
+        await wait_until_async(lambda: heard)
+        # The worker stood still meanwhile.
+        await asyncio.sleep(1.2)
+        conn.execute("set pgqueue.notify = off")
+        assert call(conn, "cancel", job_id) == "requested"
+        a._claimer.handed_off(heard[0])
+        assert await done(conn, job_id) == ["cancelled"]
+    assert jobs.ran == {}
 
 
 async def test_a_job_that_was_given_back_before_its_notification_came_does_not_start(

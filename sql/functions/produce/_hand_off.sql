@@ -5,10 +5,11 @@
 -- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
 --
 -- Only for the first write of a transaction. So a transaction hands off one job at most, and as a rule commits at once.
--- If it stays open, the lease runs out: it begins here, and not at the commit. The worker then extends it before it
--- starts the job, and maintenance takes it back if the worker cannot. The first lease is 5 seconds for the same reason: if the
--- notification is lost, the job starts about as late as with any lost notification. The worker extends it to its own
--- length if the job is still running after a third of that.
+-- If it stays open, the lease runs out: it begins here, and not at the commit. The worker gives back a job that reaches it
+-- more than a second after its enqueue, and claims it: meanwhile the queue may have been paused, a limit set, the job
+-- cancelled. If the lease is over by then, maintenance takes the job back. The first lease is 5 seconds, so that with a
+-- lost notification the job starts about as late as with any other lost one. The worker extends it to its own length if
+-- the job is still running after a third of that.
 --
 -- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began. And at SERIALIZABLE finding
 -- the new row reads a page of an index, which every other enqueue writes to: two transactions that enqueue could fail.
