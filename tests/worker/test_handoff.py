@@ -174,44 +174,33 @@ async def test_a_transaction_that_stays_open_after_its_enqueue(
     assert job(conn, job_id).attempts == 1
 
 
-def _expires(conn: psycopg.Connection, job_id: int) -> None:
-    """Nothing to do: it was enqueued so."""
-
-
-def _queue_is_paused(conn: psycopg.Connection, job_id: int) -> None:
+def _queue_is_paused(conn: psycopg.Connection) -> None:
     call(conn, "pause_queue", "default")
 
 
-def _limit_is_reached(conn: psycopg.Connection, job_id: int) -> None:
+def _limit_is_reached(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "queue", "default", 1)
     enqueue(conn, "t", {"waits": True})
     wait_until(lambda: value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 1)
 
 
-@pytest.mark.parametrize(
-    ("meanwhile", "is_final"),
-    [(_expires, True), (_queue_is_paused, False), (_limit_is_reached, False)],
-    ids=["expires", "paused", "limit"],
-)
+@pytest.mark.parametrize("meanwhile", [_queue_is_paused, _limit_is_reached], ids=["paused", "limit"])
 async def test_what_happens_before_the_commit_keeps_a_job_from_starting(
-    meanwhile: Callable[[psycopg.Connection, int], None], is_final: bool, database: Database, conn: psycopg.Connection
+    meanwhile: Callable[[psycopg.Connection], None], database: Database, conn: psycopg.Connection
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
         await ready(conn, a)
         other = database.connect(autocommit=False)
-        job_id = enqueue(other, **({"expires_in": "1 s"} if is_final else {}))
+        job_id = enqueue(other)
         assert state(other, job_id) == "executing"
-        await asyncio.to_thread(meanwhile, conn, job_id)
+        await asyncio.to_thread(meanwhile, conn)
         # More than a second after the enqueue.
         await asyncio.sleep(1.2)
         other.commit()
-        if is_final:
-            assert await done(conn, job_id) == ["cancelled"]
-        else:
-            await wait_until_async(lambda: state(conn, job_id) == "waiting")
-            await asyncio.sleep(0.3)
-            assert state(conn, job_id) == "waiting"
+        await wait_until_async(lambda: state(conn, job_id) == "waiting")
+        await asyncio.sleep(0.3)
+        assert state(conn, job_id) == "waiting"
         jobs.go.set()
     assert jobs.ran[job_id] == 0
 

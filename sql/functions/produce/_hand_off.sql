@@ -1,8 +1,8 @@
 -- Hand-off: enqueue reserves a job for an idle worker at once, and sends it the whole job in the notification.
 --
 -- The worker starts it without a claim: one round trip, one commit and one wake-up less. It serves the job that is enqueued
--- first in its transaction, is due, and has no key and no limit_key, while there are no limits and its queue is not
--- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
+-- first in its transaction, is due, and has no key, limit_key or expires_at, while there are no limits and its queue is
+-- not paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
 --
 -- Only for the first write of a transaction. So a transaction hands off one job at most, and as a rule commits at once.
 -- If it stays open, the lease runs out: it begins here, and not at the commit. The worker gives back a job that reaches it
@@ -68,6 +68,8 @@ begin
         where j.id = p_job_id
             and j.key is null
             and j.limit_key is null
+            -- Else it could start after that, or if its lease lapses before its transaction ends, count as started.
+            and j.expires_at is null
             -- With the other fields below the 8000 bytes of a payload.
             and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
             and not exists (select from pgqueue.limits)
