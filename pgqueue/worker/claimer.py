@@ -189,7 +189,15 @@ class Claimer:
         self._leases.add(held)
         self._give_back_handed_off(held)
 
+    def cancel_asked(self) -> None:
+        """One of the jobs that this worker holds is asked to cancel."""
+        # Perhaps in the transaction that enqueued it: then this notification comes right behind the job, which has not
+        # started yet.
+        self._runner.give_back_unstarted(handed_off=True)
+        self._leases.extend_now.set()
+
     def _take_handed_off(self, held: Held) -> None:
+        held.is_handed_off = True
         self._leases.add_short(held)
         self._events.reserved(1)
         log.debug("%s was handed to this worker", held)

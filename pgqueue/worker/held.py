@@ -76,6 +76,8 @@ class Held:
     leader: Held | None = None
     # Another session had locked its row when its end was reported.
     is_locked: bool = False
+    # enqueue() reserved it for this worker.
+    is_handed_off: bool = False
 
     def __init__(self, row: JobRow, deadline: float, taken: float | None = None) -> None:
         self.row = row

@@ -110,7 +110,7 @@ class Worker:
             self._links.keeping,
             on_wake=self._state.wake.set,
             on_due=self._claimer.sleeper.due_changed,
-            on_cancel=self._leases.extend_now.set,
+            on_cancel=self._claimer.cancel_asked,
             on_command=self._commands.asked_now.set,
             on_handoff=self._claimer.handed_off,
             on_missed=self._exchange.handoffs_missed,

@@ -205,6 +205,20 @@ async def test_what_happens_before_the_commit_keeps_a_job_from_starting(
     assert jobs.ran[job_id] == 0
 
 
+async def test_a_job_that_is_cancelled_in_its_own_transaction_does_not_start(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        with conn.transaction():
+            job_id = enqueue(conn)
+            assert state(conn, job_id) == "executing"
+            call(conn, "cancel", job_id)
+        assert await done(conn, job_id) == ["cancelled"]
+    assert jobs.ran == {}
+
+
 async def test_a_job_that_is_cancelled_before_its_late_notification_is_read_does_not_start(
     database: Database, conn: psycopg.Connection
 ) -> None:
