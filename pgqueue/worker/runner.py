@@ -351,6 +351,8 @@ class Runner:
         self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
 
     async def _run_in_threads(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any]) -> None:
+        # Already here: until a thread begins, its slot would count as free.
+        self.busy.add(held)
         base = contextvars.copy_context()
         odd = await self.handlers.threads.run(partial(self._run_plain_jobs, held, task, base))
         if odd is None:

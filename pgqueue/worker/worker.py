@@ -94,8 +94,8 @@ class Worker:
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
         self._runner.on_run = self.counts.started
-        if slots is not None:
-            self._runner.on_free = slots.freed
+        # A claim that waits for capacity looks again.
+        self._runner.on_free = self._state.freed.set if slots is None else slots.freed
         self._identity = Identity(config)
         self._registration = Registration(
             config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts

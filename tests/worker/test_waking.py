@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import Any
 
 import psycopg
 import pytest
 
-from pgqueue import App
+from pgqueue import App, Job
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -62,6 +64,41 @@ async def test_a_worker_goes_to_sleep_again_and_is_woken_again(
         for _ in range(3):
             await wait_until_async(lambda: is_asleep(conn, worker.config.name))
             assert await done(conn, enqueue(conn)) == ["succeeded"]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_a_worker_fills_its_last_slot_while_the_others_are_in_use(
+    is_async: bool, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    started: list[int] = []
+    go = threading.Event()
+
+    async def of_loop(run: Job) -> None:
+        started.append(run.id)
+        await asyncio.to_thread(go.wait)
+
+    def in_thread(run: Job) -> None:
+        started.append(run.id)
+        go.wait()
+
+    app.task(of_loop if is_async else in_thread, name="t")
+    # Announced, and claimed.
+    conn.execute("set pgqueue.fast_path = off")
+    async with working(app, database.dsn, concurrency=4, poll_interval=NEVER) as worker:
+        await wait_until_async(lambda: is_asleep(conn, worker.config.name))
+        ids = []
+        try:
+            for _ in range(4):
+                ids.append(enqueue(conn))
+                await wait_until_async(lambda: started == ids, timeout=5)
+            # No more than it has slots for.
+            waiting = enqueue(conn)
+            await asyncio.sleep(0.3)
+            assert job(conn, waiting).state == "waiting"
+        finally:
+            go.set()
+        assert await done(conn, *ids, waiting) == ["succeeded"] * 5
 
 
 async def test_a_woken_worker_claims_while_its_call_of_idle_is_under_way(
