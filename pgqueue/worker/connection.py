@@ -90,8 +90,10 @@ class Link:
         """Whether no call is under way."""
         return not self._turn.locked()
 
-    async def perform(self, call: Call[T], *, patient: bool = True) -> T:
+    async def perform(self, call: Call[T], *, patient: bool = True, within: float | None = None) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
+
+        If it is not answered `within` seconds, fewer than is usual for this link, it is sent again on a new connection.
 
         Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
         psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
@@ -108,7 +110,7 @@ class Link:
                             await self.close()
                         if self._connection is None:
                             await self._connect()
-                        return await self.perform_now(call)
+                        return await self.perform_now(call, within)
                     except (InvalidArgument, LockTimeout):
                         raise
                     except UnsupportedOption:
@@ -124,6 +126,8 @@ class Link:
                         if not patient:
                             raise_if_lasting(error)
                         trouble.met(error)
+                        # The server may only be slow: next time it gets its time.
+                        within = None
                     except BaseException:
                         # Cancelled: the state of the connection is unknown.
                         await self.close()
@@ -131,11 +135,12 @@ class Link:
                 await self._outage.pause(pause, answers)
                 pause = min(pause * 2, self._longest_pause)
 
-    async def perform_now(self, call: Call[T]) -> T:
+    async def perform_now(self, call: Call[T], within: float | None = None) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""
         assert self._connection is not None
         self.sent_at = time.monotonic()
-        return await answered(self._connection, self._perform(self._connection, call), self._within)
+        within = self._within if within is None else min(within, self._within)
+        return await answered(self._connection, self._perform(self._connection, call), within)
 
     async def close(self) -> None:
         """Close the connection; the next call makes another."""

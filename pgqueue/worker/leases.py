@@ -58,7 +58,8 @@ class Leases:
         self.add(held)
         if not self._short_came.is_set():
             now = time.monotonic()
-            self._short_at = now + (held.deadline - now) / 3
+            # Early: a connection that does not answer has to be replaced before this lease ends.
+            self._short_at = now + (held.deadline - now) / 10
             self._short_came.set()
 
     def remove(self, held: Held) -> None:
@@ -81,14 +82,15 @@ class Leases:
             self.extend_now.clear()
 
     async def extend_short_forever(self) -> None:
-        """Extend short leases to the worker's own length, at a third of the first one."""
+        """Extend short leases to the worker's own length, at a tenth of the first one."""
         while True:
             await self._short_came.wait()
             await asyncio.sleep(self._short_at - time.monotonic())
             self._short_came.clear()
-            half = time.monotonic() + self._lease / 2
-            if short := [held for held in self.held.values() if held.deadline < half]:
-                await self._extend(short)
+            now = time.monotonic()
+            if short := [held for held in self.held.values() if held.deadline < now + self._lease / 2]:
+                first = min(held.deadline for held in short)
+                await self._extend(short, within=max((first - now) / 3, 0.5))
 
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
@@ -123,13 +125,14 @@ class Leases:
             return held.deadline
         return min(refused_at, held.deadline) + self._lease
 
-    async def _extend(self, everything: list[Held]) -> bool:
+    async def _extend(self, everything: list[Held], within: float | None = None) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""
         all_granted = True
         for start in range(0, len(everything), _BATCH):
             batch = everything[start : start + _BATCH]
             rows = await self._link.perform(
-                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
+                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch]),
+                within=within,
             )
             asked_for = self._link.sent_at + self._lease
             kept = {row.job_id: row for row in rows}

@@ -17,6 +17,7 @@ from pgqueue.worker import Worker
 from tests.calls import call, enqueue, job, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
+from tests.proxy import Proxy
 from tests.worker.conftest import Start
 from tests.workers import NEVER, done, working, write_module
 
@@ -96,6 +97,24 @@ async def test_a_job_that_runs_on_has_its_lease_extended_in_time(database: Datab
         jobs.go.set()
         assert await done(conn, job_id) == ["succeeded"]
     assert jobs.ran[job_id] == 1
+
+
+async def test_a_frozen_connection_is_replaced_before_the_first_lease_ends(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    with Proxy(database.dsn) as proxy:
+        async with working(jobs.app, proxy.dsn, name="a", lease=LONG) as a:
+            await ready(conn, a)
+            proxy.hold(b"pgqueue.extend")
+            job_id = enqueue(conn, "t", {"waits": True})
+            await wait_until_async(lambda: proxy.holds)
+            left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
+            await wait_until_async(lambda: value(conn, left, job_id) > LONG - 10, timeout=8)
+            jobs.go.set()
+            assert await done(conn, job_id) == ["succeeded"]
+            proxy.deliver()
+    assert (jobs.ran[job_id], job(conn, job_id).losses) == (1, 0)
 
 
 async def test_a_worker_without_a_free_slot_gives_a_job_back_at_once(

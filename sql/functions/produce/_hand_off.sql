@@ -9,7 +9,7 @@
 -- more than a second after its enqueue, and claims it: meanwhile the queue may have been paused, a limit set, the job
 -- cancelled. If the lease is over by then, maintenance takes the job back. The first lease is 5 seconds, so that with a
 -- lost notification the job starts about as late as with any other lost one. The worker extends it to its own length if
--- the job is still running after a third of that.
+-- the job is still running after a tenth of that.
 --
 -- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began. And at SERIALIZABLE finding
 -- the new row reads a page of an index, which every other enqueue writes to: two transactions that enqueue could fail.
