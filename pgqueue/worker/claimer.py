@@ -64,6 +64,8 @@ class Claimer:
         # Hand-offs have filled the slots, or come in a stream; and when to look whether they still do.
         self._is_filled = False
         self._full_check: asyncio.TimerHandle | None = None
+        # A hand-off took a slot for which a claim under way may bring a job.
+        self._took_beside = False
         self._config = config
         self._links = links
         self._exchange = exchange
@@ -162,7 +164,7 @@ class Claimer:
         if self._before_claim is not None:
             # Another claim may have been sized meanwhile.
             self._before_claim()
-        self._runner.take(taken)
+        self._runner.take(self._with_slots(taken))
         self.jobs_wait = len(taken) >= asked_for
         if rows:
             log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
@@ -174,6 +176,18 @@ class Claimer:
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
         return len(taken)
+
+    def _with_slots(self, taken: list[Held]) -> list[Held]:
+        """Return the jobs of a claim, without those whose slots hand-offs took meanwhile: they are given back."""
+        if not self._took_beside:
+            return taken
+        self._took_beside = bool(self._exchange.in_flight)
+        room = max(self._runner.room, 0)
+        for leader in taken[room:]:
+            for held in (leader, *leader.members):
+                held.ended = End.RELEASED
+                self._give_back(held)
+        return taken[:room]
 
     def handed_off(self, payload: str) -> None:
         """Run a job that enqueue() reserved for this worker."""
@@ -204,7 +218,8 @@ class Claimer:
         if self._before_claim is not None:
             self._before_claim()
         is_claiming = not self._state.quiet and not self._state.stopping.is_set()
-        if is_claiming and self._runner.has_room:
+        if is_claiming and self._runner.room > 0:
+            self._took_beside |= bool(self._exchange.in_flight)
             self._runner.take([held])
         else:
             self._give_back_handed_off(held)
@@ -216,7 +231,7 @@ class Claimer:
         self._give_back(held)
 
     def _is_full(self) -> bool:
-        return self._runner.is_busy or not self._runner.has_room
+        return self._runner.is_busy or self._runner.room <= 0
 
     def _check_full(self) -> None:
         self._full_check = None

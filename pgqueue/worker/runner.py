@@ -130,9 +130,9 @@ class Runner:
         return max(capacity, 0)
 
     @property
-    def has_room(self) -> bool:
-        """Whether one more job would start soon, if no claim under way brings some."""
-        return len(self.busy) + len(self._waiting) < self._concurrency + self._pace.buffer()
+    def room(self) -> int:
+        """How many more jobs would start soon, if no claim under way brings some."""
+        return self._concurrency + self._pace.buffer() - len(self.busy) - len(self._waiting)
 
     def take(self, several: Sequence[Held]) -> None:
         """Run jobs as soon as slots are free."""

@@ -134,6 +134,38 @@ async def test_a_worker_without_a_free_slot_gives_a_job_back_at_once(
     assert {(job(conn, each).attempts, job(conn, each).losses) for each in (first, second)} == {(1, 0)}
 
 
+async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_another_worker(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
+        await ready(conn, a)
+        claimed, arrives = asyncio.Event(), asyncio.Event()
+        perform = a._links.first.perform
+
+        async def late(call: Any, **options: Any) -> Any:
+            reply = await perform(call, **options)
+            if isinstance(reply, list) and reply:
+                claimed.set()
+                await arrives.wait()
+            return reply
+
+        a._links.first.perform = late  # type: ignore[method-assign]
+        conn.execute("set pgqueue.fast_path = off")
+        announced = enqueue(conn)
+        await claimed.wait()
+        conn.execute("reset pgqueue.fast_path")
+        handed = enqueue(conn, "t", {"waits": True})
+        await wait_until_async(lambda: jobs.ran[handed])
+        arrives.set()
+        await wait_until_async(lambda: state(conn, announced) == "waiting", timeout=3)
+        async with working(jobs.app, database.dsn, name="b", poll_interval=NEVER):
+            assert await done(conn, announced) == ["succeeded"]
+        jobs.go.set()
+        assert await done(conn, handed) == ["succeeded"]
+    assert jobs.ran == {announced: 1, handed: 1}
+
+
 async def test_a_worker_whose_slots_stay_full_takes_no_more(database: Database, conn: psycopg.Connection) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", concurrency=2, poll_interval=NEVER) as a:
