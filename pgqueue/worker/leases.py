@@ -90,7 +90,12 @@ class Leases:
             now = time.monotonic()
             if short := [held for held in self.held.values() if held.deadline < now + self._lease / 2]:
                 first = min(held.deadline for held in short)
-                await self._extend(short, within=max((first - now) / 3, 0.5))
+                try:
+                    await self._extend(short, within=max((first - now) / 3, 0.5))
+                except BaseException:
+                    # This loop is started again: then at once.
+                    self._short_came.set()
+                    raise
 
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""

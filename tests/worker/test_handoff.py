@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
+from pgqueue.errors import UnsupportedOption
 from pgqueue.worker import Worker
 from tests.calls import call, enqueue, job, state, value
 from tests.databases import Database
@@ -97,6 +98,32 @@ async def test_a_job_that_runs_on_has_its_lease_extended_in_time(database: Datab
         jobs.go.set()
         assert await done(conn, job_id) == ["succeeded"]
     assert jobs.ran[job_id] == 1
+
+
+async def test_an_error_of_the_first_extension_does_not_lose_the_lease(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", lease=LONG) as a:
+        await ready(conn, a)
+        perform, raised = a._links.keeping.perform, False
+
+        async def once(call: Any, **options: Any) -> Any:
+            nonlocal raised
+            if b"pgqueue.extend" in call.text and not raised:
+                # A migration has outdated the plan.
+                raised = True
+                raise UnsupportedOption("cached plan must not change result type", hint="")
+            return await perform(call, **options)
+
+        a._links.keeping.perform = once  # type: ignore[method-assign]
+        job_id = enqueue(conn, "t", {"waits": True})
+        left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
+        await wait_until_async(lambda: value(conn, left, job_id) > LONG - 10, timeout=8)
+        assert raised
+        jobs.go.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert (jobs.ran[job_id], job(conn, job_id).losses) == (1, 0)
 
 
 async def test_a_frozen_connection_is_replaced_before_the_first_lease_ends(
