@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
+import psycopg
+
 from pgqueue.db import consume
+from pgqueue.db.call import perform
+from pgqueue.errors import PgQueueError
+from pgqueue.logs import one_line
 from pgqueue.worker.connection import Link
 from pgqueue.worker.held import Held
 from pgqueue.worker.outage import Outage
+
+log = logging.getLogger("pgqueue.worker")
 
 # Leases in one statement: it must be short, for it holds locks on their rows.
 _BATCH = 2000
@@ -55,6 +63,7 @@ class Leases:
 
     def add_short(self, held: Held) -> None:
         """Keep a lease that is shorter than the worker's, and extend it in time."""
+        held.first_deadline = held.deadline
         self.add(held)
         if not self._short_came.is_set():
             now = time.monotonic()
@@ -96,6 +105,30 @@ class Leases:
                     # This loop is started again: then at once.
                     self._short_came.set()
                     raise
+
+    def extend_in_thread(self, dsn: str) -> None:
+        """Extend short leases to the worker's own length, over a connection of its own: the event loop is blocked.
+
+        The first lease of a hand-off is over soon. It is extended once: a loop that stays blocked loses its jobs when
+        the leases that any job has are over.
+        """
+        short = [held for held in list(self.held.values()) if held.deadline == held.first_deadline]
+        if not short:
+            return
+        try:
+            with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
+                sent_at = time.monotonic()
+                rows = perform(
+                    connection,
+                    consume.extend([held.pair for held in short], self._lease, [held.is_started for held in short]),
+                )
+        except (psycopg.Error, PgQueueError, OSError) as error:
+            log.warning("leases cannot be extended while the event loop is blocked: %s", one_line(error))
+            return
+        granted = {row.job_id for row in rows if row.lease_expires_at is not None}
+        for held in short:
+            if held.row.id in granted and held.deadline == held.first_deadline:
+                held.deadline = sent_at + self._lease
 
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""

@@ -116,7 +116,7 @@ class Worker:
             on_missed=self._exchange.handoffs_missed,
             handoffs=self._claimer.handoffs,
         )
-        self._watchdog = Watchdog(self._runner.name_running)
+        self._watchdog = Watchdog(self._runner.name_running, on_blocked=lambda: self._leases.extend_in_thread(dsn))
 
     @property
     def completed(self) -> int:

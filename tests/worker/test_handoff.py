@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from pgqueue import App, Job
 from pgqueue.errors import UnsupportedOption
 from pgqueue.worker import Worker
-from tests.calls import call, enqueue, job, state, value
+from tests.calls import call, enqueue, job, maintain, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
@@ -98,6 +99,39 @@ async def test_a_job_that_runs_on_has_its_lease_extended_in_time(database: Datab
         jobs.go.set()
         assert await done(conn, job_id) == ["succeeded"]
     assert jobs.ran[job_id] == 1
+
+
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_job_as_long_as_a_claimed_one(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    ran: list[int] = []
+    go = threading.Event()
+
+    @app.task
+    async def t(run: Job) -> None:
+        ran.append(run.attempt)
+        go.wait(15)
+
+    def other_worker() -> float:
+        """Take back leases for longer than a first one holds, as another worker would; the job's at the end of that."""
+        left = -1.0
+        with psycopg.connect(database.dsn, autocommit=True) as beside:
+            began = time.monotonic()
+            while time.monotonic() < began + 7:
+                maintain(beside)
+                left = value(beside, "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs")
+                time.sleep(0.2)
+        go.set()
+        return float(left)
+
+    async with working(app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
+        await ready(conn, a)
+        beside = asyncio.get_running_loop().run_in_executor(None, other_worker)
+        job_id = enqueue(conn)
+        assert await done(conn, job_id) == ["succeeded"]
+        assert LONG - 10 < await beside < LONG
+    assert (ran, job(conn, job_id).losses) == ([1], 0)
 
 
 async def test_an_error_of_the_first_extension_does_not_lose_the_lease(
