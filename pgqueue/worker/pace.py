@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 _SPAN = 0.1
-_MOST = 1000
+# With 1,000 a worker drains 11 percent less: larger claims cost the server less for each job, and it has work on both
+# connections. 3,000 are no faster.
+_MOST = 2000
 
 # More jobs than this in one span: a stream, and not single ones. Then polls cost less than a NOTIFY for each job, and
 # commits with a NOTIFY, which wait for each other, are spared.
