@@ -97,10 +97,16 @@ class Leases:
             await asyncio.sleep(self._short_at - time.monotonic())
             self._short_came.clear()
             now = time.monotonic()
-            if short := [held for held in self.held.values() if held.deadline < now + self._lease / 2]:
-                first = min(held.deadline for held in short)
+            short = [held for held in self.held.values() if held.deadline < now + self._lease / 2]
+            due = [held for held in short if now - held.taken >= (held.deadline - held.taken) / 20]
+            if len(due) < len(short):
+                # The others have just come, and most of them end soon.
+                self._short_at = now + min(held.deadline - held.taken for held in short) / 20
+                self._short_came.set()
+            if due:
+                first = min(held.deadline for held in due)
                 try:
-                    await self._extend(short, within=max((first - now) / 3, 0.5))
+                    await self._extend(due, within=max((first - now) / 3, 0.5))
                 except BaseException:
                     # This loop is started again: then at once.
                     self._short_came.set()

@@ -14,8 +14,13 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
+from pgqueue.db.call import Call
+from pgqueue.db.consume import JobRow
 from pgqueue.errors import UnsupportedOption
 from pgqueue.worker import Worker
+from pgqueue.worker.held import Held
+from pgqueue.worker.leases import Leases
+from pgqueue.worker.outage import Outage
 from tests.calls import call, enqueue, job, maintain, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -463,3 +468,33 @@ def test_a_killed_worker_gets_no_more_jobs(start_worker: Start, conn: psycopg.Co
     wait_until(lambda: value(conn, ended, ids) == 20)
     # Less than the lease of a hand-off, and than the poll interval.
     assert time.monotonic() - began < 3
+
+
+class _Recording:
+    """A connection for leases, which takes down what it is asked and never answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+
+    async def perform(self, call: Call[object], **_: object) -> object:
+        self.asked.append(call.params[0])
+        return await asyncio.Event().wait()
+
+
+def _held(job_id: int, age: float) -> Held:
+    """A job that was handed over `age` seconds ago."""
+    now = time.monotonic()
+    row = JobRow(**dict.fromkeys(JobRow._fields) | {"id": job_id, "reservation": 1})
+    return Held(row, now - age + 5.0, now - age)
+
+
+async def test_a_first_lease_is_not_extended_while_its_job_has_just_come() -> None:
+    link = _Recording()
+    leases = Leases(link, Outage(""), 30.0, lambda held, why: None, lambda held: None)  # type: ignore[arg-type]
+    leases.add_short(_held(1, age=4.0))
+    # It stays as young as this for the whole test.
+    leases.add_short(_held(2, age=-60.0))
+    extending = asyncio.create_task(leases.extend_short_forever())
+    await wait_until_async(lambda: link.asked)
+    extending.cancel()
+    assert link.asked == [[1]]
