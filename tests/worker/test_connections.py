@@ -84,7 +84,7 @@ async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_r
             # Just after a call of idle(): the next one, which would find the connection dead, comes in about a second.
             over = (
                 "select state = 'idle' and state_change > clock_timestamp() - interval '0.1 s'"
-                " from pg_stat_activity where pid = %s"
+                " and strpos(query, 'pgqueue.idle(') > 0 from pg_stat_activity where pid = %s"
             )
             await wait_until_async(lambda: value(conn, over, pid))
             # As the server would have it: claimed in the worker's name, and the worker never heard of it.

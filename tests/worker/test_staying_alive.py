@@ -22,7 +22,7 @@ from pgqueue.config import worker_dsn
 from pgqueue.db.call import Call
 from pgqueue.worker.connection import Link, connect
 from pgqueue.worker.outage import Outage, Trouble, refused
-from tests.calls import enqueue, enqueue_many, job, value
+from tests.calls import enqueue, enqueue_many, enqueue_many, job, value
 from tests.databases import Database, uri
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
@@ -191,8 +191,9 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
             proxy.accept()
             assert await done(conn, job_id) == ["succeeded"]
             await wait_until_async(lambda: lines(caplog, "answers again after"))
-            # Four connections, each of which may have been made just before the last refusal.
-            await wait_until_async(lambda: len(backends(conn)) == 4)
+            # Four connections, each of which may have been made just before the last refusal. The second one for claims
+            # and ends is made when both have something to do.
+            await wait_until_async(lambda: enqueue_many(conn, 50) and len(backends(conn)) == 4)
             assert proxy.attempts - tried <= 8
     assert len(lines(caplog, "answers again after")) == 1
 
