@@ -22,7 +22,7 @@ from pgqueue.config import worker_dsn
 from pgqueue.db.call import Call
 from pgqueue.worker.connection import Link, connect
 from pgqueue.worker.outage import Outage, Trouble, refused
-from tests.calls import enqueue, enqueue_many, enqueue_many, job, value
+from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database, uri
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
