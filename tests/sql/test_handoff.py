@@ -101,7 +101,7 @@ _OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=_OPTIONS, declared=st.booleans())
 def test_what_is_sent_is_what_a_claim_returns(
     options: dict[str, Any], declared: bool, database: Database, conn: psycopg.Connection
