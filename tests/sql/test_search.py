@@ -198,7 +198,10 @@ def test_members_are_read_by_the_index_of_groups(conn: psycopg.Connection) -> No
     enqueue_many(conn, 20, "load", group_id=group)
     enqueue_many(conn, 20_000, "other")
     conn.execute("analyze pgqueue.jobs")
-    assert blocks(conn, f"""pgqueue.search('{{"groups": [{group}]}}')""") < 200
+    search = f"""pgqueue.search('{{"groups": [{group}]}}')"""
+    # The first call of a session also reads catalogs.
+    blocks(conn, search)
+    assert blocks(conn, search) < 200
 
 
 def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection) -> None:
