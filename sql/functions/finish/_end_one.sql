@@ -25,6 +25,7 @@ declare
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_gone record;
+    v_has_ended boolean;
 begin
     if coalesce(current_setting('pgqueue.fast_path', true), '') = 'off' or pgqueue._has_notes() then
         return false;
@@ -75,17 +76,16 @@ begin
         if v_gone.leaves_more then
             perform pgqueue._follow_ends(array[v_gone.job], true, 'succeeded', null);
         end if;
+        -- Not IS NOT NULL, which asks that each field of the row has a value.
+        v_has_ended := not (v_gone.job is null);
+        if v_has_ended and pgqueue._has_notes() then
+            -- A job was made to depend on this one meanwhile.
+            perform pgqueue._end_parents(array[p_job_id], 'succeeded');
+        end if;
     exception when lock_not_available or deadlock_detected or check_violation then
         return false;
     end;
-    if v_gone.job is null then
-        return false;
-    end if;
-    if pgqueue._has_notes() then
-        -- A job was made to depend on this one meanwhile.
-        perform pgqueue._end_parents(array[p_job_id], 'succeeded');
-    end if;
-    return true;
+    return v_has_ended;
 end
 $$;
 
