@@ -204,6 +204,27 @@ class Mixed(Producer):
         return Intent(row[0], kind, queue, key, delay)
 
 
+class Single(Producer):
+    """One job in a transaction, and then a pause: most are handed to an idle worker. Some transactions stay open."""
+
+    def step(self, conn: psycopg.Connection) -> None:
+        self.stopped.wait(self.rng.random() * 0.1)
+        super().step(conn)
+
+    def choose(self, conn: psycopg.Connection, token: str) -> list[Intent]:
+        tasks = ["plain", "plain_sync", "effect", "effect_sync", "flaky", "slow", "steady", "stubborn", "keyed"]
+        [task] = self.rng.choices(tasks, [20, 10, 10, 5, 12, 3, 30, 1, 5])
+        key = f"hot{self.rng.randrange(HOT_KEYS)}" if task == "keyed" else None
+        row = conn.execute(
+            "select pgqueue.enqueue(%s, %s, queue => 'mixed', key => %s)", [task, Jsonb({"token": token}), key]
+        ).fetchone()
+        assert row is not None
+        if self.rng.random() < 0.03:
+            # Past the first lease, too.
+            self.stopped.wait(self.rng.choice((0.3, 1.5, LEASE_S + 1)))
+        return [Intent(row[0], task, "mixed", key, 0.0)]
+
+
 class Consumer(Walker):
     """Reserves, does what handlers do, and completes in one transaction, by SQL alone; now and then it gives back."""
 

@@ -21,7 +21,7 @@ from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
 from tests.chaos import load
 from tests.chaos.checker import Findings, Step, Violation, check
-from tests.chaos.load import Bulk, Consumer, Mixed, Patient, Producer, Walker
+from tests.chaos.load import Bulk, Consumer, Mixed, Patient, Producer, Single, Walker
 from tests.chaos.recorder import Records
 from tests.chaos.weaver import CANCELLABLE, GROUPS
 from tests.databases import uri
@@ -110,7 +110,10 @@ class Verdict:
 
 
 class Scene:
-    """Everything of one run. `dsn` leads to the database, through a list of hosts where there are several."""
+    """Everything of one run. `dsn` leads to the database, through a list of hosts where there are several.
+
+    With `is_calm` jobs come one by one to idle workers, and there are no limits: so they are handed off.
+    """
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class Scene:
         server: Server | None = None,
         pace: float = 1500.0,
         fleet: str = "full",
+        is_calm: bool = False,
     ) -> None:
         self.name = name
         self.dsn = dsn
@@ -143,6 +147,7 @@ class Scene:
         # One at a time touches what all share.
         self.of_server = threading.RLock()
         self._fleet = fleet
+        self._is_calm = is_calm
         self._backlog = (0, 0)
         self._feeding = True
         self._keepers: list[threading.Thread] = []
@@ -154,7 +159,8 @@ class Scene:
     def prepare(self) -> None:
         self.records.prepare()
         with self.control() as conn:
-            conn.execute(load.LIMITS.encode())
+            if not self._is_calm:
+                conn.execute(load.LIMITS.encode())
             for role, level in ROLES.items():
                 with suppress(psycopg.errors.DuplicateObject):
                     conn.execute(f"create role {role} superuser login".encode())
@@ -367,6 +373,10 @@ class Scene:
     def _walkers(self) -> Iterator[Walker]:
         logs = self.records.directory
         seed = self.seed * 1000
+        if self._is_calm:
+            for n, dsn in enumerate([self.dsn, *(each.dsn for each in (self.pooler, self.proxy) if each is not None)]):
+                yield Single(dsn, f"single {n}", seed + n, logs, lambda: self._feeding)
+            return
         yield Bulk(self.dsn, "bulk", seed, logs, self._may_bulk)
         for n, role in enumerate(("postgres", *ROLES)):
             yield Mixed(uri(self.dsn, user=role), f"mixed {n}", seed + 1 + n, logs, self._may_mix)
@@ -437,7 +447,9 @@ class Scene:
                 (select max(prolonged) from pgqueue.maintenance_runs),
                 (select deadlocks from pg_stat_database where datname = current_database()),
                 (select count(*) from chaos.effects),
-                (select count(*) from pgqueue.history where attempts > 1)
+                (select count(*) from pgqueue.history where attempts > 1),
+                -- A claim reads the clock after the enqueue.
+                (select count(*) from pgqueue.history where reserved_at = created_at)
             """
         )
         names = (
@@ -446,5 +458,6 @@ class Scene:
             "deadlocks since the server last crashed",
             "effects in a job's own transaction",
             "jobs tried more than once",
+            "jobs handed off that ended under their first reservation",
         )
         return dict(zip(names, rows[0], strict=True)) if rows else {}

@@ -89,6 +89,13 @@ def mixed(plan: Plan, name: str, seconds: float, jobs: int) -> Verdict:
         return run(scene, [CLIENT_FAULTS, SERVER_FAULTS, OPERATOR_FAULTS], seconds, jobs)
 
 
+def handed_off(plan: Plan, name: str, seconds: float) -> Verdict:
+    """Jobs come one by one to idle workers: enqueue reserves them. Two faults at any time."""
+    with running(plan.directory / "handed_off") as server:
+        scene = Scene(name, server.database("calm"), plan.directory / "h", plan.seed, server=server, is_calm=True)
+        return run(scene, [CLIENT_FAULTS, [*SERVER_FAULTS, *OPERATOR_FAULTS]], seconds)
+
+
 def run(scene: Scene, groups: Sequence[Sequence[Any]], seconds: float, jobs: int = 0) -> Verdict:
     """Run a scene from its beginning to its verdict."""
     try:
@@ -263,6 +270,7 @@ def running(directory: Path, options: dict[str, str] | None = None) -> Iterator[
 
 
 OF_THEIR_OWN: dict[str, Callable[[Plan, str, float], Verdict]] = {
+    "handed off": handed_off,
     "failover synchronous": synchronous,
     "failover asynchronous": asynchronous,
     "patroni": under_patroni,
