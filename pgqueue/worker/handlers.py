@@ -22,7 +22,7 @@ from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, describe, verdict
 from pgqueue.worker.held import End, Held, Verdict, arguments
 from pgqueue.worker.running_jobs import RunningJobs
-from pgqueue.worker.threads import Outcome, Threads, contained
+from pgqueue.worker.threads import NoThread, Outcome, Threads, contained
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -223,6 +223,9 @@ class Handlers:
                 await self._failed(held, task, error)
             else:
                 await self._interrupted(held, task)
+        except NoThread:
+            # It has not run: no attempt of it failed.
+            raise
         except Suspended:
             self._on_end(held, End.SUSPENDED)
         except Signal as signal:

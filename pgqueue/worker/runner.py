@@ -19,7 +19,7 @@ from pgqueue.tasks import Task
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
 from pgqueue.worker.pace import Pace
-from pgqueue.worker.threads import Outcome
+from pgqueue.worker.threads import NoThread, Outcome
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -318,11 +318,7 @@ class Runner:
         except Exception as error:
             if self._closed:
                 raise
-            # An error around the handler, not in it. A job that did not end here would be held for ever.
-            log.exception("%s could not be run and is given back", held)
-            held.error = self.handlers.describe(error)
-            held.delay = 10.0
-            self._end(held, End.RELEASED)
+            self._not_run(held, error)
         finally:
             if held.timer is not None:
                 held.timer.cancel()
@@ -335,6 +331,13 @@ class Runner:
             # its own.
             while me.cancelling():
                 me.uncancel()
+
+    def _not_run(self, held: Held, error: Exception) -> None:
+        """Give a job back after an error around its handler, not in it. Else it would be held for ever."""
+        log.error("%s could not be run and is given back", held, exc_info=error)
+        held.error = self.handlers.describe(error)
+        held.delay = 10.0
+        self._end(held, End.RELEASED)
 
     async def _may_start(self, held: Held) -> bool:
         """Report the start of a job that was lost or crashed before. All members of a batch, for they share its end."""
@@ -354,7 +357,12 @@ class Runner:
         # Already here: until a thread begins, its slot would count as free.
         self.busy.add(held)
         base = contextvars.copy_context()
-        odd = await self.handlers.threads.run(partial(self._run_plain_jobs, held, task, base))
+        try:
+            odd = await self.handlers.threads.run(partial(self._run_plain_jobs, held, task, base))
+        except NoThread as error:
+            self.busy.discard(held)
+            self._not_run(held, error)
+            return
         if odd is None:
             return
         held, task, ran = odd

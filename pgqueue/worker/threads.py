@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -10,8 +11,14 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+log = logging.getLogger("pgqueue.worker")
+
 # The result or exception of a call.
 Outcome = tuple[object, BaseException | None]
+
+
+class NoThread(Exception):
+    """There is no thread, and the system starts none."""
 
 
 class Threads:
@@ -36,13 +43,21 @@ class Threads:
         self._idle = 0
         self._is_waking = False
         self._closed = False
+        # Why the system refused to start another thread, the last time.
+        self._refused = ""
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Have a thread make this call, which must not raise: see `contained`."""
+        """Have a thread make this call, which must not raise: see `contained`.
+
+        Raises NoThread when the system gives this process no thread at all. While it has some, calls wait for those.
+        """
         future: asyncio.Future[T] = self._loop.create_future()
         self._calls.append((future, call))
         if not self._is_waking:
             self._wake_one()
+            if not self._threads:
+                self._calls.clear()
+                raise NoThread(f"no thread can be started: {self._refused}")
         return future
 
     def report(self, report: Callable[[], None]) -> None:
@@ -73,10 +88,21 @@ class Threads:
                 self._is_waking = True
                 self._wake.release()
             elif self._threads < self._most:
-                self._threads += 1
-                self._is_waking = True
-                # A daemon: a handler that does not return keeps no process alive.
-                threading.Thread(target=self._work, name=f"pgqueue_{self._threads}", daemon=True).start()
+                self._start_one()
+
+    def _start_one(self) -> None:
+        self._threads += 1
+        self._is_waking = True
+        try:
+            # A daemon: a handler that does not return keeps no process alive.
+            threading.Thread(target=self._work, name=f"pgqueue_{self._threads}", daemon=True).start()
+        except RuntimeError as error:
+            # A limit of the system. A thread that is there takes the call when it is free; the next call tries again.
+            self._threads -= 1
+            self._is_waking = False
+            if self._threads and not self._refused:
+                log.warning("no other thread can be started (%s): sync handlers share %d", error, self._threads)
+            self._refused = str(error)
 
     def _work(self) -> None:
         while not self._closed:

@@ -47,6 +47,68 @@ async def test_async_and_sync_handlers_get_their_arguments_and_the_job(
     assert thread == threading.current_thread().name != other_thread
 
 
+@pytest.fixture
+def refused_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of threads that the system does not start, as at a limit of a container."""
+    names: set[str] = set()
+    start = threading.Thread.start
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    return names
+
+
+@pytest.mark.parametrize("allowed", [None, "1 minute"])
+async def test_a_sync_job_for_which_no_thread_can_be_started_is_given_back_and_runs_later(
+    allowed: str | None, database: Database, conn: psycopg.Connection, refused_threads: set[str]
+) -> None:
+    app = App()
+
+    @app.task
+    def t() -> None: ...
+
+    refused_threads.add("pgqueue_1")
+    jobs = [enqueue(conn, timeout=allowed) for _ in range(3)]
+    async with working(app, database.dsn, concurrency=2):
+        await wait_until_async(lambda: all(job(conn, each).claims == 1 for each in jobs))
+        await wait_until_async(lambda: all(job(conn, each).state == "waiting" for each in jobs))
+        refused_threads.clear()
+        Clock(conn).advance("11 s")
+        assert await done(conn, *jobs) == ["succeeded"] * 3
+    assert [(job(conn, each).attempts, job(conn, each).errors) for each in jobs] == [(1, None)] * 3
+
+
+async def test_sync_jobs_share_the_threads_that_there_are(
+    database: Database, conn: psycopg.Connection, refused_threads: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    go = threading.Event()
+    names: set[str] = set()
+
+    @app.task
+    def t() -> None:
+        names.add(threading.current_thread().name)
+        assert go.wait(20)
+
+    refused_threads.add("pgqueue_2")
+    async with working(app, database.dsn, concurrency=3):
+        jobs = [enqueue(conn) for _ in range(2)]
+        await wait_until_async(lambda: "no other thread can be started" in caplog.text)
+        go.set()
+        assert await done(conn, *jobs) == ["succeeded"] * 2
+        assert names == {"pgqueue_1"}
+        refused_threads.clear()
+        go.clear()
+        jobs = [enqueue(conn) for _ in range(2)]
+        await wait_until_async(lambda: names == {"pgqueue_1", "pgqueue_2"})
+        go.set()
+        assert await done(conn, *jobs) == ["succeeded"] * 2
+
+
 @pytest.mark.parametrize("kind", ["async", "sync"])
 async def test_no_more_handlers_run_at_once_than_concurrency_allows(
     kind: str, database: Database, conn: psycopg.Connection
