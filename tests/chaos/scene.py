@@ -270,7 +270,8 @@ class Scene:
         except psycopg.OperationalError:
             # A cluster may still be settling who is its primary.
             time.sleep(20)
-            findings = self._check()
+            with self.control():
+                findings = self._check()
         findings.counts.update(self._figures_of_the_server())
         findings.add(self.notes)
         findings.add(self._refusals())
