@@ -281,6 +281,7 @@ def django_on(database: Database) -> Iterator[Any]:
     from django import db  # noqa: PLC0415
     from django.conf import settings  # noqa: PLC0415
     from django.db import transaction  # noqa: F401, PLC0415
+    from django.utils.functional import empty  # noqa: PLC0415
 
     parts = conninfo_to_dict(database.dsn)
     named = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
@@ -293,6 +294,8 @@ def django_on(database: Database) -> Iterator[Any]:
     yield db
     db.connections["default"].close()
     del db.connections["default"]
+    # Else the worker of each later test would close connections of Django around its handlers.
+    settings._wrapped = empty
 
 
 @pytest.fixture(params=sorted(WAYS))
