@@ -334,7 +334,9 @@ class Runner:
 
     def _not_run(self, held: Held, error: Exception) -> None:
         """Give a job back after an error around its handler, not in it. Else it would be held for ever."""
-        log.error("%s could not be run and is given back", held, exc_info=error)
+        if not isinstance(error, NoThread):
+            # That is logged once: it meets every sync job.
+            log.error("%s could not be run and is given back", held, exc_info=error)
         held.error = self.handlers.describe(error)
         held.delay = 10.0
         self._end(held, End.RELEASED)

@@ -43,7 +43,7 @@ class Threads:
         self._idle = 0
         self._is_waking = False
         self._closed = False
-        # Why the system refused to start another thread, the last time.
+        # Why the system did not start another thread, the last time that it was asked.
         self._refused = ""
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -96,12 +96,18 @@ class Threads:
         try:
             # A daemon: a handler that does not return keeps no process alive.
             threading.Thread(target=self._work, name=f"pgqueue_{self._threads}", daemon=True).start()
+            self._refused = ""
         except RuntimeError as error:
             # A limit of the system. A thread that is there takes the call when it is free; the next call tries again.
             self._threads -= 1
             self._is_waking = False
-            if self._threads and not self._refused:
-                log.warning("no other thread can be started (%s): sync handlers share %d", error, self._threads)
+            if not self._refused:
+                # Once until another one starts, and not for each job.
+                log.warning(
+                    "the system starts no other thread (%s): %d run the sync handlers; with none, jobs are given back",
+                    error,
+                    self._threads,
+                )
             self._refused = str(error)
 
     def _work(self) -> None:

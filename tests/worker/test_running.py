@@ -64,7 +64,11 @@ def refused_threads(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 @pytest.mark.parametrize("allowed", [None, "1 minute"])
 async def test_a_sync_job_for_which_no_thread_can_be_started_is_given_back_and_runs_later(
-    allowed: str | None, database: Database, conn: psycopg.Connection, refused_threads: set[str]
+    allowed: str | None,
+    database: Database,
+    conn: psycopg.Connection,
+    refused_threads: set[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     app = App()
 
@@ -80,6 +84,8 @@ async def test_a_sync_job_for_which_no_thread_can_be_started_is_given_back_and_r
         Clock(conn).advance("11 s")
         assert await done(conn, *jobs) == ["succeeded"] * 3
     assert [(job(conn, each).attempts, job(conn, each).errors) for each in jobs] == [(1, None)] * 3
+    assert caplog.text.count("the system starts no other thread") == 1
+    assert "could not be run" not in caplog.text
 
 
 async def test_sync_jobs_share_the_threads_that_there_are(
@@ -97,7 +103,7 @@ async def test_sync_jobs_share_the_threads_that_there_are(
     refused_threads.add("pgqueue_2")
     async with working(app, database.dsn, concurrency=3):
         jobs = [enqueue(conn) for _ in range(2)]
-        await wait_until_async(lambda: "no other thread can be started" in caplog.text)
+        await wait_until_async(lambda: "the system starts no other thread" in caplog.text)
         go.set()
         assert await done(conn, *jobs) == ["succeeded"] * 2
         assert names == {"pgqueue_1"}
