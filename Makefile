@@ -22,7 +22,8 @@ help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: $(installed) ## watch a small shop at work, on a server of its own
-	$(bin)/pgqueue demo
+	@echo "demo: a shop takes orders, two workers handle them, one is killed; ten seconds"
+	@$(bin)/pgqueue demo
 
 test: $(installed) ## run the tests, on PGQUEUE_TEST_DSN, Docker, or the embedded server
 	$(bin)/pytest -m "not long" $(TESTS)
@@ -101,7 +102,8 @@ clean: ## remove whatever git does not know, save the embedded server's data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(installed): pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("pgqueue needs Python 3.11 or newer; name it: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
-	test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
-	$(bin)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit("pgqueue needs Python 3.11 or newer; name it: make PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	@echo "installing pgqueue and what its tests need into $(VENV): about a minute, once"
+	@test -x $(bin)/python || $(PYTHON) -m venv $(VENV)
+	@$(bin)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

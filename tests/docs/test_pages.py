@@ -92,6 +92,11 @@ def test_the_readme_is_a_tour_of_at_most_250_lines_with_a_table_of_contents() ->
     assert "## Contents" in lines
 
 
+def test_the_first_screen_of_the_readme_has_the_two_commands_of_a_fresh_clone() -> None:
+    lines = read("README.md").splitlines()[:30]
+    assert [line.split("#")[0].strip() for line in lines if line.startswith("make ")] == ["make demo", "make test"]
+
+
 def test_every_page_of_docs_is_linked_from_the_index_and_stands_in_its_contents_once() -> None:
     index = read("docs/index.md")
     found = [page.removeprefix("docs/") for page in pages() if page.startswith("docs/") and page != "docs/index.md"]
