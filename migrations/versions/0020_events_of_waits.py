@@ -9,9 +9,6 @@ down_revision = "0019"
 branch_labels = None
 depends_on = None
 
-# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "e1d43d7937a26fd9d25325e02ca7c41560313f10fea4214f25e9c536b48a6612"
-
 
 def upgrade() -> None:
     run_sql(Path(__file__).with_suffix(".sql").read_text())

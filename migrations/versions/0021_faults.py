@@ -1,0 +1,22 @@
+"""What the faults of the first attack needed in tables, types and indexes."""
+
+from pathlib import Path
+
+from pgqueue.schema.migrate import run_sql
+
+revision = "0021"
+down_revision = "0020"
+branch_labels = None
+depends_on = None
+
+# The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
+SQL_DIGEST = "e1d43d7937a26fd9d25325e02ca7c41560313f10fea4214f25e9c536b48a6612"
+
+
+def upgrade() -> None:
+    run_sql(Path(__file__).with_suffix(".sql").read_text())
+
+
+def downgrade() -> None:
+    # Each section of the upgrade has its line here.
+    run_sql("comment on column pgqueue.jobs.retry is 'Options for retries of this job, over those of its task: {\"policy\": ..., \"delay\": seconds, \"queue\": ...}; null as a rule.';")
