@@ -2,7 +2,8 @@
 
 A migrated database has 42 partitions of history, and its maintenance makes others when a test moves the clock. Each is
 five files, so that cloning takes much longer. Most tests do not care: theirs have one partition for all days and
-one for all months, which any clock finds in place, and are cloned in 0.02 s. Those marked `partitions` get what the
+one for all months, which any clock finds in place, and are cloned in 0.02 s. There a function also waits for a lock for
+a minute instead of 5 s: a test that holds a lock does not race that timeout. Tests marked `partitions` get what the
 migrations made.
 Cleaning takes 10 ms. So a database whose test left the schema as it found it is emptied and handed out again; one in
 which anything else is new, changed or missing is dropped. Migrating each time is what tests/migrations is for.
@@ -197,6 +198,7 @@ class Cloner(databases.Databases):
             dsn = uri(self.server_dsn, dbname=self._template(_UNDIVIDED))
             with psycopg.connect(dsn, autocommit=True) as conn:
                 _leave_two_partitions(conn)
+                _wait_for_locks(conn)
         except BaseException:
             self.drop_templates()
             raise
@@ -214,6 +216,27 @@ def _leave_two_partitions(conn: psycopg.Connection) -> None:
             conn.execute(f"comment on table pgqueue.history_all_{each} is 'Private: history of all times.'".encode())
     # Each clone copies what the catalogs have left.
     conn.execute("vacuum (full)")
+
+
+def _wait_for_locks(conn: psycopg.Connection) -> None:
+    """Let functions that wait 5 s for a lock wait for a minute.
+
+    A test that holds a lock until it sees who waits for it does not race the product on a busy machine.
+    """
+    conn.execute("""
+        do $$
+        declare
+            v_function regprocedure;
+        begin
+            for v_function in
+                select p.oid from pg_proc p
+                where p.pronamespace = 'pgqueue'::regnamespace and 'lock_timeout=5s' = any (p.proconfig)
+            loop
+                execute format('alter function %s set lock_timeout = %L', v_function, '60s');
+            end loop;
+        end
+        $$
+    """)
 
 
 @dataclass(frozen=True, slots=True)

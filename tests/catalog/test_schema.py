@@ -9,12 +9,14 @@ import os
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from tests.catalog.dump import dump
 
 SCHEMA = Path(__file__).with_name("schema.txt")
 
 
+@pytest.mark.partitions
 def test_the_schema_is_the_one_in_schema_txt(conn: psycopg.Connection) -> None:
     text = dump(conn)
     if os.environ.get("PGQUEUE_WRITE_SCHEMA"):

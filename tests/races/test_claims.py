@@ -165,6 +165,7 @@ def test_of_two_ends_of_one_attempt_the_first_counts(database: Database) -> None
 
 
 @pytest.mark.long
+@pytest.mark.partitions
 def test_a_call_that_waits_for_a_row_too_long_is_refused_and_changes_nothing(database: Database) -> None:
     conn = database.connect()
     job_ids = enqueue_many(conn, 2)
