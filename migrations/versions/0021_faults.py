@@ -19,6 +19,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     # Each section of the upgrade has its line here.
-    run_sql(
-        'comment on column pgqueue.jobs.retry is \'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ...}; null as a rule.\';'
-    )
+    run_sql("comment on column pgqueue.jobs.retry is 'Options for retries of this job, over those of its task.';")
