@@ -89,6 +89,37 @@ def test_two_workers_that_declare_it_at_once_write_one_plan(database: Database, 
     assert value(conn, "select count(*) from pgqueue.schedule_runs where schedule = 'new'") == 1
 
 
+def test_an_edit_beside_maintenance_that_runs_the_same_instant_enqueues_one_job(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    first, second = database.session(), database.session()
+    first.run("begin")
+    assert first.run("select pgqueue._run_schedules(100)") == [(1,)]
+    other = second.start("select pgqueue.schedule('s', '0 4 * * *', 't')")
+    wait_until(lambda: second.waits_behind(first))
+    first.run("commit")
+    other.result(timeout=10)
+    maintain(conn)
+    assert len(jobs(conn)) == 1
+
+
+def test_maintenance_beside_an_edit_that_is_not_committed_loses_nothing(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    first = database.session()
+    for end in ("rollback", "commit"):
+        first.run("begin")
+        first.run("select pgqueue.schedule('s', '0 4 * * *', 't')")
+        maintain(conn)  # Waits 50 ms for the instant that the edit settled, and records an error.
+        assert jobs(conn) == []
+        first.run(end)  # type: ignore[arg-type]
+    maintain(conn)
+    assert len(jobs(conn)) == 1
+    clock.set("2030-01-07 04:00:00+00")
+    maintain(conn)
+    assert len(jobs(conn)) == 2
+
+
 def test_under_an_old_snapshot_a_check_costs_the_same(
     database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
@@ -113,10 +144,9 @@ def test_under_an_old_snapshot_a_check_costs_the_same(
     [[plan]] = conn.execute(
         """
         explain (analyze, buffers, format json)
-        select x.next_at from pgqueue.schedules s cross join lateral (
-            select r.next_at from pgqueue.schedule_runs r
-            where r.schedule = s.name and r.rule is not null order by r.n desc limit 1
-        ) x where s.name = 'busy'
+        select x.next_at
+        from pgqueue.schedules s cross join lateral pgqueue._latest_plan(s.name, pgqueue._clock()) x
+        where s.name = 'busy'
         """
     ).fetchall()
     top = plan[0]["Plan"]

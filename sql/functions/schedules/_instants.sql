@@ -1,7 +1,8 @@
 -- When a schedule is due: by its cron expression or its interval, and which instants a late run makes up for.
 --
 -- _next_instant and _last_instant compute, _schedule_turn decides by catch_up. _schedule_rule is everything that they
--- depend on, as one text: after a change of the rule the next instant is computed again. _plan_schedule records it.
+-- depend on, as one text: after a change of the rule the next instant is computed again. _plan_schedule records it, after
+-- _settle_schedule enqueued what was due by the old rule.
 
 create or replace function pgqueue._schedule_turn(
     p_spec bytea,
@@ -12,6 +13,7 @@ create or replace function pgqueue._schedule_turn(
     p_now timestamptz,
     p_catch_up text,
     p_cap integer,
+    p_is_planned boolean,
     out instants timestamptz[],
     out next_at timestamptz,
     out passed_from timestamptz
@@ -32,7 +34,10 @@ begin
         return;
     end if;
 
-    next_at := pgqueue._next_instant(p_spec, p_every, p_anchor, p_timezone, p_due_at);
+    -- Another rule planned this instant: since when this one holds is unknown, so it owes nothing before now.
+    next_at := pgqueue._next_instant(
+        p_spec, p_every, p_anchor, p_timezone, case when p_is_planned then p_due_at else p_now end
+    );
     if next_at is null or next_at > p_now then
         if p_due_at >= v_in_time or p_catch_up <> 'skip' then
             instants := array[p_due_at];
@@ -70,9 +75,9 @@ end
 $$;
 
 comment on function pgqueue._schedule_turn(
-    bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer
+    bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer, boolean
 ) is
-    'Private: for a schedule due since p_due_at (null: unknown): the instants to run now, the first of the missed ones that are skipped, and when it is due next.';
+    'Private: for a schedule due since p_due_at (null: unknown), planned by this rule or another: the instants to run now, the first of the missed ones that are skipped, and when it is due next.';
 
 create or replace function pgqueue._next_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
@@ -149,6 +154,40 @@ $$;
 comment on function pgqueue._schedule_rule(pgqueue.schedules) is
     'Private: everything on which the instants of a schedule depend, as one text to compare.';
 
+-- The newest row that the clock has reached: after a jump ahead and back, the plan from before the jump holds again.
+create or replace function pgqueue._latest_plan(p_schedule text, p_now timestamptz)
+returns setof pgqueue.schedule_runs
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select r.*
+    from pgqueue.schedule_runs r
+    where r.schedule = p_schedule and r.rule is not null and r.decided_at <= p_now + interval '1 s'
+    order by r.n desc
+    limit 1
+$$;
+
+comment on function pgqueue._latest_plan(text, timestamptz) is
+    'Private: the run of a schedule that says when it is due next.';
+
+create or replace function pgqueue._next_of_schedule(p_schedule pgqueue.schedules, p_after timestamptz)
+returns timestamptz
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select pgqueue._next_instant(
+        case when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression) end,
+        p_schedule.every, p_schedule.anchor, coalesce(p_schedule.timezone, p_schedule.declared_timezone), p_after
+    )
+$$;
+
+comment on function pgqueue._next_of_schedule(pgqueue.schedules, timestamptz) is
+    'Private: the first instant of a schedule after p_after.';
+
 create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
 returns timestamptz
 language plpgsql
@@ -157,10 +196,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_next_at timestamptz := pgqueue._next_instant(
-        case when p_schedule.expression is null then p_schedule.spec else pgqueue._cron_parse(p_schedule.expression) end,
-        p_schedule.every, p_schedule.anchor, coalesce(p_schedule.timezone, p_schedule.declared_timezone), p_now
-    );
+    v_next_at timestamptz := pgqueue._next_of_schedule(p_schedule, p_now);
 begin
     insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, rule)
     values (p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule));

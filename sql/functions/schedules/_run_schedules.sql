@@ -1,9 +1,8 @@
 -- A step of maintain: enqueues the jobs of schedules that are due, and records the outcome.
 --
 -- A schedule is due at next_at of its newest row in schedule_runs, read through an index that ends at that row: one probe
--- for each schedule and second (2 us), whatever old versions a snapshot keeps. next_at counts only if the rule from which
--- it was computed is unchanged, and the clock is not before the row: if an operator edits an expression, or the clock steps
--- back, it is computed again from now.
+-- for each schedule and second (2 us), whatever old versions a snapshot keeps. After an update of the rule by hand, next_at
+-- is computed again from now; an instant of the old rule that is over runs first.
 -- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
 -- was really inserted, in one statement. Concurrent callers would wait there for each other; maintain's own lock
 -- prevents that. All due schedules go in one statement, in due order. If it fails, each half is tried in an exception
@@ -38,6 +37,32 @@ $$;
 
 comment on function pgqueue._run_schedules(integer) is
     'Private: enqueues the due jobs of at most p_limit schedules; returns how many jobs.';
+
+-- Called before the row changes and the next instant is computed from now: the old rule owes what has passed. Locks
+-- no row; may wait for a maintain() that runs the same instant. If it fails, the instant stays due, and maintain retries it.
+create or replace function pgqueue._settle_schedule(p_schedule pgqueue.schedules)
+returns boolean
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_now timestamptz := pgqueue._ready_at(null);
+    v_until timestamptz := least(v_now, p_schedule.paused_at);
+    v_due_at timestamptz;
+begin
+    select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
+    if v_due_at <= v_until then
+        perform pgqueue._run_or_halve(v_now, 1, array[p_schedule.name], array[v_due_at]);
+        select l.next_at into v_due_at from pgqueue._latest_plan(p_schedule.name, v_now) l;
+    end if;
+    return coalesce(v_due_at > v_until, true);
+end
+$$;
+
+comment on function pgqueue._settle_schedule(pgqueue.schedules) is
+    'Private: enqueues what is due by a schedule as it stands, up to now or to its pause; false: that failed.';
 
 -- Runs are kept for a week, so the clock may step back by a week without running an instant again.
 create or replace function pgqueue._tidy_schedule_runs(p_now timestamptz, p_limit integer)
@@ -113,19 +138,12 @@ set enable_seqscan = off
 set enable_bitmapscan = off
 set jit = off
 as $$
-    select s.name, case when not k.anew then r.next_at end
+    select s.name, case when r.next_at <= p_now then r.next_at end
     from pgqueue.schedules s
-    left join lateral (
-        select x.next_at, x.retry_at, x.decided_at, x.rule, x.error
-        from pgqueue.schedule_runs x
-        where x.schedule = s.name and x.rule is not null
-        order by x.n desc
-        limit 1
-    ) r on true
+    left join lateral pgqueue._latest_plan(s.name, p_now) r on true
     cross join lateral (
         select
             r.rule is distinct from pgqueue._schedule_rule(s)
-            or r.decided_at > p_now + interval '1 s'
             or (r.next_at is null and r.retry_at <= p_now) as anew
     ) k
     where s.paused_at is null
@@ -161,10 +179,13 @@ begin
                 sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
             from due d
             join pgqueue.schedules s on s.name = d.name
+            left join lateral pgqueue._latest_plan(s.name, p_now) l on true
             cross join lateral pgqueue._schedule_turn(
                 case when s.expression is null then s.spec else pgqueue._cron_parse(s.expression) end,
-                s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at, p_now, s.catch_up,
-                case when s.overlap = 'skip' then 1 else s.catch_up_cap end
+                s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at,
+                -- A paused one is settled when it is resumed: what passed before the pause is owed.
+                least(p_now, s.paused_at), s.catch_up, case when s.overlap = 'skip' then 1 else s.catch_up_cap end,
+                l.rule is not distinct from pgqueue._schedule_rule(s)
             ) t
         ),
         runs as materialized (

@@ -1,6 +1,7 @@
 -- configure_schedule: an operator's expression and time zone instead of the declared ones; deploys do not change them.
 --
--- Locks and updates the row of the schedule, and records its next instant. Unlike an update by hand, it refuses an
+-- Locks and updates the row of the schedule, after it enqueued what is due by the old rule, and records its next instant.
+-- While the schedule is paused, resume_schedule does both. Unlike an update by hand, it refuses an
 -- expression or a zone that cannot run, and leaves a row in the audit.
 
 create or replace function pgqueue.configure_schedule(
@@ -18,6 +19,8 @@ declare
     v_reset text[] := coalesce(configure_schedule.reset, '{}'::text[]);
     v_before pgqueue.schedules;
     v_after pgqueue.schedules;
+    v_is_settled boolean;
+    v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_name('name', configure_schedule.name);
     perform pgqueue._check_reset(v_reset, array['expression', 'timezone'], 'configure_schedule');
@@ -31,6 +34,7 @@ begin
     if not found then
         return false;
     end if;
+    v_is_settled := v_before.paused_at is null and pgqueue._settle_schedule(v_before);
     update pgqueue.schedules s
     set
         expression = case when 'expression' <> all (v_reset) then coalesce(configure_schedule.expression, s.expression) end,
@@ -42,11 +46,14 @@ begin
     ) then
         return false;
     end if;
-    if pgqueue._plan_schedule(v_after, pgqueue._clock()) is null then
+    if pgqueue._next_of_schedule(v_after, v_now) is null then
         perform pgqueue._refuse(
             'a schedule must have a next time', format('%s never comes.', quote_literal(v_after.expression)),
             'Compare the day of month with the length of the month.'
         );
+    end if;
+    if v_is_settled then
+        perform pgqueue._plan_schedule(v_after, v_now);
     end if;
     return true;
 end

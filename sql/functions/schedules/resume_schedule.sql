@@ -1,5 +1,6 @@
 -- resume_schedule: continues the schedule from now. Runs of the pause are not made up for: they were not missed. (If you
--- set paused_at to null by an update instead, catch_up decides.) Locks and updates its row, inserts its next instant.
+-- set paused_at to null by an update instead, catch_up decides.) One that was due before the pause is owed, and runs.
+-- Locks and updates its row, inserts its next instant.
 
 create or replace function pgqueue.resume_schedule(name text)
 returns boolean
@@ -12,20 +13,25 @@ as $$
 #variable_conflict use_column
 declare
     v_schedule pgqueue.schedules;
+    v_is_settled boolean;
 begin
     perform pgqueue._check_name('name', resume_schedule.name);
-    update pgqueue.schedules s
-    set paused_at = null
+    select s.* into v_schedule
+    from pgqueue.schedules s
     where s.name = resume_schedule.name and s.paused_at is not null
-    returning s.* into v_schedule;
+    for update;
     if not found then
         return false;
     end if;
-    perform pgqueue._plan_schedule(v_schedule, pgqueue._clock());
+    v_is_settled := pgqueue._settle_schedule(v_schedule);
+    update pgqueue.schedules s set paused_at = null where s.name = resume_schedule.name;
+    if v_is_settled then
+        perform pgqueue._plan_schedule(v_schedule, pgqueue._clock());
+    end if;
     perform pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
     return true;
 end
 $$;
 
 comment on function pgqueue.resume_schedule(text) is
-    'Continue a paused schedule from now; runs of the pause are not made up for. False: there is no such schedule, or it was not paused.';
+    'Continue a paused schedule from now; runs of the pause are not made up for, one that was due before it is. False: there is no such schedule, or it was not paused.';

@@ -3,7 +3,8 @@
 -- Writes one row of schedules, and only when it differs, so that every worker may call it at each start. Does not
 -- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
 -- comes up later, at night. Records the first instant at once, so that it is not missed if maintenance does not run for a
--- while.
+-- while. Before a rule changes, what is due by it runs, as a job of the new declaration: a worker of the old one may be
+-- gone. Rules are compared as text, for after that the same rule in other letters goes on as it would have.
 
 create or replace function pgqueue.schedule(
     name text,
@@ -37,6 +38,8 @@ declare
     v_every interval := make_interval(secs => extract(epoch from schedule.every)::double precision);
     v_spec bytea;
     v_schedule pgqueue.schedules;
+    v_after pgqueue.schedules;
+    v_is_settled boolean := true;
     v_options pgqueue.job_options;
     v_next_at timestamptz;
     v_rule text;
@@ -67,6 +70,30 @@ begin
         );
     end if;
 
+    select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name for update;
+    v_after := v_schedule;
+    v_after.declared_expression := schedule.expression;
+    v_after.declared_timezone := schedule.timezone;
+    v_after.every := v_every;
+    if found and (
+        (v_schedule.catch_up, v_schedule.catch_up_cap) is distinct from (schedule.catch_up, schedule.catch_up_cap)
+        or pgqueue._schedule_rule(v_schedule) <> pgqueue._schedule_rule(v_after)
+    ) then
+        update pgqueue.schedules s
+        set
+            task = schedule.task,
+            args = schedule.args,
+            queue = schedule.queue,
+            priority = schedule.priority,
+            max_attempts = schedule.max_attempts,
+            expires_in = schedule.expires_in,
+            headers = schedule.headers,
+            tags = schedule.tags,
+            retention = schedule.retention
+        where s.name = schedule.name;
+        v_is_settled := v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
+    end if;
+
     insert into pgqueue.schedules as s (
         name, declared_expression, declared_timezone, every, anchor, catch_up, catch_up_cap, overlap, jitter, task,
         args, queue, priority, max_attempts, expires_in, headers, tags, retention, spec
@@ -82,7 +109,6 @@ begin
         declared_expression = excluded.declared_expression,
         declared_timezone = excluded.declared_timezone,
         every = excluded.every,
-        anchor = case when s.every is distinct from excluded.every then excluded.anchor else s.anchor end,
         catch_up = excluded.catch_up,
         catch_up_cap = excluded.catch_up_cap,
         overlap = excluded.overlap,
@@ -113,16 +139,16 @@ begin
     end if;
 
     select s.* into v_schedule from pgqueue.schedules s where s.name = schedule.name;
-    select r.next_at, r.rule into v_next_at, v_rule
-    from pgqueue.schedule_runs r
-    where r.schedule = schedule.name and r.rule is not null
-    order by r.n desc
-    limit 1;
+    select l.next_at, l.rule into v_next_at, v_rule from pgqueue._latest_plan(schedule.name, v_now) l;
     if v_rule is distinct from pgqueue._schedule_rule(v_schedule)
         -- An operator's expression may be wrong. maintain reports that; it must not stop a worker's start.
         and v_schedule.expression is null and v_schedule.timezone is null
     then
-        v_next_at := pgqueue._plan_schedule(v_schedule, v_now);
+        -- If what was due could not run, or waits for the end of a pause, its plan stays the newest.
+        v_next_at := case
+            when v_is_settled then pgqueue._plan_schedule(v_schedule, v_now)
+            else pgqueue._next_of_schedule(v_schedule, v_now)
+        end;
     end if;
     return v_next_at;
 end
