@@ -316,7 +316,7 @@ def test_a_key_that_is_held_too_long_is_one_jobs_error_and_the_batch_waits_once(
     conn: psycopg.Connection, two: tuple[Session, Session]
 ) -> None:
     first, second = two
-    patience(conn, "300 ms")
+    patience(conn, "3 s")
     first.run("begin")
     for key in "bcd":
         first.run("select pgqueue.enqueue('t', dedupe => %s)", [key])
@@ -329,7 +329,7 @@ def test_a_key_that_is_held_too_long_is_one_jobs_error_and_the_batch_waits_once(
     assert [row[0] for row in rows] == ["inserted", "inserted", "error", "error", "error", "inserted"]
     assert rows[2][1:] == ("55P03", True)
     # Not once for each key.
-    assert 0.3 <= taken < 0.8
+    assert 3 <= taken < 6
 
 
 def test_a_deadlock_is_the_callers_and_no_outcome(conn: psycopg.Connection, two: tuple[Session, Session]) -> None:

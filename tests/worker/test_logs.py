@@ -97,12 +97,12 @@ def test_each_line_of_json_names_its_job(conn: psycopg.Connection, start_worker:
             assert (line["job_id"], line["queue"], line["attempt"]) == (job_id, "default", 1)
     [says] = [line for line in lines if line["message"] == "from the loop"]
     assert (says["task"], says["customer"]) == ("says", 17)
-    [ended] = [line for line in lines if line["message"].startswith(f"says[{jobs['says']}] succeeded in 0.")]
+    [ended] = [line for line in lines if line["message"].startswith(f"says[{jobs['says']}] succeeded in ")]
     assert (ended["level"], ended["state"]) == ("info", "succeeded")
-    assert 0 < ended["seconds"] < 5
+    assert ended["seconds"] > 0
     [dead] = [line for line in lines if "is dead" in line["message"]]
     assert dead["level"] == "error"
-    assert dead["message"].startswith(f"fails[{jobs['fails']}] is dead after attempt 1 of 1 in 0.")
+    assert dead["message"].startswith(f"fails[{jobs['fails']}] is dead after attempt 1 of 1 in ")
     assert dead["message"].endswith(" s: RuntimeError: no way")
     assert 'raise RuntimeError("no\\nway")' in dead["error"]
 
