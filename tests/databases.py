@@ -81,6 +81,7 @@ order by 1
 # The templates.
 _MIGRATED = "migrated"
 _UNDIVIDED = "undivided"
+_ELSEWHERE = "elsewhere"
 
 
 # Connections that a database keeps for its next test.
@@ -144,7 +145,7 @@ class Cloner(databases.Databases):
 
     def __init__(self, server_dsn: str, run_id: str) -> None:
         super().__init__(server_dsn, run_id)
-        self._clean: dict[str, list[tuple[str, list[PGconn]]]] = {_MIGRATED: [], _UNDIVIDED: []}
+        self._clean: dict[str, list[tuple[str, list[PGconn]]]] = {_MIGRATED: [], _UNDIVIDED: [], _ELSEWHERE: []}
         self._fresh: dict[str, _Fresh] = {}
 
     def empty(self) -> Database:
@@ -153,8 +154,24 @@ class Cloner(databases.Databases):
 
     def migrated(self, *, partitions: bool = False) -> Database:
         """Create a database in which the migrations have run; with their `partitions`, or with two for all times."""
-        kind = _MIGRATED if partitions else _UNDIVIDED
         self.make_template()
+        return self._clone(_MIGRATED if partitions else _UNDIVIDED)
+
+    def elsewhere(self) -> Database:
+        """Create a database as other people have it: of a Turkish locale, and published for a replica of all tables."""
+        with self._alone():
+            if not self._exists(self._template(_ELSEWHERE)):
+                self._make_template(_ELSEWHERE, _publish_all, self._turkish())
+        return self._clone(_ELSEWHERE)
+
+    def _turkish(self) -> str:
+        """The options of a database in which upper('i') is not I; "" where the server is built without ICU."""
+        has_icu = self._conn.execute("select from pg_collation where collname = 'und-x-icu'").fetchone()
+        if has_icu is None or self._conn.info.server_version < 150000:
+            return ""
+        return "encoding 'UTF8' locale_provider icu icu_locale 'tr-TR'"
+
+    def _clone(self, kind: str) -> Database:
         if self._clean[kind]:
             name, kept = self._clean[kind].pop()
             return Database(uri(self.server_dsn, dbname=name), kind, kept)
@@ -186,6 +203,7 @@ class Cloner(databases.Databases):
     def drop_templates(self) -> None:
         super().drop_templates()
         self._drop(self._template(_UNDIVIDED))
+        self._drop(self._template(_ELSEWHERE))
 
     def _last_template(self) -> str:
         return self._template(_UNDIVIDED)
@@ -213,6 +231,7 @@ def _leave_two_partitions(conn: psycopg.Connection) -> None:
                 f"create table pgqueue.history_all_{each} partition of pgqueue.history_{each}"
                 " for values from (minvalue) to (maxvalue)".encode()
             )
+            conn.execute(f"alter table pgqueue.history_all_{each} replica identity full".encode())
             conn.execute(f"comment on table pgqueue.history_all_{each} is 'Private: history of all times.'".encode())
     # Each clone copies what the catalogs have left.
     conn.execute("vacuum (full)")
@@ -237,6 +256,15 @@ def _wait_for_locks(conn: psycopg.Connection) -> None:
         end
         $$
     """)
+
+
+def _publish_all(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        _leave_two_partitions(conn)
+        _wait_for_locks(conn)
+        # Only a superuser may.
+        if conn.info.parameter_status("is_superuser") == "on":
+            conn.execute("create publication everything for all tables")
 
 
 @dataclass(frozen=True, slots=True)

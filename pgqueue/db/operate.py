@@ -341,7 +341,8 @@ _ONLY = {
     "ids": "j.id = any (%s::bigint[])",
     "worker": "j.reserved_by = %s::text",
     "error": "exists (select from jsonb_array_elements(j.errors) e"
-    " where strpos(lower(concat_ws(': ', e ->> 'class', e ->> 'message')), lower(%s::text)) > 0)",
+    " where strpos(lower(concat_ws(': ', e ->> 'class', e ->> 'message') collate \"C\"),"
+    ' lower(%s::text collate "C")) > 0)',
     # An error names the option by the comment.
     "since": "j.created_at >= /* since => */ ",
     "until": "j.created_at < /* until => */ ",

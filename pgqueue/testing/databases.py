@@ -80,13 +80,9 @@ class Databases:
         """Make the template, unless another process of the run has made it."""
         if self._template_is_ready:
             return
-        # One process of the run makes it; the others wait here.
-        self._conn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [self._run_id])
-        try:
+        with self._alone():
             if not self._exists(self._last_template()):
                 self._make_templates()
-        finally:
-            self._conn.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [self._run_id])
         self._template_is_ready = True
 
     @contextmanager
@@ -114,19 +110,32 @@ class Databases:
     def _last_template(self) -> str:
         return self._template("migrated")
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One process of the run at a time: it makes what the others, which wait here, then find."""
+        self._conn.execute("select pg_advisory_lock(hashtextextended(%s, 0))", [self._run_id])
+        try:
+            yield
+        finally:
+            self._conn.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", [self._run_id])
+
     def _make_templates(self) -> None:
+        self._make_template("migrated", self._prepare)
+
+    def _make_template(self, kind: str, prepare: Callable[[str], object] | None, options: str = "") -> None:
         # Imported here, so that tests without a schema run if this import fails.
         from pgqueue.schema.migrate import migrate  # noqa: PLC0415
 
         unfinished = self._template("unfinished")
         self._drop(unfinished)
-        self._conn.execute(sql.SQL("create database {} template template0").format(sql.Identifier(unfinished)))
+        create = sql.SQL("create database {} template template0 {}")
+        self._conn.execute(create.format(sql.Identifier(unfinished), sql.SQL(options)))
         try:
             dsn = uri(self.server_dsn, dbname=unfinished)
             migrate(dsn)
-            if self._prepare is not None:
-                self._prepare(dsn)
-            names = [sql.Identifier(each) for each in (unfinished, self._template("migrated"))]
+            if prepare is not None:
+                prepare(dsn)
+            names = [sql.Identifier(each) for each in (unfinished, self._template(kind))]
             self._conn.execute(sql.SQL("alter database {} rename to {}").format(*names))
         except BaseException:
             self._drop(unfinished)

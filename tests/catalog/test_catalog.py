@@ -197,6 +197,22 @@ def test_no_function_refuses_what_is_not_supported(conn: psycopg.Connection) -> 
     assert found == []
 
 
+def test_upper_and_lower_case_are_those_of_no_database(conn: psycopg.Connection) -> None:
+    """In a Turkish one lower('MON-FRI') is not mon-fri. The bounds of a range have the names of functions too."""
+    found = [
+        f"{name}: {line.strip()}"
+        for name, text in conn.execute(
+            "select proname::text, prosrc from pg_proc where pronamespace = 'pgqueue'::regnamespace"
+        )
+        for line in text.splitlines()
+        if re.search(
+            r"\b(lower|upper|initcap)\((?!g\.gap)|\bilike\b|~\*|\bcasefold\(", re.sub(r"--.*|'[^']*'", "", line)
+        )
+        and 'collate "C"' not in line.replace("pg_catalog.", "")
+    ]
+    assert found == []
+
+
 def test_no_function_is_overloaded(conn: psycopg.Connection) -> None:
     assert (
         names(

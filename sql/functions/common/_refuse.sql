@@ -125,7 +125,7 @@ begin
     if current_setting('transaction_isolation') not in ('read committed', 'read uncommitted') then
         perform pgqueue._refuse(
             format('%s must be called in a READ COMMITTED transaction', p_function),
-            format('This transaction is %s.', upper(current_setting('transaction_isolation'))),
+            format('This transaction is %s.', upper(current_setting('transaction_isolation') collate "C")),
             'Call it in a transaction of its own: begin isolation level read committed.',
             '25001'
         );

@@ -248,7 +248,7 @@ as $$
         and ((p_filter).lines is null or pgqueue._first_line(p_errors) like any ((p_filter).lines))
         and (
             cardinality((p_filter).errors) = 0 or (p_filter).errors is null
-            or concat_ws(': ', p_errors -> -1 ->> 'class', p_errors -> -1 ->> 'message') ilike any ((p_filter).errors)
+            or concat_ws(': ', p_errors -> -1 ->> 'class', p_errors -> -1 ->> 'message') collate pg_catalog."C" ilike any ((p_filter).errors)
         )
         and ((p_filter).args is null or p_args @> all ((p_filter).args))
 $$;

@@ -23,7 +23,7 @@ begin
                         'worker', w.name, 'queues', w.queues, 'info', w.info, 'started_at', w.started_at,
                         'last_beat_at', b.at
                     )
-                    order by w.name
+                    order by w.name collate "C"
                 ),
                 '[]'
             )

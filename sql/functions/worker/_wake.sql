@@ -61,7 +61,7 @@ parallel safe
 as $$
     -- When the server's NOTIFY queue overflows, every commit with a NOTIFY fails. A late start is better.
     select
-        coalesce(pg_catalog.lower(pg_catalog.current_setting('pgqueue.notify', true)), 'on')
+        coalesce(pg_catalog.lower(pg_catalog.current_setting('pgqueue.notify', true) collate pg_catalog."C"), 'on')
             not in ('off', 'false', 'no', '0')
         and pg_catalog.pg_notification_queue_usage() <= 0.5
 $$;
