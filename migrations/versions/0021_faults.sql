@@ -1,3 +1,19 @@
 -- The mended faults, one section each.
 comment on column pgqueue.jobs.retry is
     'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ...}; null: those of its task.';
+
+-- Under a publication for all tables PostgreSQL refuses to update or delete rows of a table that has no key. A key would
+-- cost each insert an index entry; the whole row as identity costs only updates and deletes, which are rare here. It is
+-- not inherited: each partition has its own.
+alter table pgqueue.lanes replica identity full;
+alter table pgqueue.lease_promises replica identity full;
+alter table pgqueue.limit_starts replica identity full;
+do $$
+declare
+    v_table regclass;
+begin
+    for v_table in select t.relid from pg_partition_tree('pgqueue.history') t loop
+        execute format('alter table %s replica identity full', v_table);
+    end loop;
+end
+$$;

@@ -93,6 +93,7 @@ declare
     v_gap record;
     v_problems text[] := '{}'::text[];
     v_problem text;
+    v_context text;
 begin
     attached := 0;
     if not exists (select from pgqueue._partition_gaps(p_days, p_months)) then
@@ -109,7 +110,10 @@ begin
             v_problem := pgqueue._fill_gap(v_gap.parent, v_gap.name, v_gap.lower, v_gap.upper);
             attached := attached + 1;
         exception when others then
-            v_problem := format('nothing can be attached as %s (%s: %s)', v_gap.name, sqlstate, sqlerrm);
+            get stacked diagnostics v_context = pg_exception_context;
+            v_problem := format(
+                'nothing can be attached as %s (%s)', v_gap.name, pgqueue._error_text(sqlstate, sqlerrm, v_context)
+            );
         end;
         if v_problem is not null then
             v_problems := v_problems || v_problem;
@@ -141,6 +145,8 @@ begin
     for v_number in 2..20 loop
         if to_regclass('pgqueue.' || v_name) is null then
             execute format('create table pgqueue.%I (like pgqueue.%I)', v_name, p_parent);
+            -- Without it no row could be deleted under a publication for all tables. Not inherited.
+            execute format('alter table pgqueue.%I replica identity full', v_name);
             execute format(
                 'alter table pgqueue.%I attach partition pgqueue.%I for values from (%L) to (%L)',
                 p_parent, v_name, p_lower, p_upper
@@ -199,6 +205,10 @@ begin
         return format('%s is detached and too large to be attached at once', p_table);
     end if;
     begin
+        -- One that was made before partitions had it.
+        if (select c.relreplident from pg_class c where c.oid = p_table) <> 'f' then
+            execute format('alter table %s replica identity full', p_table);
+        end if;
         execute format(
             'alter table pgqueue.%I attach partition %s for values from (%L) to (%L)', p_parent, p_table, p_lower, p_upper
         );
@@ -286,10 +296,16 @@ volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_problem text := (select a.problem from pgqueue._attach_partitions(14, 26, 1000) a);
 begin
-    perform pgqueue._attach_partitions(14, 26, 1000);
-    insert into pgqueue.maintenance_steps (at, step, next_at)
-    select pgqueue._clock(), 'partitions', pgqueue._clock() + s.every from pgqueue._steps() s where s.step = 'partitions';
+    insert into pgqueue.maintenance_steps (at, step, next_at, failures, failing_since, error)
+    select
+        v_now, s.step, case when v_problem is null then v_now + s.every end, (v_problem is not null)::integer,
+        case when v_problem is not null then v_now end, v_problem
+    from pgqueue._steps() s
+    where s.step = 'partitions';
 end
 $$;
 
