@@ -353,10 +353,14 @@ def awake(worker: str) -> Call[None]:
     return Call(b"select pgqueue.awake(%s::text)", (worker,), read_nothing)
 
 
-def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float]]:
-    """Run maintenance; reads (ran, rescued, leases with a grace period, expired, seconds to the next call)."""
+def maintain(max_age: float = 0.0) -> Call[tuple[bool, int, int, int, float, dict[str, str] | None]]:
+    """Run maintenance.
+
+    Reads (ran, rescued, leases with a grace period, expired, seconds to the next call, steps that keep failing with
+    their errors; None: it did not run).
+    """
     return Call(
-        b"select ran, rescued, prolonged, expired, extract(epoch from call_again_in)::float8"
+        b"select ran, rescued, prolonged, expired, extract(epoch from call_again_in)::float8, failing"
         b" from pgqueue.maintain(%s::interval)",
         (timedelta(seconds=max_age),),
         read_one,

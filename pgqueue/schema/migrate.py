@@ -293,7 +293,14 @@ def _failed(error: BaseException) -> MigrationError:
             f"the role may not do this: {error.diag.message_primary}",
             hint="migrate as the role that owns the schema pgqueue, or that may create it",
         )
-    return MigrationError(f"the migration failed and nothing was changed: {error}")
+    context = error.diag.context if isinstance(error, psycopg.Error) else None
+    where = re.search(r"function ((?!pgqueue\.)[^\s(]+)\(", context or "")
+    if where is None:
+        return MigrationError(f"the migration failed and nothing was changed: {error}")
+    return MigrationError(
+        f"the migration failed in {where[1]}, which is not of the queue, and nothing was changed: {error}",
+        hint="if it is an event trigger's function: qualify the names in it, or alter function ... set search_path",
+    )
 
 
 __all__ = ["Status", "migrate", "run_sql", "script", "status"]

@@ -1,10 +1,8 @@
-"""Keep the worker registered, and run maintenance while it is busy."""
+"""Keep the worker registered."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import Callable
 
 from pgqueue.config import WorkerConfig
@@ -14,13 +12,6 @@ from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
 from pgqueue.worker.counts import Counts
 from pgqueue.worker.identity import Identity
-
-# An idle worker still calls maintain() this often: it alone makes and drops tables.
-_FULL_RUN_EVERY = 300.0
-
-# No run of maintenance is needed when the last one is younger than this, in seconds.
-_MAX_AGE = 0.8
-_FULL_RUN_MAX_AGE = 0.1
 
 
 class Registration:
@@ -71,18 +62,3 @@ class Registration:
             # Deregistered after minutes of silence, on a laptop that was suspended.
             self._counts.put_back("beat", counted)
             await self._link.perform(self.hello())
-
-    async def maintain_forever(self) -> None:
-        """Run maintenance about once a second, save while idle() does so."""
-        full_run_at = -math.inf
-        while True:
-            # idle() makes and drops no tables: that takes tens of milliseconds, on the connection that claims.
-            if self._is_idle() and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
-                await asyncio.sleep(0.5)
-                continue
-            # Right after a run of idle() there is no need for another, save for those steps.
-            max_age = _FULL_RUN_MAX_AGE if self._is_idle() else _MAX_AGE
-            ran, *_, pause = await self._link.perform(consume.maintain(max_age=max_age))
-            if ran:
-                full_run_at = time.monotonic()
-            await asyncio.sleep(pause)

@@ -28,6 +28,7 @@ from pgqueue.worker.job_log import JobLog
 from pgqueue.worker.leases import Leases
 from pgqueue.worker.links import make_links, make_listener
 from pgqueue.worker.loops import Loop, keep_running
+from pgqueue.worker.maintenance import Maintenance
 from pgqueue.worker.outage import Outage
 from pgqueue.worker.registration import Registration
 from pgqueue.worker.reporter import Reporter
@@ -100,6 +101,7 @@ class Worker:
         self._registration = Registration(
             config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
         )
+        self._maintenance = Maintenance(self._links.keeping, lambda: self._claimer.sleeper.is_idle)
         self._claimer = self._make_claimer()
         self._shutdown = self._make_shutdown()
         self._commands = self._make_commands()
@@ -273,7 +275,7 @@ class Worker:
             "short leases": self._leases.extend_short_forever,
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
-            "maintenance": self._registration.maintain_forever,
+            "maintenance": self._maintenance.maintain_forever,
             "commands": self._commands.obey_forever,
             "progress": self._progress.store_forever,
             "sharing": lambda: share_forever(self._runner, self._links.keeping, config.name),

@@ -361,3 +361,20 @@ def test_a_role_without_rights_gets_a_hint(empty_database: Database) -> None:
         assert "owns" in (refused.value.hint or "")
     finally:
         conn.execute(f"drop role {role}".encode())
+
+
+def test_a_failure_in_the_code_of_others_names_it(empty_database: Database) -> None:
+    conn = empty_database.connect()
+    if conn.info.parameter_status("is_superuser") != "on":
+        pytest.skip("only a superuser may create an event trigger")
+    conn.execute(
+        "create table ddl_log (tag text); create function note_ddl() returns event_trigger language plpgsql as"
+        " $$ begin insert into ddl_log values (tg_tag); end $$;"
+        " create event trigger note_ddl on ddl_command_end execute function note_ddl()"
+    )
+    with pytest.raises(MigrationError, match=r"failed in note_ddl.*\"ddl_log\" does not exist") as refused:
+        migrate(empty_database.dsn)
+    assert "event trigger" in (refused.value.hint or "")
+    assert value(conn, "select to_regnamespace('pgqueue')") is None
+    conn.execute("alter function note_ddl() set search_path = public")
+    assert migrate(empty_database.dsn).current

@@ -19,6 +19,7 @@ declare
     v_slice_from timestamptz;
     v_took interval;
     v_has_failed boolean := false;
+    v_context text;
 begin
     cut := false;
     perform setval('pgqueue.step_under_way', p_number);
@@ -38,10 +39,11 @@ begin
                 v_step.error := format('%s: cut by statement_timeout (%s)', sqlstate, current_setting('statement_timeout'));
             when others then
                 v_has_failed := true;
-                v_step.error := sqlstate || ': ' || left(sqlerrm, 500);
-                if p_state.step = 'drop' and sqlstate = '55P03' then
-                    -- A reader holds a lock, which is no failure; stats() shows overdue partitions.
-                    v_step.error := null;
+                -- A reader holds a lock on a partition, which is no failure; stats() shows overdue partitions. An error
+                -- of before stands until the step succeeds.
+                if p_state.step <> 'drop' or sqlstate <> '55P03' then
+                    get stacked diagnostics v_context = pg_exception_context;
+                    v_step.error := pgqueue._error_text(sqlstate, sqlerrm, v_context);
                 end if;
         end;
         v_took := clock_timestamp() - v_slice_from;
@@ -84,6 +86,21 @@ comment on function pgqueue._run_step(
     pgqueue.maintenance_steps, integer, interval, integer, timestamptz, pgqueue.maintenance_runs
 ) is
     'Private: runs a step of maintain() until its share of the time is over, and records what its next run needs; cut: statement_timeout ended it.';
+
+-- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
+create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select p_sqlstate || ': ' || left(p_message, 500)
+        || coalesce(' (in ' || substring(p_context from 'function ((?!pgqueue\.)[^\s(]+)\(') || ')', '')
+$$;
+
+comment on function pgqueue._error_text(text, text, text) is
+    'Private: an error of maintenance in one line, with the function that raised it if it is not of the queue.';
 
 -- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them. The timer starts
 -- before statement_timestamp(), by the time of planning at most.

@@ -10,7 +10,9 @@
 -- Call it in a transaction of its own and commit at once: the rows that it changed, and the lock, are held until then.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
-returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval)
+returns table (
+    ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
+)
 language plpgsql
 volatile
 parallel unsafe
@@ -22,7 +24,7 @@ as $$
 begin
     perform pgqueue._require_read_committed('maintain');
     return query
-    select m.ran, m.rescued, m.prolonged, m.expired, m.call_again_in
+    select m.ran, m.rescued, m.prolonged, m.expired, m.call_again_in, m.failing
     from pgqueue._run_maintenance(maintain.max_age, '0') m;
 end
 $$;
@@ -31,12 +33,15 @@ comment on function pgqueue.maintain(interval) is
     'Maintenance: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere, '
     'in a transaction of its own, and commit at once: what it locks is held until then. '
     'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
-    'call_again_in: when this caller should call again so that the fleet as a whole calls once a second.';
+    'call_again_in: when this caller should call again so that the fleet as a whole calls once a second. '
+    'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false.';
 
 -- p_ddl_after: steps that create and drop tables run once they are overdue by that much. idle() leaves them to other
 -- callers for a day: they take tens of milliseconds on a connection that is about to claim.
 create or replace function pgqueue._run_maintenance(p_max_age interval, p_ddl_after interval)
-returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval)
+returns table (
+    ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
+)
 language plpgsql
 volatile
 parallel unsafe
@@ -107,6 +112,11 @@ begin
     prolonged := v_run.prolonged - coalesce(v_last.prolonged, 0);
     expired := v_run.expired - coalesce(v_last.expired, 0);
     call_again_in := pgqueue._call_again_in(v_now, v_now);
+    failing := (
+        select coalesce(jsonb_object_agg(l.step, l.error), '{}')
+        from pgqueue._last_steps() l
+        where l.error is not null and l.failures > 2
+    );
     return next;
 end
 $$;

@@ -21,10 +21,12 @@ as $$
         and exists (select from pgqueue.jobs)
     union all
     select
-        'critical', 'maintenance', l.step, format('the step fails since %s, %s times: %s', l.failing_since, l.failures, l.error),
+        case when l.failures > 2 then 'critical' else 'warning' end, 'maintenance', l.step,
+        format('the step fails since %s, %s: %s', l.failing_since,
+            case l.failures when 1 then 'once' else l.failures || ' times' end, l.error),
         'correct the cause that the error names; maintain() retries the step by itself'
     from pgqueue._last_steps() l
-    where l.error is not null and l.failures > 2
+    where l.error is not null
     union all
     select
         'warning', 'maintenance', l.step,
@@ -90,7 +92,7 @@ as $$
         select w.worker
         from pgqueue.worker_status w
         where w.is_alive and w.command = 'quiet' and (w.queues is null or d.queue = any (w.queues))
-        order by w.worker
+        order by w.worker collate "C"
         limit 1
     ) quiet on true
     where (q.paused_at is not null or pgqueue._workers_of(d.queue, p_now) = 0)
@@ -195,7 +197,7 @@ as $$
     where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
     union all
     select
-        'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version)),
+        'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version collate "C")),
         'nothing, if a deployment is under way'
     from (select distinct w.info ->> 'version' as version from pgqueue.workers w where w.info ->> 'version' is not null) v
     having count(*) > 1

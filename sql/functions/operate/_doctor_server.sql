@@ -202,10 +202,11 @@ as $$
     union all
     select
         'warning', 'partitions', 'history',
-        format('%s partitions of history for the next days or months are missing', count(*)),
-        'let a worker run, or: select pgqueue.maintain();'
+        format('%s partitions of history for the next days or months are missing%s', count(*), '; maintain() could not make them: ' || l.error),
+        case when l.error is null then 'let a worker run, or: select pgqueue.maintain();' else 'correct the cause that the error names' end
     from pgqueue._partition_gaps(3, 1) g
-    having count(*) > 0
+    cross join (select s.error from pgqueue._last_steps() s where s.step = 'partitions') l
+    group by l.error
 $$;
 
 comment on function pgqueue._doctor_tables(timestamptz) is 'Private: doctor() of dead rows, autovacuum and partitions.';
