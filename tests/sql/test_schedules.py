@@ -281,6 +281,10 @@ def test_a_broken_schedule_stops_no_other_and_shows_in_stats(conn: psycopg.Conne
     tick(conn, clock, "2030-01-07 00:04:00+00")
     assert list(stats(conn).schedules["failures"]) == ["a"]
     assert value(conn, "select count(*) from pgqueue.jobs where headers ->> 'schedule' = 'z'") == 4
+    # Or one that is another in another session.
+    conn.execute("update pgqueue.schedules set timezone = 'IST' where name = 'a'")
+    tick(conn, clock, "2030-01-07 00:05:00+00")
+    assert "name of a time zone" in stats(conn).schedules["failures"]["a"]
 
 
 def test_broken_ones_among_many_keep_no_other_from_its_time(conn: psycopg.Connection, clock: Clock) -> None:
@@ -373,6 +377,9 @@ def test_a_sleeping_worker_is_woken(conn: psycopg.Connection, clock: Clock) -> N
         ({"expression": "60 * * * *"}, "minute of a cron expression must be 0 to 59"),
         ({"timezone": "Mars/Phobos"}, "timezone must be"),
         ({"timezone": "UTC+2"}, "timezone must be"),
+        ({"timezone": "IST"}, "timezone must be"),
+        ({"timezone": "cet"}, "timezone must be"),
+        ({"timezone": "Z"}, "timezone must be"),
         ({"timezone": None}, "timezone must be"),
         ({"timezone": ""}, "timezone must be"),
         ({"catch_up": "some"}, "catch_up must be"),
@@ -433,3 +440,15 @@ def test_an_expression_that_never_comes_is_refused_and_nothing_is_set(conn: psyc
     assert value(conn, "select expression is null from pgqueue.schedules") is True
     assert call(conn, "configure_schedule", "s", "0 0 1 * *") is True
     assert value(conn, "select every is null from pgqueue.effective_schedules") is True
+
+
+def test_an_abbreviation_is_refused_with_the_zones_that_it_may_mean_whatever_the_session_takes_it_for(
+    conn: psycopg.Connection,
+) -> None:
+    for taken_for in ("Default", "India"):
+        conn.execute(f"set timezone_abbreviations = '{taken_for}'".encode())
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="name of a time zone") as refused:
+            schedule(conn, expression="0 12 * * *", timezone="IST")
+        assert "Asia/Kolkata" in (refused.value.diag.message_hint or "")
+        for name in ("UTC", "gmt", "Japan", "asia/kolkata", "Etc/GMT-2"):
+            assert schedule(conn, expression="0 12 * * *", timezone=name)

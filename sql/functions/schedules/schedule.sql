@@ -231,25 +231,57 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_known boolean;
+    v_name text := upper(p_timezone collate "C");
+    v_is_known boolean;
 begin
     begin
         perform pgqueue._clock() at time zone p_timezone;
-        -- PostgreSQL reads 'UTC+2' as POSIX does, two hours *behind* UTC. So a name with digits must be in the list of
-        -- zones. Reading it takes 20 ms or so, but hardly any name has digits.
-        v_known := p_timezone is not null
-            and (p_timezone !~ '[0-9]' or exists (select from pg_timezone_names z where z.name = p_timezone));
+        v_is_known := case
+            when v_name in ('UTC', 'GMT') then true
+            -- Names of zones as well, but PostgreSQL reads the abbreviation: CET has no summer then.
+            when v_name in ('CET', 'EET', 'EST', 'HST', 'MET', 'MST', 'WET') then false
+            when p_timezone ~ '/' and p_timezone !~ '[0-9]' then true
+            -- IST is Israel's or India's time by timezone_abbreviations of the session, and 'UTC+2' is read as POSIX does,
+            -- two hours *behind* UTC. Reading the list takes 20 ms or so, but hardly any name comes here.
+            else exists (select from pg_timezone_names z where upper(z.name collate "C") = v_name)
+        end;
     exception when invalid_parameter_value or invalid_text_representation then
-        v_known := false;
+        v_is_known := false;
     end;
-    if not v_known then
+    if v_is_known is not true then
         perform pgqueue._refuse(
             'timezone must be the name of a time zone',
             format('It is %s.', coalesce(quote_literal(left(p_timezone, 100)), 'null')),
-            'Give a name such as Europe/Berlin; select name from pg_timezone_names lists them.'
+            format(
+                'Give a name such as %s, no abbreviation; select name from pg_timezone_names lists them.',
+                coalesce(pgqueue._zones_of(v_name), 'Europe/Berlin')
+            )
         );
     end if;
 end
 $$;
 
 comment on function pgqueue._check_timezone(text) is 'Private: refuses unknown time zones.';
+
+-- A zone is listed with its abbreviation of today: summer or winter.
+create or replace function pgqueue._zones_of(p_abbreviation text)
+returns text
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select string_agg(n.name, ' or ' order by n.name collate "C")
+    from pg_timezone_names n
+    where n.name in (
+            'America/Chicago', 'America/Denver', 'America/Halifax', 'America/Los_Angeles', 'America/New_York',
+            'Asia/Hong_Kong', 'Asia/Jakarta', 'Asia/Jerusalem', 'Asia/Karachi', 'Asia/Kolkata', 'Asia/Manila',
+            'Asia/Seoul', 'Asia/Shanghai', 'Asia/Tokyo', 'Australia/Adelaide', 'Australia/Perth', 'Australia/Sydney',
+            'Europe/Athens', 'Europe/Berlin', 'Europe/Dublin', 'Europe/Lisbon', 'Europe/London', 'Europe/Moscow',
+            'Pacific/Auckland', 'Pacific/Honolulu'
+        )
+        and regexp_replace(n.abbrev collate "C", '[SD]T$', 'T') = regexp_replace(p_abbreviation collate "C", '[SD]T$', 'T')
+$$;
+
+comment on function pgqueue._zones_of(text) is
+    'Private: known time zones that use an abbreviation, such as CET or EDT, as one text; null: none.';
