@@ -17,3 +17,10 @@ begin
     end loop;
 end
 $$;
+
+-- Operators write this column themselves. IST is another zone in another session; _check_timezone says more.
+alter table pgqueue.schedules add constraint schedules_timezone_check check (
+    timezone !~ '^[A-Za-z]{1,5}$'
+    or upper(timezone collate "C") in
+        ('UTC', 'GMT', 'CUBA', 'EGYPT', 'EIRE', 'GB', 'IRAN', 'JAPAN', 'LIBYA', 'NZ', 'PRC', 'ROC', 'ROK', 'UCT', 'ZULU')
+);

@@ -198,10 +198,6 @@ as $$
 declare
     v_next_at timestamptz := pgqueue._next_of_schedule(p_schedule, p_now);
 begin
-    if p_schedule.timezone is not null then
-        -- An operator may have written it into the table.
-        perform pgqueue._check_timezone(p_schedule.timezone);
-    end if;
     insert into pgqueue.schedule_runs (schedule, decided_at, outcome, next_at, rule)
     values (p_schedule.name, p_now, 'planned', v_next_at, pgqueue._schedule_rule(p_schedule));
     return v_next_at;
