@@ -180,7 +180,8 @@ class Leases:
             )
             asked_for = self._link.sent_at + self._lease
             kept = {row.job_id: row for row in rows}
-            # The database's times, compared with each other: its clock is not ours.
+            # The database's times, compared with each other: its clock is not ours. As timestamps: Python subtracts two
+            # times of one zone by their wall clocks.
             latest = max((row.lease_expires_at for row in rows if row.lease_expires_at is not None), default=None)
             # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
             newest: dict[int, int] = {}
@@ -200,7 +201,7 @@ class Leases:
                 if granted is None or latest is None:
                     all_granted = False
                 else:
-                    held.deadline = asked_for - (latest - granted).total_seconds()
+                    held.deadline = asked_for - (latest.timestamp() - granted.timestamp())
                 if kept[job_id].cancel_requested:
                     self._on_cancel(held)
         return all_granted

@@ -34,11 +34,11 @@ begin
         'create or replace function pgqueue._clock() returns timestamptz language sql volatile parallel safe as %L',
         case
             when v_clock.standing_at is not null then format('select %L::timestamptz', v_clock.standing_at)
-            when v_clock.ahead <> '0' then format('select pg_catalog.clock_timestamp() + %L::interval', v_clock.ahead)
+            when v_clock.ahead <> '0' then format('select pgqueue._after(pg_catalog.clock_timestamp(), %L::interval)', v_clock.ahead)
             else 'select pg_catalog.clock_timestamp()'
         end
     );
-    return coalesce(v_clock.standing_at, clock_timestamp() + v_clock.ahead);
+    return coalesce(v_clock.standing_at, pgqueue._after(clock_timestamp(), v_clock.ahead));
 end
 $$;
 comment on function pgqueue_testing._replace() is 'Private: makes pgqueue._clock() return the time of the table.';
@@ -65,7 +65,7 @@ as $$
 begin
     update pgqueue_testing.clock c
     set
-        standing_at = c.standing_at + advance_clock.by,
+        standing_at = pgqueue._after(c.standing_at, advance_clock.by),
         ahead = case when c.standing_at is null then c.ahead + advance_clock.by else '0' end;
     return pgqueue_testing._replace();
 end

@@ -11,7 +11,7 @@ from pgqueue.schema import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_channel", "_clock", "_due_lanes", "_ended_member_rows", "_ended_rows", "_exchange_row", "_first_line",
+    "_after", "_channel", "_clock", "_due_lanes", "_ended_member_rows", "_ended_rows", "_exchange_row", "_first_line",
     "_first_ready", "_fits", "_has_notes", "_head", "_is_declared", "_is_marked", "_is_plain", "_key_head",
     "_latest_plan",
     "_live_by_id", "_live_by_number", "_live_executing", "_live_held", "_live_limited", "_live_member_rows",

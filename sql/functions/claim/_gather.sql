@@ -103,7 +103,7 @@ begin
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = case when w.n = 1 then v_leased_at + p_lease end,
+            lease_expires_at = case when w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
             grace_given = false
         from unnest(v_ids) with ordinality w (id, n)
         where j.id = w.id

@@ -68,7 +68,7 @@ begin
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = v_leased_at + p_lease,
+            lease_expires_at = pgqueue._after(v_leased_at, p_lease),
             grace_given = false
         from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
         -- Not by the states of the ready index: a plan that was made on an empty table would read all of that index.
@@ -189,7 +189,7 @@ begin
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = p_leased_at + p_lease,
+            lease_expires_at = pgqueue._after(p_leased_at, p_lease),
             grace_given = false
         from unnest(p_rows, p_slots) w (row_ctid, slot)
         where j.ctid = w.row_ctid

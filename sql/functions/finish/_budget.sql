@@ -28,7 +28,7 @@ declare
 begin
     perform pg_advisory_xact_lock(pgqueue._lock_class(), pgqueue._budget_lock(p_queue));
     -- Read only now: the wait may have been long.
-    v_wanted := pgqueue._ready_at(pgqueue._clock() + p_delay);
+    v_wanted := pgqueue._ready_at(pgqueue._after(pgqueue._clock(), p_delay));
     v_first := date_trunc('second', v_wanted);
     v_second := v_first;
     loop

@@ -49,7 +49,7 @@ begin
                 errors, result, retry, score, limit_key, dedupe, timeout, crashed_on, progress, enqueued_by, group_id
             )
             select
-                g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, v_now + k.keep_for, g.retention, 'succeeded',
+                g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, pgqueue._after(v_now, k.keep_for), g.retention, 'succeeded',
                 g.attempts, g.max_attempts, g.losses, g.priority,
                 case when k.keep_for <= '8 days' then 'd'::"char" else 'm'::"char" end,
                 g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers, g.errors, p_result, g.retry, g.score,

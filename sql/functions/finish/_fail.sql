@@ -42,7 +42,7 @@ begin
         end if;
         if v_attempt.state = 'failed' then
             v_attempt.ready_at := case
-                when v_attempt.retry_budget is null then pgqueue._ready_at(pgqueue._clock() + v_attempt.retry_in)
+                when v_attempt.retry_budget is null then pgqueue._ready_at(pgqueue._after(pgqueue._clock(), v_attempt.retry_in))
                 else pgqueue._within_budget(v_attempt.queue, v_attempt.retry_in, v_attempt.retry_budget)
             end;
         elsif v_attempt.members is not null then

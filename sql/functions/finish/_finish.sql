@@ -71,7 +71,7 @@ begin
                     steps
                 )
                 select
-                    g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, v_now + k.keep_for, g.retention, p_state,
+                    g.id, g.reservation, g.run_at, g.created_at, g.reserved_at, v_now, pgqueue._after(v_now, k.keep_for), g.retention, p_state,
                     g.attempts, g.max_attempts, g.losses, g.priority,
                     case when k.keep_for <= v_kept_by_day then 'd'::"char" else 'm'::"char" end,
                     g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,

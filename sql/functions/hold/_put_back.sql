@@ -36,7 +36,7 @@ begin
     if p_job_ids is null then
         return;
     end if;
-    v_ready_at := pgqueue._ready_at(pgqueue._clock() + p_delay);
+    v_ready_at := pgqueue._ready_at(pgqueue._after(pgqueue._clock(), p_delay));
 
     select bool_or(j.followers is not null), bool_or(j.key is not null)
     into v_has_members, v_keyed

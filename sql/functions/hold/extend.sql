@@ -46,7 +46,7 @@ begin
     end if;
 
     -- Read after the xid: see _heads.
-    v_until := pgqueue._ready_at(null) + extend.lease;
+    v_until := pgqueue._after(pgqueue._ready_at(null), extend.lease);
     with held as materialized (
         select h.row_ctid, w.started
         from unnest(extend.job_ids, extend.reservations, extend.started) w (id, reservation, started)

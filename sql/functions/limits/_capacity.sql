@@ -75,10 +75,10 @@ begin
         select coalesce(sum(s.started), 0), min(s.at)
         into v_started, v_first
         from pgqueue.limit_starts s
-        where s.name = p_name and s.at > p_now - p_per and s.at <= p_now + interval '1 s';
+        where s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s';
         if p_rate - v_started <= capacity then
             -- Also below the limit: the claim may use up the capacity, and block further jobs.
-            next_at := coalesce(v_first, p_now) + p_per;
+            next_at := pgqueue._after(coalesce(v_first, p_now), p_per);
             timed := true;
         end if;
         capacity := least(capacity, p_rate - v_started)::integer;

@@ -109,10 +109,10 @@ begin
             end if;
         end if;
         if v_limit.rate is not null then
-            select sum(s.started), min(s.at) + v_limit.per
+            select sum(s.started), pgqueue._after(min(s.at), v_limit.per)
             into v_count, until
             from pgqueue.limit_starts s
-            where s.name = v_limit.name and s.at > p_now - v_limit.per and s.at <= p_now + interval '1 s';
+            where s.name = v_limit.name and s.at > pgqueue._after(p_now, -v_limit.per) and s.at <= p_now + interval '1 s';
             if v_count >= v_limit.rate then
                 name := v_limit.name;
                 detail := format('%s of %s jobs started within %s under the limit %s', v_count, v_limit.rate, v_limit.per, name);
@@ -309,7 +309,8 @@ begin
         from (
             select s.started
             from pgqueue.limit_starts s
-            where s.name = p_limit.kind || ':' || p_limit.target and s.at > v_now - p_limit.per and s.at <= v_now + interval '1 s'
+            where s.name = p_limit.kind || ':' || p_limit.target
+                and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
             limit p_most
         ) x;
         return;
@@ -321,7 +322,7 @@ begin
         from pgqueue.limit_starts s
         where s.name >= 'limit_key:' || p_prefix
             and starts_with(s.name, 'limit_key:' || p_prefix)
-            and s.at > v_now - p_limit.per
+            and s.at > pgqueue._after(v_now, -p_limit.per)
             and s.at <= v_now + interval '1 s'
         limit p_most
     ) x

@@ -82,12 +82,12 @@ as $$
             limit 1
         ),
         (
-            select min(used.first_at + l.per)
+            select min(pgqueue._after(used.first_at, l.per))
             from pgqueue.limits l
             cross join lateral (
                 select sum(s.started) as started, min(s.at) as first_at
                 from pgqueue.limit_starts s
-                where s.name = 'queue:' || l.target and s.at > p_now - l.per and s.at <= p_now + interval '1 s'
+                where s.name = 'queue:' || l.target and s.at > pgqueue._after(p_now, -l.per) and s.at <= p_now + interval '1 s'
             ) used
             where l.kind = 'queue'
                 and (p_queues is null or l.target = any (p_queues))

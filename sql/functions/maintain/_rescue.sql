@@ -105,7 +105,7 @@ begin
     update pgqueue.jobs j
     set
         grace_given = true,
-        lease_expires_at = pgqueue._ready_at(v_now) + j.lease
+        lease_expires_at = pgqueue._after(pgqueue._ready_at(v_now), j.lease)
     where j.id = any (v_spared_ids);
     v_lapsed_ids := pgqueue._whole_batches(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, true, v_crashed_ids);
@@ -152,14 +152,14 @@ begin
     spent as (
         delete from pgqueue.lease_promises x
         using promised p
-        where x.job_id = p.job_id and x.until > p_now + x.lease
+        where x.job_id = p.job_id and x.until > pgqueue._after(p_now, x.lease)
     ),
     kept as (
         update pgqueue.jobs j
         set
             lease = p.lease,
             -- Not below the clock of a transaction with an xid: see _heads.
-            lease_expires_at = greatest(least(p.until, p_now + p.lease), pgqueue._ready_at(null))
+            lease_expires_at = greatest(least(p.until, pgqueue._after(p_now, p.lease)), pgqueue._ready_at(null))
         from promised p
         where j.id = p.job_id
         returning j.id
@@ -270,13 +270,13 @@ begin
         select j.ctid as place
         from pgqueue.jobs j
         where j.state = 'executing' and j.lease_expires_at > v_now
-            and j.lease_expires_at > v_now + j.lease
+            and j.lease_expires_at > pgqueue._after(v_now, j.lease)
         order by j.lease_expires_at desc
         limit p_limit
         for update skip locked
     )
     update pgqueue.jobs j
-    set lease_expires_at = v_now + j.lease
+    set lease_expires_at = pgqueue._after(v_now, j.lease)
     from long l
     where j.ctid = l.place;
 

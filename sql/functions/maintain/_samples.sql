@@ -376,15 +376,15 @@ begin
     delete from pgqueue.samples s
     where s.n = any (
         array(
-            (select x.n from pgqueue.samples x where x.span = 10 and x.at < p_now - interval '1 day' order by x.at limit p_limit)
+            (select x.n from pgqueue.samples x where x.span = 10 and x.at < pgqueue._after(p_now, '-1 day') order by x.at limit p_limit)
             union all
-            (select x.n from pgqueue.samples x where x.span = 600 and x.at < p_now - interval '90 days' order by x.at limit p_limit)
+            (select x.n from pgqueue.samples x where x.span = 600 and x.at < pgqueue._after(p_now, '-90 days') order by x.at limit p_limit)
         )
     );
     get diagnostics v_samples = row_count;
     delete from pgqueue.audit a
     where a.n = any (
-        array(select x.n from pgqueue.audit x where x.at < p_now - interval '90 days' order by x.at limit p_limit)
+        array(select x.n from pgqueue.audit x where x.at < pgqueue._after(p_now, '-90 days') order by x.at limit p_limit)
     );
     get diagnostics v_audit = row_count;
     return greatest(v_samples, v_audit);

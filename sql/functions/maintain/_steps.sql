@@ -80,7 +80,7 @@ as $$
     select l, s.number, s.every, s.slice
     from pgqueue._last_steps() l
     join pgqueue._steps() s on s.step = l.step
-    where p_now >= coalesce(l.next_at, l.at, '-infinity') + case when s.is_ddl then p_ddl_after else '0' end
+    where p_now >= pgqueue._after(coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end)
         -- Written before the clock stepped back.
         or l.at > p_now + interval '1 s'
     order by l.step = 'drop', l.missed_since, l.failures > 0, s.number

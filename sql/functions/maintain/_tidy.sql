@@ -31,7 +31,7 @@ begin
         array(
             select x.ctid
             from pgqueue.workers x
-            where greatest(x.started_at, case when x.info ? 'instance' then x.commanded_at + interval '7 days' end)
+            where greatest(x.started_at, case when x.info ? 'instance' then pgqueue._after(x.commanded_at, '7 days') end)
                     < p_now - interval '5 min'
                 and coalesce(
                     (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1),

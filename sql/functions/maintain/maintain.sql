@@ -78,7 +78,7 @@ begin
     end if;
     v_now := pgqueue._clock();
     select h.* into v_last from pgqueue.maintenance_runs h order by h.n desc limit 1;
-    if v_last.at > v_now - p_max_age and v_last.at <= v_now then
+    if v_last.at > pgqueue._after(v_now, -p_max_age) and v_last.at <= v_now then
         call_again_in := pgqueue._call_again_in(v_now, v_last.at);
         return next;
         return;

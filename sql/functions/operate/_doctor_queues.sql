@@ -298,7 +298,7 @@ as $$
             case count(*) when 1 then 'one run was' else count(*) || ' runs were' end, max(r.decided_at)),
         'pgqueue schedules show ' || pgqueue._shell_quoted(r.schedule)
     from pgqueue.schedule_runs r
-    where r.decided_at > p_now - interval '1 day' and (r.outcome = 'overlap' or r.passed_from is not null)
+    where r.decided_at > pgqueue._after(p_now, '-1 day') and (r.outcome = 'overlap' or r.passed_from is not null)
     group by r.schedule
 $$;
 

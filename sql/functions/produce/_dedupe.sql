@@ -30,7 +30,7 @@ set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    v_until timestamptz := p_job.created_at + p_dedupe_for;
+    v_until timestamptz := pgqueue._after(p_job.created_at, p_dedupe_for);
     v_existing record;
 begin
     loop
@@ -137,7 +137,7 @@ begin
         v_run_at := p_job.run_at;
         select
             coalesce(p_job.priority, t.priority, q.priority, 0)::smallint,
-            coalesce(p_job.expires_at, greatest(p_job.run_at, p_job.created_at) + t.expires_in)
+            coalesce(p_job.expires_at, pgqueue._after(greatest(p_job.run_at, p_job.created_at), t.expires_in))
         into v_priority, v_expires_at
         from (values (1)) one (row)
         left join pgqueue.effective_tasks t on t.name = p_job.task
@@ -149,11 +149,11 @@ begin
             v_existing.run_at,
             least(
                 p_job.run_at,
-                v_existing.created_at + coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at))
+                pgqueue._after(v_existing.created_at, coalesce(p_debounce_max, 10 * (p_job.run_at - p_job.created_at)))
             )
         );
         v_priority := v_existing.priority;
-        v_expires_at := v_existing.expires_at + (v_run_at - v_existing.run_at);
+        v_expires_at := pgqueue._after(v_existing.expires_at, v_run_at - v_existing.run_at);
         v_args := v_existing.args;
     end if;
 

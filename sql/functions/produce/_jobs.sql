@@ -37,13 +37,13 @@ begin
 
     v_job.id := p_id;
     v_job.created_at := p_now;
-    v_job.run_at := coalesce(p_options.run_at, p_now + p_options.delay, p_now);
+    v_job.run_at := coalesce(p_options.run_at, pgqueue._after(p_now, p_options.delay), p_now);
     v_job.ready_at := p_now;
     if v_job.run_at > p_now then
         v_job.ready_at := pgqueue._ready_at_unchecked(v_job.run_at);
         perform pgqueue._check_run_at(v_job.run_at);
     end if;
-    v_job.expires_at := greatest(v_job.run_at, p_now) + p_options.expires_in;
+    v_job.expires_at := pgqueue._after(greatest(v_job.run_at, p_now), p_options.expires_in);
     v_job.task := p_options.task;
     v_job.args := p_options.args;
     v_job.queue := p_options.queue;
@@ -106,7 +106,7 @@ begin
             select
                 n.id, w.queue, n.task, n.args, n.headers, n.tags,
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
-                coalesce(n.expires_at, greatest(n.run_at, n.created_at) + t.expires_in),
+                coalesce(n.expires_at, pgqueue._after(greatest(n.run_at, n.created_at), t.expires_in)),
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
                 n.timeout, v_enqueued_by,
                 coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id

@@ -103,7 +103,7 @@ begin
         if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
             v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
         end if;
-        v_run_at := coalesce(enqueue.run_at, v_now + enqueue.delay);
+        v_run_at := coalesce(enqueue.run_at, pgqueue._after(v_now, enqueue.delay));
         if v_run_at > v_now then
             v_ready_at := pgqueue._ready_at_unchecked(v_run_at);
             perform pgqueue._check_run_at(v_run_at);
@@ -123,7 +123,9 @@ begin
             0
         ),
         coalesce(v_run_at, v_now), coalesce(v_ready_at, v_now), v_now,
-        greatest(v_run_at, v_now) + coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval),
+        pgqueue._after(
+            greatest(v_run_at, v_now), coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval)
+        ),
         enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
     from (values (1)) one (row)
     left join (

@@ -94,7 +94,7 @@ begin
     end if;
 
     if enqueue_many.delay is not null then
-        v_run_at := v_now + enqueue_many.delay;
+        v_run_at := pgqueue._after(v_now, enqueue_many.delay);
     end if;
     if v_run_at > v_now then
         v_ready_at := pgqueue._ready_at(v_run_at);
@@ -131,7 +131,7 @@ begin
     )
     select
         v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
-        v_now, greatest(v_run_at, v_now) + v_expires_in, enqueue_many.max_attempts, enqueue_many.retention,
+        v_now, pgqueue._after(greatest(v_run_at, v_now), v_expires_in), enqueue_many.max_attempts, enqueue_many.retention,
         v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key, enqueue_many.timeout,
         v_enqueued_by
     from unnest(enqueue_many.args) with ordinality a (args, ord)

@@ -36,7 +36,7 @@ begin
     -- In one pass: how many rows there are, how many are plain, and the lanes of these.
     with loads as (
         select
-            s.task, s.queue, s.priority, s.declared, count(*) as n, min(greatest(s.run_at, v_now + s.delay, v_now)) as ready_at,
+            s.task, s.queue, s.priority, s.declared, count(*) as n, min(greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now)) as ready_at,
             count(*) filter (
                 where pgqueue._is_plain(
                     v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
@@ -84,10 +84,12 @@ begin
     overriding system value
     select
         s.job_id, coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default'), s.task, coalesce(s.args, '{}'),
-        coalesce(s.priority, t.priority, (s.declared ->> 'priority')::integer, q.priority, 0), coalesce(s.run_at, v_now + s.delay, v_now),
-        greatest(s.run_at, v_now + s.delay, v_now), v_now,
-        greatest(s.run_at, v_now + s.delay, v_now)
-        + coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval),
+        coalesce(s.priority, t.priority, (s.declared ->> 'priority')::integer, q.priority, 0), coalesce(s.run_at, pgqueue._after(v_now, s.delay), v_now),
+        greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now), v_now,
+        pgqueue._after(
+            greatest(s.run_at, pgqueue._after(v_now, s.delay), v_now),
+            coalesce(s.expires_in, t.expires_in, (s.declared ->> 'expires_in')::interval)
+        ),
         s.key, s.score, s.limit_key, s.headers, s.max_attempts, v_enqueued_by
     from (
         select

@@ -79,7 +79,7 @@ begin
     where r.n in (
         select o.n
         from pgqueue.schedule_runs o
-        where o.decided_at < p_now - interval '7 days'
+        where o.decided_at < pgqueue._after(p_now, '-7 days')
             and (
                 not exists (select from pgqueue.schedules s where s.name = o.schedule)
                 or exists (
@@ -242,7 +242,7 @@ begin
                 w.job_id, q.queue, t.task, t.args,
                 coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at), t.tags,
                 p.priority, a.run_at, greatest(a.run_at, p_now), p_now,
-                greatest(a.run_at, p_now) + coalesce(t.expires_in, e.expires_in), t.max_attempts, t.retention,
+                pgqueue._after(greatest(a.run_at, p_now), coalesce(t.expires_in, e.expires_in)), t.max_attempts, t.retention,
                 'schedule ' || t.name
             from written w
             join turns t on t.name = w.schedule
@@ -250,7 +250,7 @@ begin
             cross join lateral (select coalesce(t.queue, e.queue, 'default') as queue) q
             left join pgqueue.queues o on o.name = q.queue
             cross join lateral (select coalesce(t.priority, e.priority, o.priority, 0)::smallint as priority) p
-            cross join lateral (select w.at + coalesce(random() * t.jitter, '0') as run_at) a
+            cross join lateral (select pgqueue._after(w.at, coalesce(random() * t.jitter, '0')) as run_at) a
             where w.job_id is not null
             order by w.job_id
             returning queue, priority, ready_at

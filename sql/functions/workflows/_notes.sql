@@ -16,7 +16,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-    select p_kind, w.id, 0, p_name, pgqueue._clock() + p_in, pg_current_xact_id()
+    select p_kind, w.id, 0, p_name, pgqueue._after(pgqueue._clock(), p_in), pg_current_xact_id()
     from unnest(p_ids) w (id);
 end
 $$;

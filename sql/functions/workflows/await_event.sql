@@ -47,7 +47,7 @@ begin
             else
                 perform pgqueue._wait_for_event(
                     await_event.job_id, await_event.step, await_event.event,
-                    coalesce(v_wait.until, v_now + await_event.timeout), v_now
+                    coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout)), v_now
                 );
                 return query select null::boolean, null::jsonb;
                 return;

@@ -20,7 +20,7 @@ begin
     end if;
     perform pgqueue._store_step(complete_step.job_id, complete_step.name, complete_step.result);
     update pgqueue.jobs j
-    set lease_expires_at = pgqueue._ready_at(null) + j.lease
+    set lease_expires_at = pgqueue._after(pgqueue._ready_at(null), j.lease)
     where j.id = complete_step.job_id and j.lease_expires_at < pgqueue._clock() + j.lease / 2;
     return true;
 end

@@ -31,7 +31,7 @@ begin
         v_kept_until := (select max(w.since) + interval '1 us' from pgqueue.event_waits w where w.name = emit_event.name);
     end if;
     insert into pgqueue.events as e (name, payload, emitted_at, kept_until)
-    values (emit_event.name, emit_event.payload, v_now, greatest(v_now + emit_event.keep_for, v_kept_until))
+    values (emit_event.name, emit_event.payload, v_now, greatest(pgqueue._after(v_now, emit_event.keep_for), v_kept_until))
     on conflict (name) do update
     set payload = excluded.payload, emitted_at = excluded.emitted_at, kept_until = excluded.kept_until
     where e.kept_until <= v_now;

@@ -25,7 +25,7 @@ begin
         select (s.result ->> 'until')::timestamptz from pgqueue.steps s where s.job_id = sleep_step.job_id and s.name = sleep_step.name
     );
     if v_until is null then
-        v_until := v_now + sleep_step."for";
+        v_until := pgqueue._after(v_now, sleep_step."for");
         perform pgqueue._store_step(sleep_step.job_id, sleep_step.name, jsonb_build_object('until', v_until));
     end if;
     if v_until <= v_now then
