@@ -102,12 +102,12 @@ class Around:
         job: Job,
         handler: Callable[[], Any],
         handler_is_async: bool,
-        in_thread: Callable[[Callable[[], object]], Awaitable[object]],
+        in_thread: Callable[[Callable[[], object]], Awaitable[tuple[object, BaseException | None]]],
         running: Callable[[asyncio.Task[Any] | None], None],
     ) -> object:
-        """Run a handler inside all middleware, in a context of its own, which the next job does not see.
+        """Run a handler inside all middleware, in the calling asyncio task.
 
-        `running` receives the asyncio task to cancel when the job is cancelled; None while a thread runs.
+        `running` receives the task to cancel when the job is cancelled; None while a thread runs.
         """
 
         async def innermost() -> object:
@@ -117,21 +117,15 @@ class Around:
             context = contextvars.copy_context()
             running(None)
             try:
-                result = await in_thread(partial(context.run, _chained(self._in_thread, job, call)))
+                result, error = await in_thread(partial(context.run, _chained(self._in_thread, job, call)))
             finally:
                 running(asyncio.current_task())
+            if error is not None:
+                raise error
             # A plain function around an async one: left alone, it would succeed without having run.
             return await result if inspect.isawaitable(result) else result
 
-        contained = _contained(_chained(self._on_loop, job, innermost))
-        task = asyncio.create_task(contained, name="pgqueue-middleware", context=contextvars.copy_context())
-        running(task)
-        try:
-            result, error = await task
-        finally:
-            running(None)
-        if error is not None:
-            raise error
+        result: object = await _chained(self._on_loop, job, innermost)()
         return result
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from pgqueue.app import App
 from pgqueue.errors import ConfigError
@@ -21,6 +21,7 @@ from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
+from pgqueue.worker.threads import Outcome, contained
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ class Attempts(Handlers):
                 self.run_on_loop(partial(self._as_task, held, task))
             else:
                 context = contextvars.copy_context()
-                context.run(stepped, self.run(held, task, cast("asyncio.Task[Any]", None)))
+                context.run(stepped, self.run(held, task))
         held.seconds = time.monotonic() - held.started
         assert held.ended is not None
         _raise_tests_own(self.error)
@@ -102,39 +103,50 @@ class Attempts(Handlers):
 
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
         # A task of its own: a timeout cancels it, and not the test.
-        async def running() -> None:
-            me = asyncio.current_task()
-            assert me is not None
-            await self.run(held, task, me)
-
-        await asyncio.create_task(running(), name="pgqueue-attempt", context=contextvars.copy_context())
+        await asyncio.create_task(self.run(held, task), name="pgqueue-attempt", context=contextvars.copy_context())
         test = asyncio.current_task()
         if test is not None and test.cancelling():
             raise asyncio.CancelledError
 
-    async def _call(self, held: Held, task: Task[Any, Any], given: dict[str, Any]) -> object:
-        handler = partial(task.function, **given)
+    async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
+        # The attempt has its context and its asyncio task already.
+        try:
+            self._enter(held)
+            self.value = await self._value(held, task)
+        except BaseException as error:
+            return None, error
+        return self.value, None
+
+    async def _value(self, held: Held, task: Task[Any, Any]) -> object:
+        handler = partial(task.function, **self._arguments(held, task))
         if any(map(is_async, self._middleware)) or (self._middleware and task.is_async):
             in_thread = super()._in_thread if task.is_async else self._in_thread
-            self.value = await self._around.run(
-                self.job_of(held), handler, task.is_async, in_thread, partial(_set_runner, held)
-            )
-            return self.value
+            set_runner = partial(_set_runner, held)
+            set_runner(asyncio.current_task())
+            try:
+                return await self._around.run(
+                    self.job_of(held), handler, task.is_async, partial(in_thread, held), set_runner
+                )
+            finally:
+                set_runner(None)
         call: Callable[[], Any] = (
             _chained(self._middleware, self.job_of(held), handler) if self._middleware else handler
         )
         result = call()
-        self.value = await self._on_loop(held, result) if isinstance(result, Awaitable) else result
-        return self.value
+        if not isinstance(result, Awaitable):
+            return result
+        waiting = partial(self._waited, held, result)
+        return await waiting() if loop_runs() else self.run_on_loop(waiting)
 
-    async def _in_thread(self, call: Callable[[], object]) -> object:
-        return call()
+    async def _waited(self, held: Held, call: Awaitable[object]) -> object:
+        held.runner = asyncio.current_task()
+        try:
+            return await call
+        finally:
+            held.runner = None
 
-    async def _on_loop(self, held: Held, call: Awaitable[object]) -> object:
-        async def awaited() -> object:
-            return await super(Attempts, self)._on_loop(held, call)
-
-        return await awaited() if loop_runs() else self.run_on_loop(awaited)
+    async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
+        return contained(call)
 
     def _took_end(self, held: Held, end: End) -> None:
         held.ended = end

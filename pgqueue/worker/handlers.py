@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 from pgqueue.app import App
 from pgqueue.db.json import read_time, to_result
@@ -21,8 +20,11 @@ from pgqueue.tasks import Task
 from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, describe, verdict
 from pgqueue.worker.held import End, Held, Verdict, arguments
+from pgqueue.worker.isolation import STARTS_AT_ONCE, Isolation, restore_thread
 from pgqueue.worker.running_jobs import RunningJobs
 from pgqueue.worker.threads import NoThread, Outcome, Threads, contained
+
+T = TypeVar("T")
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -52,6 +54,14 @@ class Handlers:
         self._on_end = on_end
         self._threads: Threads | None = None
         self._closed = False
+
+    def start(self) -> None:
+        """From now on each job starts in the present context."""
+        self._isolation = Isolation(asyncio.get_running_loop())
+
+    @cached_property
+    def _isolation(self) -> Isolation:
+        return Isolation(asyncio.get_running_loop())
 
     @property
     def threads(self) -> Threads:
@@ -83,7 +93,7 @@ class Handlers:
             or self.on_event is not None
         )
 
-    def run_plain(self, held: Held, task: Task[Any, Any], base: contextvars.Context) -> Outcome | None:
+    def run_plain(self, held: Held, task: Task[Any, Any]) -> Outcome | None:
         """Run a plain handler in the calling thread. Returns None when it succeeded.
 
         Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
@@ -91,35 +101,49 @@ class Handlers:
         ident = threading.get_ident()
         self.in_threads[ident] = held
         positions = [] if self.running_jobs is None else self.running_jobs.record([held.pair])
+        context = self._isolation.context()
         try:
-            result = base.copy().run(self._call_plain, held, task)
+            result = context.run(self._call_plain, held, task)
             if result is not None:
                 if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                    held.context = context
                     return result, None
                 if held.stores_result:
                     held.result = to_result(result)
         except BaseException as error:
+            held.context = context
             return None, error
         finally:
+            restore_thread()
             del self.in_threads[ident]
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
         return None
 
-    async def run(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None = None) -> None:
-        """Run a handler to its end, or with `ran` only determine how it ended."""
-        self.in_tasks[me] = held
-        # The subject stands until the next job, or until there is none.
-        subject.set(held)
+    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> None:
+        """Run a handler to its end, or with `ran` only determine how it ended.
+
+        The handler runs in a context and a task of its own. This code runs outside of both, where no handler reaches.
+        """
         positions = (
             [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
         )
         try:
-            await self._attempt(held, task, me, ran)
+            await self._attempt(held, task, ran)
         finally:
+            # It refers to this job.
+            held.context = None
             if self.running_jobs is not None:
                 self.running_jobs.clear(positions)
-            del self.in_tasks[me]
+
+    async def outlasting(self, result: asyncio.Future[T]) -> T:
+        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread goes on."""
+        while True:
+            try:
+                return await asyncio.shield(result)
+            except asyncio.CancelledError:
+                if self._closed or result.cancelled():
+                    raise
 
     def job_of(self, held: Held) -> Job:
         """Return the job as handlers and middleware see it."""
@@ -174,10 +198,19 @@ class Handlers:
             state.decode = task.hooks.codec.decode
         return state
 
-    def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
+    def _enter(self, held: Held) -> None:
+        """Report the start. In the job's context, which then names the job."""
         subject.set(held)
         set_current(partial(self.job_of, held))
         job_log.started(held)
+        if self.on_event is not None:
+            self.on_event("started", held)
+
+    def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
+        self._enter(held)
+        return self._call_function(held, task)
+
+    def _call_function(self, held: Held, task: Task[Any, Any]) -> object:
         return self._function(task)(**self._arguments(held, task))
 
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
@@ -187,28 +220,16 @@ class Handlers:
         given = arguments(held, task)
         return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
-    async def _attempt(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any], ran: Outcome | None) -> None:
+    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> None:
         try:
-            if ran is None:
-                # One that ran in a thread has said so.
-                job_log.started(held)
-            if self.on_event is not None:
-                self.on_event("started", held)
-            set_current(partial(self.job_of, held))
-            if ran is not None:
-                result = await _returned(ran)
-                if inspect.isawaitable(result):
-                    result = await self._on_loop(held, result)
-            else:
-                given = self._arguments(held, task)
-                if task.is_async and self.around is None:
-                    held.runner = me
-                    try:
-                        result = await self._function(task)(**given)
-                    finally:
-                        held.runner = None
-                else:
-                    result = await self._call(held, task, given)
+            result, error = ran or await self._call(held, task)
+            if error is not None:
+                await _raised(error)
+            if result is not None and inspect.isawaitable(result):
+                # A plain function around an async one: left alone, it would succeed without having run.
+                result, error = await self._in_task(held, self._await(held, result))
+                if error is not None:
+                    await _raised(error)
             if result is not None:
                 if inspect.isgenerator(result) or inspect.isasyncgen(result):
                     raise TypeError("it returned a generator, of which nothing has run")
@@ -236,25 +257,18 @@ class Handlers:
         else:
             self._on_end(held, End.SETTLED if held.is_completed else End.SUCCEEDED)
 
-    async def _call(self, held: Held, task: Task[Any, Any], given: dict[str, Any]) -> object:
-        """Call a handler with its middleware around it, or a sync one in a thread."""
-        if self.around is not None:
-            return await self.around.run(
-                self.job_of(held),
-                partial(self._function(task), **given),
-                task.is_async,
-                self._in_thread,
-                partial(_set_runner, held),
-            )
-        context = contextvars.copy_context()
-        result = await self._in_thread(partial(context.run, self._function(task), **given))
-        if inspect.isawaitable(result):
-            # A plain function around an async one: left alone, it would succeed without having run.
-            return await self._on_loop(held, result)
-        return result
+    async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
+        """Call a handler with its middleware around it, an async one in a task, a sync one in a thread."""
+        held.context = context = self._isolation.context()
+        if task.is_async or self.around is not None:
+            return await self._in_task(held, self._call_on_loop(held, task))
+        # On the loop: hooks for events are called there.
+        context.run(self._enter, held)
+        call = partial(context.run, self._call_function, held, task)
+        return await self.outlasting(self._start_in_thread(held, call))
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
-        held.error = self.describe(error)
+        held.error = _inside(held, partial(self.describe, error))
         if held.is_completed:
             log.warning(
                 "%s was completed by its own transaction, and its handler failed after that: %s: %s",
@@ -273,9 +287,9 @@ class Handlers:
         if isinstance(error, task.options.discard_on):
             held.verdict = Verdict(retry=False)
         elif rule is not None:
-            ask = partial(rule, error, held.row.attempt - 1)
+            ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
             try:
-                held.verdict = verdict(ask() if task.is_async else await self._in_thread(ask))
+                held.verdict = verdict(ask() if task.is_async else await _returned(await self._in_thread(held, ask)))
             except BaseException as broken:
                 if self._closed:
                     raise
@@ -312,35 +326,90 @@ class Handlers:
                 await self._judge(held, task, TimeoutError(held.reason))
         self._on_end(held, held.interrupt)
 
-    async def _on_loop(self, held: Held, call: Awaitable[object]) -> object:
-        held.runner = asyncio.current_task()
-        try:
-            return await call
-        finally:
-            held.runner = None
+    async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
+        """Run one of the two below in a task of its own.
 
-    async def _in_thread(self, call: Callable[[], object]) -> object:
-        held = subject.get()
-        call = partial(self._named, held, call) if isinstance(held, Held) else call
-        return await _returned(await self.threads.run(partial(contained, call)))
+        What is left there ends with it: timers that cancel it, timeouts that were not closed, its done callbacks.
+        """
+        assert held.context is not None
+        isolation = self._isolation
+        if not self.in_tasks:
+            isolation.note_loop()
+        runner = isolation.start(coroutine, held.context)
+        if not runner.done():
+            if not STARTS_AT_ONCE:
+                # It may be asked to end before it begins.
+                held.runner = runner
+            try:
+                await runner
+            except asyncio.CancelledError as cancelled:
+                # A handler that cancels its own task, and then returns, has returned.
+                held.outcome = held.outcome or (None, cancelled)
+        self.in_tasks.pop(runner, None)
+        isolation.restore_loop()
+        outcome = held.outcome or (None, asyncio.CancelledError())
+        held.runner = held.outcome = None
+        return outcome
+
+    async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
+        self._started_task(held)
+        try:
+            self._enter(held)
+            given = self._arguments(held, task)
+            if self.around is None:
+                held.outcome = await self._function(task)(**given), None
+                return
+            call = partial(self._function(task), **given)
+            in_thread, set_runner = partial(self._in_thread, held), partial(_set_runner, held)
+            held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
+        except BaseException as error:
+            # All of them: SystemExit would end the event loop.
+            held.outcome = None, error
+
+    async def _await(self, held: Held, result: Awaitable[object]) -> None:
+        self._started_task(held)
+        try:
+            held.outcome = await result, None
+        except BaseException as error:
+            held.outcome = None, error
+
+    def _started_task(self, held: Held) -> None:
+        me = asyncio.current_task(self._isolation.loop)
+        assert me is not None
+        self.in_tasks[me] = held
+        held.runner = me
+
+    async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
+        return await self._start_in_thread(held, call)
+
+    def _start_in_thread(self, held: Held, call: Callable[[], object]) -> asyncio.Future[Outcome]:
+        return self.threads.run(partial(contained, partial(self._named, held, call)))
 
     def _named(self, held: Held, call: Callable[[], object]) -> object:
         ident = threading.get_ident()
         self.in_threads[ident] = held
-        token = subject.set(held)
         try:
             return call()
         finally:
-            subject.reset(token)
+            restore_thread()
             del self.in_threads[ident]
+
+
+def _inside(held: Held, call: Callable[[], T]) -> T:
+    """Make a call in a copy of the job's context: what the handler has set there describes its error."""
+    return call() if held.context is None else held.context.copy().run(call)
 
 
 def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
     held.runner = runner
 
 
-async def _returned(outcome: Outcome) -> object:
+async def _raised(error: BaseException) -> None:
     # A coroutine, out of which StopIteration comes as RuntimeError.
+    raise error
+
+
+async def _returned(outcome: Outcome) -> object:
     result, error = outcome
     if error is not None:
         raise error

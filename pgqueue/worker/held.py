@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class Held:
     started: float | None = None
     job: Job | None = None
     runner: asyncio.Task[Any] | None = None
+    # While its handler runs, and until it is known how it ended.
+    context: contextvars.Context | None = None
+    outcome: tuple[object, BaseException | None] | None = None
     timer: asyncio.TimerHandle | None = None
     interrupt: End | None = None
     kind: str = ""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pgqueue.app import App
-from pgqueue.job import Surroundings, set_current
-from pgqueue.logs import subject
+from pgqueue.job import Surroundings
 from pgqueue.tasks import Task
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
@@ -45,8 +43,8 @@ def _do_nothing(*_: object) -> None:
 class Runner:
     """Runs at most `concurrency` handlers at a time: async ones as coroutines, sync ones in threads.
 
-    Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines run them, one job after the other, so that a
-    job costs no task of its own. `busy` are the jobs whose handlers run.
+    Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines see them to their ends, one job after the
+    other; no code of the user runs in them, see `Handlers`. `busy` are the jobs whose handlers run.
 
     A job that was lost, or whose worker crashed, is first reported with `on_start`, and runs if that returns True. A
     job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
@@ -223,28 +221,44 @@ class Runner:
 
     def _wake(self, jobs: int) -> None:
         for _ in range(jobs):
-            if self._sleeping:
-                sleeper = self._sleeping.popleft()
-                if not sleeper.done():
-                    sleeper.set_result(None)
+            if (sleeper := self._sleeper()) is not None:
+                sleeper.set_result(None)
             elif len(self._coroutines) < self._concurrency:
                 self._start_coroutine()
             else:
                 break
 
+    def _sleeper(self) -> asyncio.Future[None] | None:
+        # One that is done belongs to a coroutine that ends.
+        while self._sleeping and self._sleeping[0].done():
+            self._sleeping.popleft()
+        return self._sleeping.popleft() if self._sleeping else None
+
     def _start_coroutine(self) -> None:
         coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
         self._coroutines.add(coroutine)
-        coroutine.add_done_callback(self._coroutines.discard)
+        coroutine.add_done_callback(self._replace)
+
+    def _replace(self, coroutine: asyncio.Task[None]) -> None:
+        if coroutine not in self._coroutines:
+            # It was to end.
+            return
+        self._coroutines.discard(coroutine)
+        if self._closed:
+            return
+        self._sleeping = deque(sleeper for sleeper in self._sleeping if not sleeper.done())
+        error = None if coroutine.cancelled() else coroutine.exception()
+        log.error("a slot ended before its worker (%s) and is replaced", error or "cancelled", exc_info=error)
+        self.on_free()
+        # It may have been woken for a job.
+        self._wake(self.unstarted)
 
     async def _run_jobs(self) -> None:
-        me = asyncio.current_task()
-        assert me is not None
         turn_ends = time.monotonic() + _TURN
         while not self._closed:
             if len(self._coroutines) > self._concurrency:
                 # Here and not in the callback: if many end at once, enough must stay.
-                self._coroutines.discard(me)
+                self._coroutines.discard(cast("asyncio.Task[None]", asyncio.current_task()))
                 if self._waiting:
                     # It may have been woken for a job, which is left to another one.
                     self._wake(1)
@@ -262,17 +276,15 @@ class Runner:
             if task is None:
                 continue
             if self.handlers.is_plain(held, task):
-                await self._run_in_threads(held, task, me)
+                await self._run_in_threads(held, task)
                 turn_ends = time.monotonic() + _TURN
                 continue
-            await self._run_one(held, task, me)
+            await self._run_one(held, task)
             if time.monotonic() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.monotonic() + _TURN
 
     async def _wait_for_job(self) -> None:
-        subject.set(None)
-        set_current(None)
         sleeper = asyncio.get_running_loop().create_future()
         self._sleeping.append(sleeper)
         self.on_free()
@@ -297,7 +309,7 @@ class Runner:
             return task
         return None
 
-    async def _run_one(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any]) -> None:
+    async def _run_one(self, held: Held, task: Task[Any, Any]) -> None:
         row = held.row
         self.busy.add(held)
         if row.crashes:
@@ -314,8 +326,9 @@ class Runner:
                     held.timer = asyncio.get_running_loop().call_later(
                         row.timeout.total_seconds(), self._timed_out, held
                     )
-                await self.handlers.run(held, task, me)
-        except Exception as error:
+                await self.handlers.run(held, task)
+        except BaseException as error:
+            # Also its cancellation, by code of a handler that cancels all asyncio tasks.
             if self._closed:
                 raise
             self._not_run(held, error)
@@ -327,12 +340,8 @@ class Runner:
             self.busy.discard(held)
             now = time.monotonic()
             self._pace.ran(now - started, now)
-            # A handler may have swallowed its cancellation; a TaskGroup of the next handler would take it for
-            # its own.
-            while me.cancelling():
-                me.uncancel()
 
-    def _not_run(self, held: Held, error: Exception) -> None:
+    def _not_run(self, held: Held, error: BaseException) -> None:
         """Give a job back after an error around its handler, not in it. Else it would be held for ever."""
         if not isinstance(error, NoThread):
             # That is logged once: it meets every sync job.
@@ -355,29 +364,27 @@ class Runner:
             log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
         self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
 
-    async def _run_in_threads(self, held: Held, task: Task[Any, Any], me: asyncio.Task[Any]) -> None:
+    async def _run_in_threads(self, held: Held, task: Task[Any, Any]) -> None:
         # Already here: until a thread begins, its slot would count as free.
         self.busy.add(held)
-        base = contextvars.copy_context()
         try:
-            odd = await self.handlers.threads.run(partial(self._run_plain_jobs, held, task, base))
+            ran = self.handlers.threads.run(partial(self._run_plain_jobs, held, task))
+            odd = await self.handlers.outlasting(ran)
         except NoThread as error:
             self.busy.discard(held)
             self._not_run(held, error)
             return
         if odd is None:
             return
-        held, task, ran = odd
+        held, task, outcome = odd
         try:
-            await self.handlers.run(held, task, me, ran)
+            await self.handlers.run(held, task, outcome)
         finally:
             self.busy.discard(held)
             now = time.monotonic()
             self._pace.ran(now - (held.started or now), now)
 
-    def _run_plain_jobs(
-        self, held: Held, task: Task[Any, Any], base: contextvars.Context
-    ) -> tuple[Held, Task[Any, Any], Outcome] | None:
+    def _run_plain_jobs(self, held: Held, task: Task[Any, Any]) -> tuple[Held, Task[Any, Any], Outcome] | None:
         """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
 
         So a thread and the event loop exchange one message for many jobs. Returns the job that did not simply succeed,
@@ -389,7 +396,7 @@ class Runner:
             self.busy.add(held)
             held.started = started = time.monotonic()
             self.on_run(held)
-            ran = handlers.run_plain(held, task, base)
+            ran = handlers.run_plain(held, task)
             if ran is not None:
                 return held, task, ran
             self.busy.discard(held)

@@ -243,6 +243,7 @@ class Worker:
         loops: list[asyncio.Task[None]] = []
         self._watchdog.start()
         self._steps.start()
+        self.handlers.start()
         try:
             if not await self._has_started():
                 return True
