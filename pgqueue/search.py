@@ -4,7 +4,8 @@
     error:Timeout args.user.id:17 priority:>5 run:<tomorrow
 
 A word is a name, a colon and a value; all words must fit. Values are exact, or end with * for any end; a comma gives
-alternatives, quotes hold spaces and commas. A number alone is an id. `parse` returns what `pgqueue.search()` takes.
+alternatives; quotes hold spaces, commas and stars. A number alone is an id. `parse` returns what `pgqueue.search()`
+takes.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ _NAMES = {
     "error": "errors",
 }
 
+# A job always has these texts, so any end of the empty one fits every job.
+_FIT_ALWAYS = ("queue", "task", "line", "error")
+
 # Words that compare, by the beginning of the two fields.
 _NUMBERS = {"priority": "priority", "attempts": "attempts"}
 _TIMES = {"created": "created", "run": "run", "finished": "finished"}
@@ -51,6 +55,9 @@ WORDS = (
     *("queue", "task", "state", "key", "tag", "worker", "group", "id", "age", "created", "run"),
     *("finished", "priority", "attempts", "error", "class", "line", "args.NAME"),
 )
+
+# Names within each other, of a field in args.
+_DEEPEST = 100
 
 _HINT = f"words: {', '.join(f'{word}:' for word in WORDS)}; such as queue:mail state:failed,dead age:>1h"
 
@@ -81,6 +88,7 @@ def exactly(name: str) -> str:
 
 def quoted(value: str) -> str:
     """Return a value quoted so that the filter matches it exactly."""
+    # A star is none of these characters, and is protected by quotes.
     return value if re.fullmatch(r"[\w.:/@-]+", value) else json.dumps(value, ensure_ascii=False)
 
 
@@ -110,11 +118,17 @@ def _reader_of(name: str, word: str) -> Callable[[Filter, str, str], None]:
 
 
 def _names(found: Filter, name: str, value: str) -> None:
-    found.setdefault(_NAMES[name], []).extend(_alternatives(value))
+    for each in _parts(value):
+        text = _unquoted(each)
+        if not text or (text == each == "*" and name in _FIT_ALWAYS):
+            raise InvalidArgument(
+                f"{_short(f'{name}:{each}')} would fit every job", hint=f"write {name}:VALUE, or leave {name}: out"
+            )
+        found.setdefault(_NAMES[name], []).append(exactly(text) if each.endswith('"') else text)
 
 
 def _states(found: Filter, name: str, value: str) -> None:
-    states = _alternatives(value)
+    states = [_unquoted(each) for each in _parts(value)]
     for each in states:
         if each not in STATES:
             raise InvalidArgument(f"there is no state {_short(each)}", hint=f"states: {', '.join(STATES)}")
@@ -170,7 +184,10 @@ def _args(found: Filter, name: str, value: str) -> None:
         leaf = value
     except RecursionError:
         raise InvalidArgument(f"{_short(name)}: nests too deep") from None
-    for part in reversed(name.split(".")[1:]):
+    names = name.split(".")[1:]
+    if len(names) + value.count("[") + value.count("{") > _DEEPEST:
+        raise InvalidArgument(f"{_short(name)}: nests deeper than {_DEEPEST}", hint="ask for a field further up")
+    for part in reversed(names):
         leaf = {part: leaf}
     found.setdefault("args", []).append(leaf)
 
@@ -197,11 +214,11 @@ def _id(text: str) -> int:
     return int(text)
 
 
-def _alternatives(value: str) -> list[str]:
+def _parts(value: str) -> list[str]:
     parts = re.findall(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)', value)
     if not parts:
         raise InvalidArgument(f"{_short(value)} has no value", hint=_HINT)
-    return [_unquoted(each) for each in parts]
+    return parts
 
 
 def _unquoted(value: str) -> str:

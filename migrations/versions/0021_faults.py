@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "d10eea5d3582d95f1454335dc55045ec7d5f759b4d33417164cd52f1d3d4ae2b"
+SQL_DIGEST = "fb1f0a77f64422299493014b72636ce88419ad03eca07821f5cc5b4a4609ac36"
 
 
 def upgrade() -> None:
@@ -37,3 +37,14 @@ def downgrade() -> None:
         """
     )
     run_sql("alter table pgqueue.schedules drop constraint schedules_timezone_check;")
+    run_sql(
+        """
+        drop index pgqueue.history_unfinished_by_id;
+        drop type pgqueue.found_job;
+        create type pgqueue.bulk_row as (
+            id bigint, queue text, task text, state pgqueue.job_state, created_at timestamptz, priority smallint,
+            resumed boolean, ready_at timestamptz, key text, blocked_on text, cancel_requested_at timestamptz
+        );
+        comment on type pgqueue.bulk_row is 'Private: what a bulk call reads of a live job.';
+        """
+    )

@@ -24,3 +24,8 @@ alter table pgqueue.schedules add constraint schedules_timezone_check check (
     or upper(timezone collate "C") in
         ('UTC', 'GMT', 'CUBA', 'EGYPT', 'EIRE', 'GB', 'IRAN', 'JAPAN', 'LIBYA', 'NZ', 'PRC', 'ROC', 'ROK', 'UCT', 'ZULU')
 );
+-- One reader finds jobs by a filter, and reads the dead and the cancelled of all queues in the order of their ids.
+drop type pgqueue.bulk_row;
+create type pgqueue.found_job as (id bigint, granularity "char", kept_until timestamptz, is_asked_to_stop boolean);
+comment on type pgqueue.found_job is 'Private: a job that fits a filter; granularity and kept_until lead to the partition of an ended one.';
+create index history_unfinished_by_id on pgqueue.history (state, id) where state <> 'succeeded';

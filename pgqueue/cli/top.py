@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import psycopg
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import bulk, output
 from pgqueue.cli.database import Several, connected, databases
 from pgqueue.cli.options import AsJson, Dsns, commands
 from pgqueue.cli.tables import Table
@@ -57,7 +57,7 @@ def _print(wanted: dict[str, Any], line: str, as_json: bool, dsns: list[str] | N
     def look(connection: psycopg.Connection[Any]) -> dict[str, Any]:
         stats: dict[str, Any] = perform(connection, observe.stats())
         if line:
-            ids = perform(connection, observe.search("newest", wanted, None, 100)).ids
+            ids = bulk.search(connection, wanted, 100)
             stats["jobs"] = perform(connection, observe.jobs(ids))
         return stats
 

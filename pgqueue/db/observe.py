@@ -115,14 +115,24 @@ def queues() -> Call[list[dict[str, Any]]]:
     return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)
 
 
+# Rows that a list of tasks, workers or schedules reads: one more than are shown tells that there are more.
+MOST_LISTED = 500
+
+
 def tasks() -> Call[list[dict[str, Any]]]:
     """Read the options of tasks: declared by code, set by an operator, and in effect."""
-    return Call(
-        b"select to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e)) from pgqueue.tasks t"
-        b" join pgqueue.effective_tasks e on e.name = t.name order by t.name limit 500",
-        (),
-        read_column,
-    )
+    return Call(_TASKS + b" order by t.name limit %s::integer", (MOST_LISTED + 1,), read_column)
+
+
+def task(name: str) -> Call[dict[str, Any] | None]:
+    """Read the options of one task."""
+    return Call(_TASKS + b" where t.name = %s::text", (name,), read_maybe_first)
+
+
+_TASKS = (
+    b"select to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e)) from pgqueue.tasks t"
+    b" join pgqueue.effective_tasks e on e.name = t.name"
+)
 
 
 def about_task(name: str) -> Call[tuple[str | None, str | None]]:
@@ -137,10 +147,15 @@ def about_task(name: str) -> Call[tuple[str | None, str | None]]:
 def workers() -> Call[list[dict[str, Any]]]:
     """Read the workers, silent ones first."""
     return Call(
-        b"select to_jsonb(w) from pgqueue.worker_status w order by w.is_alive nulls first, w.worker limit 500",
-        (),
+        b"select to_jsonb(w) from pgqueue.worker_status w order by w.is_alive nulls first, w.worker limit %s::integer",
+        (MOST_LISTED + 1,),
         read_column,
     )
+
+
+def worker(name: str) -> Call[dict[str, Any] | None]:
+    """Read one worker."""
+    return Call(b"select to_jsonb(w) from pgqueue.worker_status w where w.worker = %s::text", (name,), read_maybe_first)
 
 
 def schedules() -> Call[list[dict[str, Any]]]:

@@ -297,7 +297,7 @@ class Top(App[None]):
 
     def _job(self) -> tuple[str, int | None]:
         tab, database, row = self._row()
-        return database, int(row[0]) if tab == "jobs" and row else None
+        return database, int(row[0]) if tab == "jobs" and row and row[0] else None
 
 
 def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[[Call[Any]], Any]) -> Iterable[Row]:
@@ -307,10 +307,13 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 numbers = [each[name] for name in ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")]
                 yield (each["queue"], *numbers, (each["paused_at"] or "")[:19])
         case "jobs":
-            for each in ask(observe.jobs(ask(observe.search(order, parse(line), None, _MOST)).ids)):
+            found = ask(observe.search(order, parse(line), None, _MOST))
+            for each in ask(observe.jobs(found.ids)):
                 error = ": ".join(filter(None, (each["error_class"], each["error"])))
                 names = ("id", "task", "queue", "state", "attempts", "reserved_by", "key")
                 yield (*(each[name] for name in names), error)
+            if found.is_cut:
+                yield ("", "there may be more: it stopped after 20,000 rows")
         case "workers":
             for each in ask(observe.workers()):
                 info = each["info"] if isinstance(each["info"], dict) else {}

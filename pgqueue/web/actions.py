@@ -42,7 +42,17 @@ async def act(context: Context) -> Response:
         raise InvalidArgument("no job is selected", hint="select rows, or all that match")
     if "confirm" not in form and (len(ids) > 1 or action in ("kill", "delete")):
         [rows] = await context.database.read(observe.jobs(ids[:5]))
-        return context.page("confirm.html", action=action, label=LABELS[action], ids=ids, jobs=rows, count=len(ids))
+        return context.page(
+            "confirm.html",
+            action=action,
+            label=LABELS[action],
+            ids=ids,
+            q="",
+            back=one(form, "q"),
+            jobs=rows,
+            count=len(ids),
+            is_more=False,
+        )
     done = await context.database.act(context.user, operate.bulk(action, {"job_ids": ids}, 10_000))
     context.database.forget()
     said = _said(action, done.changed, len(ids))
@@ -61,13 +71,14 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     if "confirm" not in form:
         return await _ask_for_all(context, action, line)
     expected, cap = _number(form, "count"), min(_number(form, "cap") or COUNTED, 1_000_000)
-    if expected > FREELY and one(form, "typed").replace(",", "") != str(expected):
+    if (expected > FREELY or "more" in form) and one(form, "typed").replace(",", "") != str(expected):
         raise InvalidArgument(f"the number typed is not {expected}", hint="go back and type it")
     done, looked = _number(form, "done"), _number(form, "looked")
     upto, after = _maybe_number(form, "upto"), one(form, "after") or None
     if upto is not None:
         # Jobs that were enqueued since the question was asked are left.
         wanted = {**wanted, "id_to": upto}
+    more = {"more": "yes"} if "more" in form else {}
     at_once = min(CHUNK, max(cap - looked, 1))
     [found] = await context.database.read(observe.search(order_for(action), wanted, after, at_once))
     if found.ids:
@@ -83,6 +94,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
         fields={
             "action": action, "scope": "all", "q": line, "confirm": "yes", "count": expected, "cap": cap,
             "typed": one(form, "typed"), "done": done, "looked": looked, "upto": one(form, "upto"), "after": found.next,
+            **more,
         },
         done=done,
         looked=looked,
@@ -99,11 +111,13 @@ async def _ask_for_all(context: Context, action: str, line: str) -> Response:
         action=action,
         label=LABELS[action],
         q=line,
+        back=line,
         jobs=rows,
         count=len(found.ids),
         is_more=found.next is not None,
-        upto=max(found.ids, default=None),
-        must_type=len(found.ids) > FREELY,
+        # Where the search was cut before it found one, all that fit are older than where it stopped.
+        upto=max(found.ids, default=found.next),
+        must_type=len(found.ids) > FREELY or found.next is not None,
         cap=COUNTED,
     )
 

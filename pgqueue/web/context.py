@@ -29,8 +29,9 @@ from pgqueue.web.users import User
 
 T = TypeVar("T")
 
-# Bytes of a form.
+# Bytes of a form, and fields.
 _MOST = 1_000_000
+_FIELDS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,10 @@ class Context:
             body += chunk
             if len(body) > _MOST:
                 raise HTTPException(413, "the form is too long")
-        return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=2000)
+        try:
+            return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=_FIELDS)
+        except ValueError:
+            raise HTTPException(413, f"the form has more than {_FIELDS} fields") from None
 
     def filter(self, line: str) -> Filter:
         """Read a filter. Refuses one that would tell of args that this user may not see, or that are hidden."""

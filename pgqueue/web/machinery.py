@@ -101,16 +101,21 @@ OF_SCHEDULES = {
 async def workers(context: Context) -> Response:
     """Workers, the silent ones first."""
     found = await context.database.shared("workers", 2.0, observe.workers)
-    return context.page("workers.html", groups=by_supervisor(found), able=able, now=context.now())
+    return context.page(
+        "workers.html",
+        groups=by_supervisor(found[: observe.MOST_LISTED]),
+        more=found[observe.MOST_LISTED :],
+        able=able,
+        now=context.now(),
+    )
 
 
 async def worker(context: Context) -> Response:
     """One worker and what it executes."""
     name = context.query("name")
-    [found, running] = await context.database.read(observe.workers(), observe.running(name))
-    known = next((each for each in found if each["worker"] == name), None)
+    [known, running] = await context.database.read(observe.worker(name), observe.running(name))
     if known is None:
-        raise HTTPException(404, f"there is no worker {render.short(name)}")
+        raise HTTPException(404, f"there is no worker {render.short(name)}: none is registered, and none holds jobs")
     return context.page("worker.html", worker=known, running=running, able=able, now=context.now())
 
 
@@ -154,7 +159,13 @@ async def act_on_worker(context: Context) -> Response:
 async def schedules(context: Context) -> Response:
     """Schedules, the next one due first."""
     found = await context.database.shared("schedules", 2.0, observe.schedules)
-    return context.page("schedules.html", schedules=found, in_words=in_words, now=context.now())
+    return context.page(
+        "schedules.html",
+        schedules=found[: observe.MOST_LISTED],
+        more=found[observe.MOST_LISTED :],
+        in_words=in_words,
+        now=context.now(),
+    )
 
 
 async def schedule(context: Context) -> Response:

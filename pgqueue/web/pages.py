@@ -34,6 +34,9 @@ _ENDS = ("succeeded", "failed", "dead", "cancelled")
 # Parts that a page can do without.
 DEATHS, FINDINGS = "what jobs died of", "problems that the doctor finds"
 
+# Where they could not be read.
+NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
+
 _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 
@@ -161,7 +164,7 @@ async def job(context: Context) -> Response:
         owner=owner,
         command=commands.copy(columns, found.texts["args"], redact, context.may("args")),
         relatives=await context.part(
-            "what it waits for and what waits for it", workflows.relatives(context, columns), {}
+            "what it waits for and what waits for it", workflows.relatives(context, columns), NO_RELATIVES
         ),
         actions=actions_for([columns["state"]]),
         now=context.now(),
@@ -171,30 +174,37 @@ async def job(context: Context) -> Response:
 async def tasks(context: Context) -> Response:
     """Tasks: their declared and set options, and how they perform."""
     found = await context.database.shared("tasks", 5.0, observe.tasks)
+    shown, more = found[: observe.MOST_LISTED], found[observe.MOST_LISTED :]
     times = await _times(context)
-    for name in sorted(times.keys() - {each["name"] for each in found}):
-        found = [*found, {"name": name, "effective": {}}]
-    return context.page("tasks.html", tasks=found, times=times, now=context.now())
+    if not more:
+        undeclared = sorted(times.keys() - {each["name"] for each in found})
+        shown = [*shown, *({"name": name, "effective": {"queue": None}} for name in undeclared)]
+    return context.page("tasks.html", tasks=shown, more=more, times=times, now=context.now())
 
 
 async def task(context: Context) -> Response:
-    """One task: declared and set options side by side."""
+    """One task: declared and set options side by side. Jobs may be of a task that no worker has declared."""
     name = context.query("name")
-    found = await context.database.shared("tasks", 5.0, observe.tasks)
-    known = next((each for each in found if each["name"] == name), None)
-    if known is None:
-        raise HTTPException(404, f"there is no task {render.short(name)}: no worker has declared it")
+    [known] = await context.database.read(observe.task(name))
     times = await _times(context)
+    if known is None and name not in times:
+        [jobs] = await context.database.read(observe.search("newest", {"tasks": [exactly(name or "?")]}, None, 1))
+        # A search that was cut may not have come to one.
+        if not jobs.ids and jobs.next is None:
+            raise HTTPException(
+                404, f"there is no task {render.short(name)}: no worker has declared it, no job is of it"
+            )
+    effective = known["effective"] if known else {}
     options = [
         (key, known.get(f"declared_{key}"), known.get(key), value)
-        for key, value in known["effective"].items()
-        if key != "name"
+        for key, value in effective.items()
+        if known and key != "name"
     ]
     return context.page(
         "task.html",
         name=name,
-        docs=known["effective"]["docs"],
-        owner=known["effective"]["owner"],
+        docs=effective.get("docs"),
+        owner=effective.get("owner"),
         options=options,
         times=times.get(name),
         now=context.now(),

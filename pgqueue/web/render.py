@@ -10,11 +10,11 @@ from fnmatch import fnmatch
 from typing import Any
 from urllib.parse import urlencode
 
-from jinja2 import Environment, PackageLoader
+from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, UndefinedError
 from markupsafe import Markup
 
 from pgqueue import __version__
-from pgqueue.search import exactly, quoted
+from pgqueue.search import quoted
 from pgqueue.worker.counts import BOUNDS, Entry
 
 # Fields of args, headers and results whose values are not shown: patterns of names at any depth.
@@ -49,9 +49,16 @@ _SHOWN_TEXT = 20_000
 
 def environment() -> Environment:
     """Return the environment of the templates."""
-    found = Environment(loader=PackageLoader("pgqueue.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    found = Environment(
+        loader=PackageLoader("pgqueue.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.filters.update(
         ago=ago,
+        fields=Fields,
         number=number,
         rate=rate,
         seconds=seconds,
@@ -59,7 +66,7 @@ def environment() -> Environment:
         text=text,
         at=at,
         bytes=size,
-        quoted=lambda value: quoted(exactly(value)),
+        quoted=quoted,
         say=say,
         interval=interval,
         lasting=lasting,
@@ -69,8 +76,21 @@ def environment() -> Environment:
     return found
 
 
+class Fields(dict[str, Any]):
+    """An object that another program wrote, perhaps without some fields, or with something else in its place."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(value if isinstance(value, dict) else {})
+
+    def __missing__(self, name: str) -> None:
+        return None
+
+
 def link(prefix: str, page: str, **query: object) -> str:
     """Return the address of a page."""
+    # An if without else is undefined, even to a strict environment.
+    if wrong := [name for name, value in query.items() if isinstance(value, Undefined)]:
+        raise UndefinedError(f"the link to {page} has an undefined {', '.join(wrong)}")
     given = {name: value for name, value in query.items() if value not in (None, "")}
     return f"{prefix}/{page}" + (f"?{urlencode(given)}" if given else "")
 

@@ -53,8 +53,6 @@ ALLOWED = {
     ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",
     ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",
-    ("_open_live", STABLE): "opens a cursor",
-    ("_find_ended", STABLE): "goes through history in several statements, as _find_live goes through live jobs",
     # They run functions or statements that are known at run time only.
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
@@ -65,7 +63,6 @@ ALLOWED = {
     ("_cron_find", NO_RETURN): "a loop that is left by RETURN alone; each EXIT is one of the loop within",
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
-    ("_find_live", "obsolete setting of refcursor or cursor variable"): "set by the function that opens it",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
     ("declare_task", NO_RETURN): "the handler ends in _refuse, which raises",
     ("configure_task", NO_RETURN): "the handler ends in _refuse, which raises",

@@ -20,6 +20,8 @@ from pgqueue.search import exactly, parse, quoted
         ("queue:mail,sms", {"queues": ["mail", "sms"]}),
         ("task:send_* state:failed,dead", {"tasks": ["send_*"], "states": ["failed", "dead"]}),
         ("key:order:17", {"keys": ["order:17"]}),
+        ('key:"a*",a*,"a "*,a\\*', {"keys": ["a\\*", "a*", "a *", "a\\*"]}),
+        ('key:*,"*" queue:"*"', {"keys": ["*", "\\*"], "queues": ["\\*"]}),
         ('line:"no answer, at all"', {"lines": ["no answer, at all"]}),
         ('line:"say \\"no\\""', {"lines": ['say "no"']}),
         ("17", {"ids": [17]}),
@@ -59,6 +61,14 @@ def test_words_become_fields(text: str, expected: dict[str, Any]) -> None:
         "run:tomorrow",
         'line:"x',
         "args.:1",
+        'error:""',
+        'line:""',
+        'queue:mail,""',
+        'key:""',
+        'tag:"" state:dead',
+        "error:*",
+        "queue:*",
+        "args." + ".".join("a" * 600) + ":1",
     ],
 )
 def test_an_unknown_filter_is_refused_with_the_known_ones(text: str) -> None:
@@ -69,7 +79,7 @@ def test_an_unknown_filter_is_refused_with_the_known_ones(text: str) -> None:
 
 @given(st.text(min_size=1).filter(lambda name: name.isprintable()))
 def test_any_name_can_be_quoted_exactly(name: str) -> None:
-    assert parse(f"key:{quoted(exactly(name))}") == {"keys": [exactly(name)]}
+    assert parse(f"key:{quoted(name)}") == {"keys": [exactly(name)]}
 
 
 @given(st.text())

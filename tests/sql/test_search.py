@@ -151,6 +151,71 @@ def test_a_search_stops_at_its_bound_says_so_and_goes_on(conn: psycopg.Connectio
     assert seen == [wanted]
 
 
+def every_page(conn: psycopg.Connection, max_rows: int = 50_000, **filter: Any) -> list[int]:
+    seen: list[int] = []
+    before = None
+    while True:
+        [row] = table(conn, "search", Jsonb(filter), before=before, max_rows=max_rows)
+        # Fewer than were asked for, and more to come: it says so.
+        assert row.is_cut == (row.next_before is not None and len(row.job_ids) < 50)
+        seen += row.job_ids
+        before = row.next_before
+        if before is None:
+            return seen
+
+
+def test_jobs_of_every_one_of_many_queues_are_found_and_grouped(conn: psycopg.Connection) -> None:
+    jobs = [enqueue(conn, "t", queue=f"tenant-{number}") for number in range(300)]
+    call(conn, "kill_many", job_ids=jobs)
+    assert every_page(conn, states=["dead"]) == jobs[::-1]
+    assert every_page(conn, queues=["tenant-*"], states=["dead"]) == jobs[::-1]
+    assert conn.execute("select jobs from pgqueue.dead_groups()").fetchall() == [(300,)]
+    assert conn.execute("select jobs from pgqueue.dead_groups(max_jobs => 100)").fetchall() == [(100,)]
+    assert call(conn, "retry_many", state="dead") == 300
+
+
+def test_jobs_of_a_queue_are_found_beside_any_number_of_others(conn: psycopg.Connection) -> None:
+    few = enqueue_many(conn, 4, queue="few")
+    many = enqueue_many(conn, 3000, queue="many")
+    conn.execute(
+        "update pgqueue.jobs set state = 'blocked', blocked_on = 'task:t' where id = any (%s)", [[*many, *few[2:]]]
+    )
+    for max_rows in (100, 2500, 50_000):
+        assert every_page(conn, max_rows, queues=["few"]) == few[::-1]
+        assert every_page(conn, max_rows, queues=["few"], states=["blocked"]) == few[:1:-1]
+    assert call(conn, "cancel_many", queue="few") == 4
+
+
+def test_jobs_that_are_named_twice_are_found_once(conn: psycopg.Connection) -> None:
+    [live, ended] = enqueue_many(conn, 2)
+    call(conn, "cancel", ended)
+    assert search(conn, ids=[live, ended, live, ended]) == [ended, live]
+
+
+def test_an_empty_list_of_names_fits_no_job(conn: psycopg.Connection) -> None:
+    enqueue(conn, tags=["vip"])
+    for field in ("queues", "tasks", "keys", "tags", "workers", "classes", "lines", "errors", "states", "ids"):
+        assert search(conn, **{field: []}) == [], field
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"errors": [""]},
+        {"lines": ["no answer", ""]},
+        {"queues": [""]},
+        {"tags": [""]},
+        {"errors": ["*"]},
+        {"tasks": ["*"]},
+        {"args": []},
+        {"args": [{"a": 1}, {}]},
+    ],
+)
+def test_a_filter_that_would_fit_every_job_is_refused(conn: psycopg.Connection, wrong: Any) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r"fit every job|nothing to contain"):
+        table(conn, "search", Jsonb(wrong))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

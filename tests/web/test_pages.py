@@ -47,7 +47,7 @@ def test_every_page_shows_what_there_is(filled: psycopg.Connection, ask: Ask) ->
     for page, shown in {
         "/": "TimeoutError", "/queues": "reports", "/queue?name=mail": "Purge", "/jobs": "send_email",
         "/dead": "no answer", f"/jobs/{job}": "Traceback: here", "/tasks": "send_email",
-        "/task?name=send_email": "Declared", "/workers": "web-1", "/worker?name=w1": "Running jobs",
+        "/task?name=send_email": "Declared", "/workers": "web-1", "/worker?name=w1": "Jobs held",
         "/schedules": "at 03:00", "/limits": "50", "/audit": "set_limit", "/health": "Maintenance",
         "/schedule?name=nightly": "Expression and time zone",
         "/metrics": 'pgqueue_queue_jobs{queue="mail",state="dead"} 9.0', "/series": '"succeeded"',

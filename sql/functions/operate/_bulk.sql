@@ -1,7 +1,7 @@
 -- Bulk calls: find jobs by filter, then lock and change at most max_jobs of them.
 --
--- _find_jobs reads without locks, along one index after the other, from where the last call stopped: it ends at enough
--- matches or enough rows, so a call costs the same among ten jobs and among ten million (see _find_live, _find_ended).
+-- _find_jobs is a search, oldest first: it reads without locks and ends at enough matches or enough rows, so a call costs
+-- the same among ten jobs and among ten million. Parents are older than their children: a retry brings them back first.
 -- _bulk then locks the jobs found, in id order, FOR UPDATE SKIP LOCKED, and checks state and queue again: it never waits,
 -- and skips jobs that are locked or were changed meanwhile. A last read, without locks, counts the remaining matches.
 
@@ -210,14 +210,8 @@ comment on function pgqueue._bulk(text, jsonb, integer, jsonb) is
     'Private: applies p_action to up to p_max_jobs jobs of a filter, from p_after on.';
 
 create or replace function pgqueue._find_jobs(
-    p_filter jsonb,
-    p_after jsonb,
-    p_matches integer,
-    p_rows integer,
-    out live_ids bigint[],
-    out ended_ids bigint[],
-    out granularities "char"[],
-    out kept_untils timestamptz[],
+    p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
+    out live_ids bigint[], out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[],
     out next_after jsonb
 )
 returns record
@@ -225,53 +219,55 @@ language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
 as $$
 declare
+    v_filter pgqueue.job_filter := pgqueue._read_filter(jsonb_strip_nulls(jsonb_build_object(
+        'states', p_filter -> 'states', 'queues', pgqueue._exactly(p_filter ->> 'queue'), 'tasks', pgqueue._exactly(p_filter ->> 'task'),
+        'keys', pgqueue._exactly(p_filter ->> 'key'), 'ids', p_filter -> 'job_ids',
+        'groups', case when p_filter ? 'group_id' then jsonb_build_array(p_filter -> 'group_id') end,
+        'created_from', p_filter -> 'created_after', 'created_to', p_filter -> 'created_before',
+        'finished_from', p_filter -> 'finished_after', 'finished_to', p_filter -> 'finished_before',
+        'run_from', case when p_filter ? 'not_due' then pgqueue._clock() + interval '1 us' end
+    )));
     v_found record;
-    v_live boolean;
-    v_rows integer := p_rows;
 begin
-    live_ids := '{}';
-    ended_ids := '{}';
-    granularities := '{}';
-    kept_untils := '{}';
-    begin
-        v_live := p_filter -> 'states' ?| '{waiting,failed,blocked,executing}'
-            and not p_filter ?| '{finished_after,finished_before}';
-        if not v_live and p_after is not null and p_after -> 'ended' is null then
-            raise data_exception using message = 'It belongs to another filter.';
-        end if;
-        if v_live and p_after -> 'ended' is null then
-            select f.* into v_found from pgqueue._find_live(p_filter, p_after, p_matches, p_rows) f;
-            live_ids := v_found.ids;
-            next_after := v_found.next_after;
-            if next_after is not null then
-                return;
-            end if;
-            v_rows := greatest(p_rows - v_found.rows_read, 1);
-        end if;
-        if p_filter -> 'states' ?| '{succeeded,dead,cancelled}' then
-            select f.*
-            into v_found
-            from pgqueue._find_ended(
-                p_filter, case when p_after -> 'ended' is not null then p_after end, p_matches - cardinality(live_ids), v_rows
-            ) f;
-            ended_ids := v_found.ids;
-            granularities := v_found.granularities;
-            kept_untils := v_found.kept_untils;
-            next_after := v_found.next_after;
-        end if;
-    exception when data_exception or invalid_parameter_value then
-        -- The filter was checked: the mistake is in p_after.
+    if p_after is not null and coalesce(p_after ->> 'id', '') !~ '^[0-9]{1,18}$' then
         perform pgqueue._refuse(
-            'after was not returned by a call with these arguments', sqlerrm, 'Give after as next_after of the last call, or leave it out.'
+            'after was not returned by a call with these arguments', null,
+            'Give after as next_after of the last call, or leave it out.'
         );
-    end;
+    end if;
+    v_filter.id_from := (p_after ->> 'id')::bigint + 1;
+    select f.matches, f.next_id into v_found from pgqueue._search_by_id(v_filter, true, p_matches, p_rows) f;
+    select
+        coalesce(array_agg(m.id) filter (where m.granularity is null), '{}'),
+        coalesce(array_agg(m.id) filter (where m.granularity is not null), '{}'),
+        coalesce(array_agg(m.granularity) filter (where m.granularity is not null), '{}'),
+        coalesce(array_agg(m.kept_until) filter (where m.granularity is not null), '{}')
+    into live_ids, ended_ids, granularities, kept_untils
+    from unnest(v_found.matches) m
+    where not m.is_asked_to_stop;
+    next_after := case when v_found.next_id is not null then jsonb_build_object('id', v_found.next_id) end;
 end
 $$;
 
 comment on function pgqueue._find_jobs(jsonb, jsonb, integer, integer) is
-    'Private: up to p_matches jobs of a filter among up to p_rows rows from p_after on, and where it stopped; next_after null: at the end.';
+    'Private: up to p_matches jobs of a filter among about p_rows rows from p_after on, and where it stopped; next_after null: at the end.';
+
+-- In a filter of search(), a star at the end is any end.
+create or replace function pgqueue._exactly(p_name text)
+returns text[]
+language sql
+immutable
+parallel safe
+as $$
+    select case when p_name is not null then array[pg_catalog.regexp_replace(p_name, e'\\*$', e'\\\\*')] end
+$$;
+
+comment on function pgqueue._exactly(text) is 'Private: the filter of search() that only this name fits.';
 
 create or replace function pgqueue._lock_history(
     p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[], p_groups boolean,

@@ -1,107 +1,225 @@
--- The parts of search() and search_oldest(): live jobs, and history. Each returns the ids that it found, and where it
--- stopped: it has not read below that id (p_oldest: above it); null: it has read all. Each way of reading is one statement
--- that ends at enough matches. id_from and id_to of the filter bound what is read.
+-- What search(), search_oldest() and the bulk calls find by a filter, page by page, in the order of ids.
+--
+-- Each scan goes along one index (see _scan). Members of groups, the dead and the cancelled have indexes of their own. Live
+-- jobs of a queue have one that is not in the order of ids: where few of the jobs read by id fit, all of the queue are
+-- looked up, if they are not too many to read at once.
 
-create or replace function pgqueue._search_live(
+create or replace function pgqueue._search_by_id(
     p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
-    out ids bigint[], out stopped_at bigint, out is_cut boolean
+    out matches pgqueue.found_job[], out next_id bigint, out is_cut boolean
 )
 returns record
 language plpgsql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
 set jit = off
 as $$
 declare
-    v_queue text := pgqueue._only_name(p_filter.queues);
-    v_from bigint := coalesce(p_filter.id_from, 0);
-    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
-    -- One name costs less to compare than a pattern, and may be read by an index.
-    v_candidates bigint[];
+    v_scan record;
 begin
-    ids := '{}';
+    matches := '{}';
     is_cut := false;
-    if p_filter.states is not null and not p_filter.states && '{waiting,failed,blocked,executing}' then
-        return;
-    end if;
-    if p_filter.finished_from is not null or p_filter.finished_to is not null then
-        return;
-    end if;
-    if p_filter.ids is not null then
-        v_candidates := p_filter.ids;
-    elsif p_filter.states = '{executing}' then
-        v_candidates := array(
-            select j.id from pgqueue.jobs j where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() limit p_rows
-        );
-    elsif v_queue is not null then
-        v_candidates := pgqueue._live_candidates(v_queue, least(p_rows, 5000));
-    end if;
-    -- From this number on, reading by id is as fast.
-    if p_filter.ids is null and cardinality(v_candidates) >= least(p_rows, 5000) then
-        v_candidates := null;
-    end if;
-    if v_candidates is not null then
-        ids := array(
-            select j.id
-            from unnest(v_candidates) c (id)
-            -- The limit keeps the planner from joining the ids with all jobs.
-            cross join lateral (select x.* from pgqueue.jobs x where x.id = c.id limit 1) j
-            where j.id between v_from and v_to
-                and pgqueue._fits(
-                    p_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
-                    j.created_at, j.ready_at, null, j.args
-                )
-            order by case when p_oldest then j.id else - j.id end
-            limit p_matches
-        );
-        if cardinality(ids) = p_matches then
-            stopped_at := ids[p_matches];
-        end if;
-        return;
-    end if;
-    ids := array(
-        select j.id
-        from pgqueue._live_rows(p_oldest, v_from, v_to, p_rows) j
-        where pgqueue._fits(
-            p_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
-            j.created_at, j.ready_at, null, j.args
-        )
+    for v_scan in select s.* from pgqueue._search_scans(p_filter, p_oldest, p_matches, p_rows) s loop
+        matches := matches || v_scan.matches;
+        -- A scan has not read beyond the id at which it stopped: ids beyond that are not returned yet.
+        next_id := case when p_oldest then least(next_id, v_scan.stopped_at) else greatest(next_id, v_scan.stopped_at) end;
+        is_cut := is_cut or v_scan.is_cut;
+    end loop;
+    matches := array(
+        select m
+        from unnest(matches) m
+        where next_id is null or case when p_oldest then m.id <= next_id else m.id >= next_id end
+        order by case when p_oldest then m.id else - m.id end
         limit p_matches
     );
-    if cardinality(ids) = p_matches then
-        stopped_at := ids[p_matches];
-        return;
+    if cardinality(matches) = p_matches then
+        next_id := (matches[p_matches]).id;
+        is_cut := false;
     end if;
-    stopped_at := (select j.id from pgqueue._live_rows(p_oldest, v_from, v_to, p_rows) j offset p_rows - 1 limit 1);
-    is_cut := stopped_at is not null;
 end
 $$;
 
-comment on function pgqueue._search_live(pgqueue.job_filter, boolean, integer, integer) is
-    'Private: the part of search() that reads live jobs.';
+comment on function pgqueue._search_by_id(pgqueue.job_filter, boolean, integer, integer) is
+    'Private: the jobs that fit a filter by id, newest first, or oldest first.';
 
-create or replace function pgqueue._live_candidates(p_queue text, p_most integer)
+create or replace function pgqueue._search_scans(
+    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
+    out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
+)
+returns setof record
+language plpgsql
+stable
+parallel safe
+rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_live pgqueue.job_state[] := '{}';
+    v_ended pgqueue.job_state[] := array(
+        select s.state
+        from unnest('{succeeded,dead,cancelled}'::pgqueue.job_state[]) s (state)
+        where p_filter.states is null or s.state::text = any (p_filter.states)
+    );
+    v_way text;
+begin
+    if p_filter.finished_from is null and p_filter.finished_to is null then
+        v_live := array(
+            select s.state
+            from unnest('{waiting,failed,blocked,executing}'::pgqueue.job_state[]) s (state)
+            where p_filter.states is null or s.state::text = any (p_filter.states)
+        );
+    end if;
+    if p_filter.groups is not null then
+        return query
+        select f.*
+        from unnest(p_filter.groups) g (id)
+        cross join unnest(v_live) s (state)
+        cross join lateral pgqueue._scan(p_filter, 'live members', s.state, g.id, null, p_oldest, p_matches, p_rows) f
+        union all
+        select f.*
+        from unnest(p_filter.groups) g (id)
+        cross join lateral pgqueue._scan(p_filter, 'ended members', null, g.id, null, p_oldest, p_matches, p_rows) f
+        where v_ended <> '{}';
+        return;
+    end if;
+    if v_live <> '{}' then
+        return query select f.* from pgqueue._search_live(p_filter, v_live, p_oldest, p_matches, p_rows) f;
+    end if;
+    v_way := case
+        when p_filter.ids is not null then 'ended ids'
+        when pgqueue._only_name(p_filter.keys) is not null then 'ended of a key'
+        when 'succeeded' = any (v_ended) then 'ended'
+        when pgqueue._only_name(p_filter.queues) is not null then 'unfinished of a queue'
+        else 'unfinished'
+    end;
+    return query
+    select f.*
+    -- The unfinished are read state by state.
+    from unnest(case when v_way like 'unfinished%' then v_ended else v_ended[:1] end) s (state)
+    cross join lateral pgqueue._scan(p_filter, v_way, s.state, null, p_filter.ids, p_oldest, p_matches, p_rows) f;
+end
+$$;
+
+comment on function pgqueue._search_scans(pgqueue.job_filter, boolean, integer, integer) is
+    'Private: one row for each scan that a search takes.';
+
+create or replace function pgqueue._search_live(
+    p_filter pgqueue.job_filter, p_states pgqueue.job_state[], p_oldest boolean, p_matches integer, p_rows integer,
+    out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
+)
+returns record
+language plpgsql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_queue text := pgqueue._only_name(p_filter.queues);
+    v_key text := case when v_queue is not null then pgqueue._only_name(p_filter.keys) end;
+    v_ids bigint[] := p_filter.ids;
+    -- Enough to find a page where one job in forty fits.
+    v_first integer := least(p_rows, 2000);
+begin
+    if v_ids is null and v_key is null and (v_queue is not null or p_states = '{executing}') then
+        select f.* into matches, stopped_at, is_cut
+        from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, v_first) f;
+        if not is_cut then
+            return;
+        end if;
+        v_ids := pgqueue._live_candidates(v_queue, p_states, p_rows);
+    elsif v_ids is null and v_key is not null then
+        v_ids := pgqueue._key_candidates(v_queue, v_key, p_rows);
+    end if;
+    select f.* into matches, stopped_at, is_cut
+    from pgqueue._scan(
+        p_filter, case when v_ids is null then 'live' else 'live ids' end, null, null, v_ids, p_oldest, p_matches,
+        case when v_ids is null then p_rows else cardinality(v_ids) end
+    ) f;
+end
+$$;
+
+comment on function pgqueue._search_live(pgqueue.job_filter, pgqueue.job_state[], boolean, integer, integer) is
+    'Private: the part of a search that reads live jobs.';
+
+-- Null: their indexes have more than p_most entries, those of other queues among them.
+create or replace function pgqueue._live_candidates(p_queue text, p_states pgqueue.job_state[], p_most integer)
 returns bigint[]
 language sql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
 set jit = off
 as $$
-    select array(
+    select coalesce(array_agg(c.id) filter (where p_queue is null or c.queue = p_queue), '{}')
+    from (
+        (
+            select j.id, j.queue
+            from pgqueue.jobs j
+            where p_states && '{waiting,failed}' and j.state in ('waiting', 'failed') and j.queue = p_queue
+            order by j.queue, j.priority, j.resumed, j.ready_at, j.id
+            limit p_most + 1
+        )
+        union all
+        (
+            select j.id, j.queue
+            from pgqueue.jobs j
+            where 'blocked' = any (p_states)
+                and j.key is not null
+                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
+                and j.queue = p_queue
+            order by j.queue, j.key, j.id
+            limit p_most + 1
+        )
+        union all
+        (
+            select j.id, j.queue
+            from pgqueue.jobs j
+            where 'blocked' = any (p_states) and j.state = 'blocked' and j.blocked_on is not null
+            order by j.blocked_on, j.priority desc, j.ready_at, j.id
+            limit p_most + 1
+        )
+        union all
+        (
+            select j.id, j.queue
+            from pgqueue.jobs j
+            where 'executing' = any (p_states) and j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
+            order by j.lease_expires_at, j.id
+            limit p_most + 1
+        )
+        limit p_most + 1
+    ) c
+    having count(*) <= p_most
+$$;
+
+comment on function pgqueue._live_candidates(text, pgqueue.job_state[], integer) is
+    'Private: the live jobs of a queue, or, without a queue, the executing ones. Null: too many.';
+
+create or replace function pgqueue._key_candidates(p_queue text, p_key text, p_most integer)
+returns bigint[]
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set enable_sort = off
+set jit = off
+as $$
+    select coalesce(array_agg(c.id), '{}')
+    from (
         (
             select j.id
             from pgqueue.jobs j
-            where j.state in ('waiting', 'failed') and j.queue = p_queue
-            order by j.queue, j.priority, j.resumed, j.ready_at, j.id
-            limit p_most
+            where j.key is not null and j.state = 'waiting' and j.reservation = 0 and j.queue = p_queue and j.key = p_key
+            order by j.queue, j.key, j.id
+            limit p_most + 1
         )
         union all
         (
@@ -110,169 +228,34 @@ as $$
             where j.key is not null
                 and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
                 and j.blocked_on is distinct from '@parents'
-                and j.state = 'blocked'
                 and j.queue = p_queue
+                and j.key = p_key
             order by j.queue, j.key, j.id
-            limit p_most
-        )
-        union all
-        (
-            select b.id
-            from (
-                select j.id, j.queue
-                from pgqueue.jobs j
-                where j.state = 'blocked' and j.blocked_on is not null and (j.key is null or j.blocked_on = '@parents')
-                limit p_most
-            ) b
-            where b.queue = p_queue
+            limit p_most + 1
         )
         union all
         (
             select j.id
             from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() and j.queue = p_queue
-            limit p_most
+            where j.key is not null and j.blocked_on = '@parents' and j.queue = p_queue and j.key = p_key
+            order by j.queue, j.key, j.id
+            limit p_most + 1
         )
-        limit p_most
-    )
-$$;
-
-comment on function pgqueue._live_candidates(text, integer) is 'Private: the live jobs of a queue, up to p_most.';
-
-create or replace function pgqueue._search_ended(
-    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
-    out ids bigint[], out stopped_at bigint, out is_cut boolean
-)
-returns setof record
-language plpgsql
-stable
-parallel safe
-rows 10
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-declare
-    v_from bigint := coalesce(p_filter.id_from, 0);
-    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
-begin
-    if p_filter.states is not null and not p_filter.states && '{succeeded,dead,cancelled}' then
-        return;
-    end if;
-    is_cut := false;
-    if p_filter.ids is null and p_filter.states <@ '{waiting,failed,blocked,executing,dead,cancelled}' then
-        return query
-        select f.*
-        from unnest(pgqueue._unfinished_queues(p_filter.queues, 200)) q (name)
-        cross join unnest('{dead,cancelled}'::pgqueue.job_state[]) s (state)
-        cross join lateral pgqueue._search_unfinished(p_filter, p_oldest, q.name, s.state, p_matches, p_rows) f
-        where s.state::text = any (p_filter.states);
-        return;
-    end if;
-    ids := array(
-        select h.id
-        from (
-            (select x.* from pgqueue._ended_rows(p_oldest, v_from, v_to, p_rows) x where p_filter.ids is null)
-            union all
-            (
-                select y.*
-                from unnest(p_filter.ids) i (id)
-                cross join lateral (select z.* from pgqueue.history z where z.id = i.id limit 1) y
-                where y.id between v_from and v_to
-                order by case when p_oldest then y.id else - y.id end
-            )
-        ) h
-        where pgqueue._fits(
-            p_filter, h.state, h.queue, h.task, h.key, h.tags, h.reserved_by, h.errors, h.priority, h.attempts, h.created_at,
-            h.run_at, h.finished_at, h.args
-        )
-        limit p_matches
-    );
-    if cardinality(ids) = p_matches then
-        stopped_at := ids[p_matches];
-    elsif p_filter.ids is null then
-        stopped_at := (select h.id from pgqueue._ended_rows(p_oldest, v_from, v_to, p_rows) h offset p_rows - 1 limit 1);
-        is_cut := stopped_at is not null;
-    end if;
-    return next;
-end
-$$;
-
-comment on function pgqueue._search_ended(pgqueue.job_filter, boolean, integer, integer) is
-    'Private: the part of search() that reads history, one row for each part that it reads.';
-
-create or replace function pgqueue._search_unfinished(
-    p_filter pgqueue.job_filter, p_oldest boolean, p_queue text, p_state pgqueue.job_state, p_matches integer, p_rows integer,
-    out ids bigint[], out stopped_at bigint, out is_cut boolean
-)
-returns record
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-declare
-    v_from bigint := coalesce(p_filter.id_from, 0);
-    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
-begin
-    is_cut := false;
-    ids := array(
-        select h.id
-        from pgqueue._unfinished_rows(p_queue, p_state, p_oldest, v_from, v_to, p_rows) h
-        where pgqueue._fits(
-            p_filter, h.state, h.queue, h.task, h.key, h.tags, h.reserved_by, h.errors, h.priority, h.attempts, h.created_at,
-            h.run_at, h.finished_at, h.args
-        )
-        limit p_matches
-    );
-    if cardinality(ids) = p_matches then
-        stopped_at := ids[p_matches];
-        return;
-    end if;
-    stopped_at := (
-        select h.id from pgqueue._unfinished_rows(p_queue, p_state, p_oldest, v_from, v_to, p_rows) h offset p_rows - 1 limit 1
-    );
-    is_cut := stopped_at is not null;
-end
-$$;
-
-comment on function pgqueue._search_unfinished(
-    pgqueue.job_filter, boolean, text, pgqueue.job_state, integer, integer
-) is 'Private: the part of search() that reads dead, or cancelled, jobs of a queue.';
-
--- One probe for each queue, however many jobs it has.
-create or replace function pgqueue._unfinished_queues(p_patterns text[], p_most integer)
-returns text[]
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-    with recursive queues (queue) as (
-        (select h.queue from pgqueue.history h where h.state <> 'succeeded' order by h.queue limit 1)
         union all
-        select (
-            select h.queue from pgqueue.history h where h.state <> 'succeeded' and h.queue > q.queue order by h.queue limit 1
+        (
+            -- One of a key executes, with its batch.
+            select unnest(j.id || j.followers)
+            from pgqueue.jobs j
+            where j.key is not null
+                and j.state = 'executing'
+                and (j.leader is null or j.leader = j.id)
+                and j.queue = p_queue
+                and j.key = p_key
         )
-        from queues q
-        where q.queue is not null
-    )
-    select case
-        when pgqueue._only_name(p_patterns) is not null then array[pgqueue._only_name(p_patterns)]
-        else array(
-            select q.queue from queues q where q.queue is not null and (p_patterns is null or q.queue like any (p_patterns)) limit p_most
-        )
-    end
+        limit p_most + 1
+    ) c
+    having count(*) <= p_most
 $$;
 
-comment on function pgqueue._unfinished_queues(text[], integer) is
-    'Private: the queues that have dead or cancelled jobs in history and fit patterns.';
+comment on function pgqueue._key_candidates(text, text, integer) is
+    'Private: the live jobs of a key. Null: too many.';

@@ -1,9 +1,7 @@
 -- search: the ids of jobs that a filter fits, newest first, for lists and for "all that match".
 --
 -- Bounded, whatever the filter and the backlog: reads at most about max_rows rows of jobs and of history each, from
--- `before` down, and returns where it stopped. Jobs of one queue are read by its index while they are few, executing
--- ones by their leases, the dead and cancelled by the index of queue and state, members of a group by its index; all
--- others by id. Reads only.
+-- `before` down, and returns where it stopped (see _search). Reads only.
 
 create or replace function pgqueue.search(
     filter jsonb default '{}',
@@ -20,12 +18,6 @@ stable
 parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -35,7 +27,7 @@ begin
     if search.before is not null then
         v_filter.id_to := least(v_filter.id_to, search.before - 1);
     end if;
-    select f.ids, f.next_id, f.is_cut
+    select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
     into job_ids, next_before, is_cut
     from pgqueue._search_by_id(v_filter, false, search.max_jobs, search.max_rows) f;
 end
@@ -43,7 +35,7 @@ $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
-    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself; '
+    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself, none empty; '
     'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
@@ -73,56 +65,6 @@ $$;
 
 comment on function pgqueue._check_search(pgqueue.job_filter, integer, integer) is
     'Private: refuses bounds of a search that are out of range.';
-
-create or replace function pgqueue._search_by_id(
-    p_filter pgqueue.job_filter, p_oldest boolean, p_max_jobs integer, p_max_rows integer,
-    out ids bigint[], out next_id bigint, out is_cut boolean
-)
-returns record
-language plpgsql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-as $$
-declare
-    v_part record;
-begin
-    ids := '{}';
-    is_cut := false;
-    for v_part in
-        select p.* from pgqueue._search_live(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is null
-        union all
-        select p.* from pgqueue._search_ended(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is null
-        union all
-        select p.* from pgqueue._search_group(p_filter, p_oldest, p_max_jobs, p_max_rows) p where p_filter.groups is not null
-    loop
-        ids := ids || v_part.ids;
-        -- A part has not read beyond the id at which it stopped: ids beyond that are not returned yet.
-        next_id := case when p_oldest then least(next_id, v_part.stopped_at) else greatest(next_id, v_part.stopped_at) end;
-        is_cut := is_cut or v_part.is_cut;
-    end loop;
-    ids := array(
-        select i.id
-        from unnest(ids) i (id)
-        where next_id is null or case when p_oldest then i.id <= next_id else i.id >= next_id end
-        order by case when p_oldest then i.id else - i.id end
-        limit p_max_jobs
-    );
-    if cardinality(ids) = p_max_jobs then
-        next_id := ids[p_max_jobs];
-        is_cut := false;
-    end if;
-end
-$$;
-
-comment on function pgqueue._search_by_id(pgqueue.job_filter, boolean, integer, integer) is
-    'Private: the jobs that fit a filter by id, newest first, or oldest first.';
 
 create or replace function pgqueue._read_filter(p_filter jsonb)
 returns pgqueue.job_filter
@@ -156,6 +98,12 @@ begin
     perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
     foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors}'::text[] loop
         continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
+        if p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors')) then
+            perform pgqueue._refuse(
+                format('%s has a text that would fit every job', v_field), 'It is empty, or a star alone.',
+                format('Give texts that are not empty, or leave %s out.', v_field)
+            );
+        end if;
         v_patterns := v_patterns || jsonb_build_object(v_field, (
             select coalesce(jsonb_agg(pgqueue._like_pattern(e.text)), '[]')
             from jsonb_array_elements_text(p_filter -> v_field) e (text)
@@ -169,14 +117,24 @@ begin
         v_filter.created_from := greatest(v_filter.created_from, pgqueue._clock() - v_filter.age_to);
     end if;
     -- Patterns for tags joined to one text: a subquery would keep _fits from being inlined.
-    v_filter.tags := (
-        select array_agg('%' || e'\x1f' || p.pattern || case when pgqueue._only_name(array[p.pattern]) is null then '' else e'\x1f%' end)
-        from unnest(v_filter.tags) p (pattern)
-    );
-    v_filter.errors := array(select '%' || e.pattern || '%' from unnest(v_filter.errors) e (pattern));
+    if v_filter.tags is not null then
+        v_filter.tags := array(
+            select '%' || e'\x1f' || p.pattern || case when pgqueue._only_name(array[p.pattern]) is null then '' else e'\x1f%' end
+            from unnest(v_filter.tags) p (pattern)
+        );
+    end if;
+    if v_filter.errors is not null then
+        v_filter.errors := array(select '%' || e.pattern || '%' from unnest(v_filter.errors) e (pattern));
+    end if;
+    if v_filter.args = '{}' or '{}' = any (v_filter.args) then
+        perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.');
+    end if;
     return v_filter;
-exception when data_exception or invalid_text_representation or numeric_value_out_of_range or datetime_field_overflow then
-    perform pgqueue._refuse('filter has a value of a wrong kind', sqlerrm, 'Compare it with the comment on pgqueue.search().');
+exception
+    when invalid_parameter_value then
+        raise;
+    when data_exception or invalid_text_representation or numeric_value_out_of_range or datetime_field_overflow then
+        perform pgqueue._refuse('filter has a value of a wrong kind', sqlerrm, 'Compare it with the comment on pgqueue.search().');
 end
 $$;
 
@@ -247,7 +205,7 @@ as $$
         and ((p_filter).classes is null or p_errors -> -1 ->> 'class' like any ((p_filter).classes))
         and ((p_filter).lines is null or pgqueue._first_line(p_errors) like any ((p_filter).lines))
         and (
-            cardinality((p_filter).errors) = 0 or (p_filter).errors is null
+            (p_filter).errors is null
             or concat_ws(': ', p_errors -> -1 ->> 'class', p_errors -> -1 ->> 'message') collate pg_catalog."C" ilike any ((p_filter).errors)
         )
         and ((p_filter).args is null or p_args @> all ((p_filter).args))
@@ -257,6 +215,36 @@ comment on function pgqueue._fits(
     pgqueue.job_filter, pgqueue.job_state, text, text, text, text[], text, jsonb, smallint, integer, timestamptz, timestamptz,
     timestamptz, jsonb
 ) is 'Private: whether a job fits the filter of search(), leaving out its id.';
+
+-- Inlined, like _fits.
+create or replace function pgqueue._fits_live(p_filter pgqueue.job_filter, p_job pgqueue.jobs)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select pgqueue._fits(
+        p_filter, p_job.state, p_job.queue, p_job.task, p_job.key, p_job.tags, p_job.reserved_by, p_job.errors, p_job.priority,
+        p_job.attempts, p_job.created_at, p_job.ready_at, null, p_job.args
+    )
+$$;
+
+comment on function pgqueue._fits_live(pgqueue.job_filter, pgqueue.jobs) is 'Private: whether a live job fits a filter, leaving out its id.';
+
+create or replace function pgqueue._fits_ended(p_filter pgqueue.job_filter, p_job pgqueue.history)
+returns boolean
+language sql
+stable
+parallel safe
+as $$
+    select pgqueue._fits(
+        p_filter, p_job.state, p_job.queue, p_job.task, p_job.key, p_job.tags, p_job.reserved_by, p_job.errors, p_job.priority,
+        p_job.attempts, p_job.created_at, p_job.run_at, p_job.finished_at, p_job.args
+    )
+$$;
+
+comment on function pgqueue._fits_ended(pgqueue.job_filter, pgqueue.history) is
+    'Private: whether a job in history fits a filter, leaving out its id.';
 
 -- Inlined: search() and dead_groups() call it for each row.
 create or replace function pgqueue._first_line(p_errors jsonb)

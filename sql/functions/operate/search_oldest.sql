@@ -24,7 +24,7 @@ begin
     if search_oldest.after is not null then
         v_filter.id_from := greatest(v_filter.id_from, search_oldest.after + 1);
     end if;
-    select f.ids, f.next_id, f.is_cut
+    select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
     into job_ids, next_after, is_cut
     from pgqueue._search_by_id(v_filter, true, search_oldest.max_jobs, search_oldest.max_rows) f;
 end
