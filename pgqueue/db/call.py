@@ -1,18 +1,24 @@
 """One statement, and how it is run: `perform` on a synchronous connection, `perform_async` on an asynchronous one.
 
-Both read plain tuples whatever row factory the connection has, and turn the SQLSTATEs of the queue into the errors of
+Both send and read through cursors of their own: the row factory, the class of cursors and the adapters that an
+application registered on its connection, or for all, are not used. The SQLSTATEs of the queue become the errors of
 `pgqueue.errors`.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import AdaptersMap, Loader
+from psycopg.postgres import register_default_adapters, types
 from psycopg.rows import tuple_row
+from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
@@ -50,35 +56,78 @@ class Call(Generic[T]):
 def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
-        with connection.cursor(row_factory=tuple_row) as cursor:
-            if call.raw:
-                _read_raw(cursor)
+        with (RawCursor if call.raw else Cursor)(connection, row_factory=tuple_row) as cursor:
             cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error, call) from error
     except UnicodeEncodeError as error:
-        raise _unwritable(error) from error
+        raise unwritable(error) from error
 
 
 async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
-        async with connection.cursor(row_factory=tuple_row) as cursor:
-            if call.raw:
-                _read_raw(cursor)
+        async with (AsyncRawCursor if call.raw else AsyncCursor)(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(call.text, call.params, binary=call.raw)
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error, call) from error
     except UnicodeEncodeError as error:
-        raise _unwritable(error) from error
+        raise unwritable(error) from error
 
 
-def _read_raw(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> None:
-    # Both are compiled if psycopg is.
-    cursor.adapters.register_loader("jsonb", ByteaBinaryLoader)
-    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+class _Text(Loader):
+    """Reads text where client_encoding is SQL_ASCII, for which psycopg returns bytes."""
+
+    def load(self, data: Buffer) -> str:
+        return bytes(data).decode(errors="backslashreplace")
+
+
+def _adapters(loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
+    adapters = AdaptersMap(types=types)
+    register_default_adapters(adapters)
+    set_json_loads(json.loads, adapters)
+    for name, loader in loaders.items():
+        adapters.register_loader(name, loader)
+    return adapters
+
+
+_PLAIN = _adapters({})
+_ASCII = _adapters(dict.fromkeys(("text", "varchar", "name", "bpchar"), _Text))
+# Both loaders are compiled if psycopg is.
+_RAW = _adapters({"jsonb": ByteaBinaryLoader, "timestamptz": Int8BinaryLoader})
+
+
+class _Own:
+    connection: Any
+
+    @property
+    def adapters(self) -> AdaptersMap:
+        is_ascii = self.connection.pgconn.parameter_status(b"client_encoding") == b"SQL_ASCII"
+        return _ASCII if is_ascii else _PLAIN
+
+
+class _OwnRaw:
+    @property
+    def adapters(self) -> AdaptersMap:
+        return _RAW
+
+
+class Cursor(_Own, psycopg.Cursor[Row]):
+    """A cursor with psycopg's own adapters, whatever the application registered."""
+
+
+class AsyncCursor(_Own, psycopg.AsyncCursor[Row]):
+    """See Cursor."""
+
+
+class RawCursor(_OwnRaw, psycopg.Cursor[Row]):
+    """See `Call.raw`."""
+
+
+class AsyncRawCursor(_OwnRaw, psycopg.AsyncCursor[Row]):
+    """See `Call.raw`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +186,14 @@ def _unread(call: Call[Any], message: str) -> tuple[str, str] | None:
     return None
 
 
-def _unwritable(error: UnicodeEncodeError) -> InvalidArgument:
-    return InvalidArgument(f"a text cannot be sent: {error}", hint="give text without lone surrogates")
+def unwritable(error: UnicodeEncodeError) -> InvalidArgument:
+    """Return our error for a text that the connection's encoding does not have."""
+    return InvalidArgument(
+        f"a text cannot be sent: {error}",
+        hint="give text without lone surrogates"
+        if error.encoding.lower().startswith("utf")
+        else "set client_encoding of the connection to UTF8",
+    )
 
 
 def meaning(found: Diagnosis) -> PgQueueError | None:
@@ -202,6 +257,21 @@ def read_maybe_one(rows: list[Row]) -> Any:
 def read_first(rows: list[Row]) -> Any:
     """Return the only value."""
     return rows[0][0]
+
+
+def read_id(rows: list[Row]) -> int:
+    """Return the only value, an id: an application's codec may make a text of it."""
+    return int(rows[0][0])
+
+
+def read_ids(rows: list[Row]) -> list[int]:
+    """Return the first column, ids."""
+    return [int(row[0]) for row in rows]
+
+
+def as_text(value: Any) -> str:
+    """Return a text as read, for any driver: some return bytes where client_encoding is SQL_ASCII."""
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def read_maybe_first(rows: list[Row]) -> Any:

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from pgqueue.db.call import translated
+from pgqueue.db.call import AsyncCursor, Cursor, translated, unwritable
 from pgqueue.db.json import to_json
 from pgqueue.db.produce import OPTION_TYPES
 from pgqueue.errors import InvalidArgument, PgQueueError
@@ -28,7 +28,7 @@ def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str
         # Staged rows live as long as their transaction.
         with (
             connection.transaction() if _is_alone(connection) else nullcontext(),
-            connection.cursor(row_factory=tuple_row) as cursor,
+            Cursor(connection, row_factory=tuple_row) as cursor,
         ):
             cursor.execute(_STAGE)
             with cursor.copy(_COPY) as copy:
@@ -38,6 +38,8 @@ def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str
             return dict(cursor.fetchall())
     except psycopg.Error as error:
         raise _copy_error(error) from error
+    except UnicodeEncodeError as error:
+        raise unwritable(error) from error
 
 
 async def perform_copy_async(
@@ -51,7 +53,7 @@ async def perform_copy_async(
     try:
         async with (
             connection.transaction() if _is_alone(connection) else nullcontext(),
-            connection.cursor(row_factory=tuple_row) as cursor,
+            AsyncCursor(connection, row_factory=tuple_row) as cursor,
         ):
             await cursor.execute(_STAGE)
             async with cursor.copy(_COPY) as copy:
@@ -61,6 +63,8 @@ async def perform_copy_async(
             return dict(await cursor.fetchall())
     except psycopg.Error as error:
         raise _copy_error(error) from error
+    except UnicodeEncodeError as error:
+        raise unwritable(error) from error
 
 
 _STAGE = b"select pgqueue.stage()"

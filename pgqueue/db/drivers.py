@@ -19,7 +19,7 @@ from uuid import UUID
 
 import psycopg
 
-from pgqueue.db.call import Call, Diagnosis, meaning, perform, perform_async
+from pgqueue.db.call import Call, Diagnosis, meaning, perform, perform_async, unwritable
 from pgqueue.errors import InvalidArgument, PgQueueError
 
 if TYPE_CHECKING:
@@ -276,6 +276,8 @@ def _translated(error: Exception) -> PgQueueError | None:
         found = _diagnosis(origin)
         if found is not None:
             return meaning(found)
+    if isinstance(error, UnicodeEncodeError):
+        return unwritable(error)
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__) or isinstance(error, ValueError):
         # The driver cannot send it: a number out of range, a text with a NUL.
         return InvalidArgument(str(error), hint="give a value that the option can have")

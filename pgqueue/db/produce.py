@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from pgqueue.db.call import Call, read_column, read_first
-from pgqueue.db.json import interval_text, loaded, to_json
+from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
+from pgqueue.db.json import from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
 
@@ -46,14 +46,14 @@ OPTION_TYPES = {
 def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[int]:
     """One job; reads its id."""
     names, values = _options(options)
-    return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), read_first)
+    return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), read_id)
 
 
 def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[list[int]]:
     """One job for each of `args`; reads their ids in order."""
     names, values = _options(options)
     texts = [to_json(each, "args") for each in args]
-    return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), read_column)
+    return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), read_ids)
 
 
 def enqueue_outcome(
@@ -64,16 +64,16 @@ def enqueue_outcome(
     return Call(
         _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
         (task, to_json(args, "args"), *values),
-        lambda rows: Enqueued(*rows[0]),
+        lambda rows: Enqueued(int(rows[0][0]), as_text(rows[0][1])),
     )
 
 
 def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
     """Jobs with options of their own; reads the outcome of each."""
     return Call(
-        b"select job_id, outcome, error from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
+        b"select job_id, outcome, error::text from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
         ([_batch_job(number, job) for number, job in enumerate(jobs)],),
-        lambda rows: [BatchResult(job_id, outcome, loaded(error)) for job_id, outcome, error in rows],
+        lambda rows: [_batch_result(*row) for row in rows],
     )
 
 
@@ -81,12 +81,18 @@ def open_group(name: str | None, options: Mapping[str, object]) -> Call[int]:
     """Open a group; reads its id."""
     names, values = _options(options)
     text = "".join(f", {each} => %s::{OPTION_TYPES[each]}" for each in names)
-    return Call(f"select pgqueue.open_group(%s::text{text})".encode(), (name, *values), read_first)
+    return Call(f"select pgqueue.open_group(%s::text{text})".encode(), (name, *values), read_id)
 
 
 def close_group(group_id: int) -> Call[bool]:
     """Close a group; reads False when it was closed."""
     return Call(b"select pgqueue.close_group(%s::bigint)", (group_id,), read_first)
+
+
+def _batch_result(job_id: Any, outcome: Any, error: Any) -> BatchResult:
+    return BatchResult(
+        None if job_id is None else int(job_id), as_text(outcome), None if error is None else from_json(as_text(error))
+    )
 
 
 def _batch_job(number: int, job: Mapping[str, object]) -> str:

@@ -14,6 +14,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from pgqueue.db.call import Cursor
 from pgqueue.schema import bundled
 
 
@@ -77,7 +78,7 @@ class Clock:
             self._restore(before)
 
     def _read(self) -> tuple[datetime | None, timedelta]:
-        with self._connection.cursor(row_factory=tuple_row) as cursor:
+        with Cursor(self._connection, row_factory=tuple_row) as cursor:
             row = cursor.execute("select standing_at, ahead from pgqueue_testing.clock").fetchone()
         assert row is not None
         standing_at, ahead = row
@@ -96,7 +97,7 @@ class Clock:
             self.advance(ahead)
 
     def _ask(self, question: str, *params: object) -> datetime:
-        with self._connection.cursor(row_factory=tuple_row) as cursor:
+        with Cursor(self._connection, row_factory=tuple_row) as cursor:
             row = cursor.execute(question.encode(), params or None).fetchone()
         assert row is not None
         instant: datetime = row[0]
