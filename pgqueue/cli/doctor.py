@@ -11,7 +11,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import consume, observe
 from pgqueue.db.call import perform
-from pgqueue.schema import bundled
+from pgqueue.schema.status import Installed, Status
 
 app = commands()
 
@@ -44,18 +44,19 @@ def doctor(
         raise typer.Exit(1)
 
 
-def schema(installed: tuple[str, str, str] | None) -> list[dict[str, str]]:
+def schema(installed: Installed | None) -> list[dict[str, str]]:
     """Return the problems of the schema that this package can detect itself."""
-    revision, digest = bundled.revisions()[-1], bundled.sql_digest()
-    if installed is not None and (installed[1] > revision or (installed[1] == revision and installed[2] == digest)):
+    refusal = Status.of(installed).refusal("this database")
+    if refusal is None:
         return []
+    evidence, remedy = refusal
     return [
         {
             "severity": "critical",
             "topic": "schema",
             "subject": "pgqueue",
-            "evidence": f"the schema is at {installed[1] if installed else None}, older than this program ({revision})",
-            "remedy": "pgqueue migrate",
+            "evidence": evidence,
+            "remedy": remedy.removeprefix("run: "),
         }
     ]
 

@@ -31,7 +31,11 @@ def migrate(
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL instead of running it, for psql.")] = False,
     start: Annotated[str, typer.Option("--from", help="With --sql: the revision that the database is at.")] = "base",
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit 1 if there is something to migrate.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Change nothing; exit 1 if there is something to migrate. A newer schema that serves this pgqueue: 0.",
+        ),
     ] = False,
     shard: Annotated[
         int | None,
@@ -61,13 +65,22 @@ def migrate(
             set_shard(found, shard)
         if as_json:
             output.print_json(
-                {"revision": now.revision, "head": now.head, "current": now.current, "digest": now.digest}
+                {
+                    "revision": now.revision,
+                    "head": now.head,
+                    "current": now.current,
+                    "digest": now.digest,
+                    "newer": now.is_newer,
+                    "oldest_client": now.oldest_client,
+                }
             )
         else:
             at = "no schema" if now.revision is None else f"revision {now.revision}"
             verdict = (
                 "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
             )
+            if now.is_newer:
+                verdict = f"newer than this pgqueue ({now.head}), and serves those from {now.oldest_client} on"
             output.line(f"{describe_dsn(found)}: {at} ({verdict})")
         if check and not now.current:
             raise typer.Exit(1)

@@ -372,9 +372,14 @@ def announce(channel: str, payload: str) -> Call[None]:
     return Call(b"select pg_catalog.pg_notify(%s::text, %s::text)", (channel, payload), read_nothing)
 
 
-def version() -> Call[tuple[str, str, str] | None]:
-    """Read (version, revision, digest) of what is installed."""
-    return Call(b"select version, revision, digest from pgqueue.version()", (), read_maybe_one)
+def version() -> Call[tuple[str | None, str | None, str | None, str | None] | None]:
+    """Read (version, revision, digest, oldest client that it serves) of what is installed."""
+    # An older schema has no oldest_client.
+    return Call(
+        b"select version, revision, digest, to_jsonb(v) ->> 'oldest_client' from pgqueue.version() v",
+        (),
+        read_maybe_one,
+    )
 
 
 def _as_jsonb(text: str) -> bytes:

@@ -43,8 +43,10 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
     """Migrate the database at `dsn` to revision `to` and return its status.
 
     At head the functions of sql/ are loaded; below it they are dropped, so that nothing runs on tables it was not
-    written for; "base" removes the queue and every job in it. Waits up to `patience` seconds for other migrations
-    and for locks on tables. Raises MigrationError (nothing was changed) and ConfigError (no such revision).
+    written for, and a way down on which a job would be lost is refused; "base" removes the queue and every job in it.
+    A database that a newer version has migrated, and that serves this one, is left as it is. Waits up to `patience`
+    seconds for other migrations and for locks on tables. Raises MigrationError (nothing was changed) and ConfigError
+    (no such revision).
 
         migrate("postgresql:///app")
     """
@@ -105,7 +107,7 @@ def script(*, start: str = "base") -> str:
         f"set local lock_timeout = '{_LOCK_TIMEOUT}';",
         f"do $$ begin while not pg_try_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]}) loop\n"
         "    perform pg_sleep(0.2);\nend loop; end $$;",
-        "create schema if not exists pgqueue;",
+        f"do $$ begin {_CREATE_SCHEMA} end $$;",
         *([] if start == "base" else [_DROP_ROUTINES]),
         # psql would print the rows that alembic's INSERT returns.
         re.sub(r"\s+RETURNING [\w.]*version_num;", ";", tables.getvalue()),
@@ -133,6 +135,9 @@ def run_sql(text: str) -> None:
         return
     _driver(op.get_bind()).execute(text.encode())
 
+
+# "if not exists" asks for the right to create one even where there is one, which a DBA may have made.
+_CREATE_SCHEMA = "if to_regnamespace('pgqueue') is null then create schema pgqueue; end if;"
 
 # Without a database it is unknown which signatures exist: psql drops them all, never with CASCADE.
 _DROP_ROUTINES = """
@@ -206,9 +211,11 @@ def _move(connection: sqlalchemy.Connection, target: str) -> None:
     head = bundled.revisions()[-1]
     if target == head and before.current:
         return
+    if target == head and (refusal := before.refusal("the database")) and before.is_newer:
+        raise MigrationError(refusal[0], hint=refusal[1])
     if before.revision is None and target == "base":
         return
-    driver.execute("create schema if not exists pgqueue")
+    driver.execute(f"do $$ begin {_CREATE_SCHEMA} end $$".encode())
     if target != head:
         _drop_routines(driver)
     if target == "base" or (before.revision is not None and before.revision > target):
@@ -288,7 +295,11 @@ def _routines(driver: psycopg.Connection[tuple[object, ...]]) -> dict[object, ob
 
 
 def _failed(error: BaseException) -> MigrationError:
-    if isinstance(error, psycopg.Error) and isinstance(error, psycopg.errors.InsufficientPrivilege):
+    if isinstance(error, psycopg.errors.RaiseException) and error.diag.message_hint:
+        # A revision refuses, and says why.
+        what = f"{error.diag.message_primary}: {error.diag.message_detail}"
+        return MigrationError(f"nothing was changed: {what}", hint=error.diag.message_hint)
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return MigrationError(
             f"the role may not do this: {error.diag.message_primary}",
             hint="migrate as the role that owns the schema pgqueue, or that may create it",

@@ -7,8 +7,17 @@
 -- moves only while no call is under way for it, and only when its shard holds no job of it any more.
 
 create extension if not exists plproxy;
-create schema if not exists pgqueue;
-create schema if not exists pgqueue_proxy;
+do $$
+begin
+    -- "if not exists" asks for the right to create one even where there is one.
+    if to_regnamespace('pgqueue') is null then
+        create schema pgqueue;
+    end if;
+    if to_regnamespace('pgqueue_proxy') is null then
+        create schema pgqueue_proxy;
+    end if;
+end
+$$;
 comment on schema pgqueue is 'The queue on several shards: the same calls, forwarded by PL/Proxy.';
 
 create table if not exists pgqueue_proxy.buckets (

@@ -3,28 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from pgqueue import __version__
 from pgqueue.config import own_dsn
 from pgqueue.errors import AccessDenied
 from pgqueue.schema import bundled
 
+# A row of pgqueue.version(): version, revision, digest, oldest client.
+Installed = tuple[str | None, str | None, str | None, str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The revision of a database. `revision` and `digest` are None if nothing is installed."""
+    """What a database has, and what this package needs. All but `head` and `head_digest` are None if it has nothing.
+
+    `version` is the pgqueue that loaded the functions; `oldest_client` the revision of the oldest one that they serve.
+    """
 
     revision: str | None
     digest: str | None
     head: str
     head_digest: str
+    version: str | None = None
+    oldest_client: str | None = None
+
+    @classmethod
+    def of(cls, installed: Installed | None) -> Status:
+        """Return the status of a database in which pgqueue.version() returned this, or is missing."""
+        version, revision, digest, oldest_client = installed or (None, None, None, None)
+        return cls(revision, digest, bundled.revisions()[-1], bundled.sql_digest(), version, oldest_client)
 
     @property
     def current(self) -> bool:
-        """True when nothing is left to migrate."""
+        """True when nothing is left to migrate: this package's schema, or a newer one that serves this package."""
+        if self.is_newer:
+            return self.oldest_client is not None and self.oldest_client <= self.head
         return self.revision == self.head and self.digest == self.head_digest
+
+    @property
+    def is_newer(self) -> bool:
+        """True when a newer pgqueue has migrated the database."""
+        if self.revision is None or self.revision != self.head:
+            return self.revision is not None and self.revision > self.head
+        return self.digest != self.head_digest and _release(self.version) > _release(__version__)
+
+    def refusal(self, place: str) -> tuple[str, str] | None:
+        """Return why this package cannot use the database `place`, and what to do; None: it can."""
+        if self.current:
+            return None
+        if self.is_newer:
+            return (
+                f"the schema in {place} is at {self.revision} and serves programs from {self.oldest_client} on; this"
+                f" one is of {self.head}",
+                "install a newer version of pgqueue",
+            )
+        if self.revision == self.head:
+            return f"the functions in {place} are older than this program ({self.version})", "run: pgqueue migrate"
+        return (
+            f"the schema in {place} is older than this program (it is at {self.revision}, needed is {self.head})",
+            "run: pgqueue migrate",
+        )
 
 
 def status(dsn: str) -> Status:
@@ -33,12 +75,12 @@ def status(dsn: str) -> Status:
         return read_status(connection)
 
 
-def read_status(connection: psycopg.Connection[tuple[object, ...]]) -> Status:
+def read_status(connection: psycopg.Connection[tuple[Any, ...]]) -> Status:
     """Read the revision of the database of a connection, in its current transaction.
 
     Raises AccessDenied when the role may not know. Any role with a grant may, and the owner.
     """
-    revision = digest = None
+    installed: Installed = (None, None, None, None)
     # Every role may read the catalog, also one without any right on the schema.
     found = connection.execute(
         "select has_schema_privilege(n.oid, 'usage'), c.oid is not null and has_table_privilege(c.oid, 'select'), p.oid"
@@ -53,15 +95,23 @@ def read_status(connection: psycopg.Connection[tuple[object, ...]]) -> Status:
             raise _denied(connection, "use the schema pgqueue" if may_use is not True else "read its revision")
         try:
             if version is not None:
-                row = connection.execute("select revision, digest from pgqueue.version()").fetchone()
-                revision, digest = map(str, row) if row else (None, None)
+                # An older schema has no oldest_client.
+                row = connection.execute("select to_jsonb(v) from pgqueue.version() v").fetchone()
+                known: dict[str, str] = row[0] if row else {}
+                installed = (
+                    known.get("version"), known.get("revision"), known.get("digest"), known.get("oldest_client")
+                )  # fmt: skip
             if may_read:
                 # Alembic's own table, which only the owner can read, decides.
                 row = connection.execute("select version_num from pgqueue.alembic_version").fetchone()
-                revision = str(row[0]) if row else None
+                installed = installed[0], str(row[0]) if row else None, installed[2], installed[3]
         except psycopg.errors.InsufficientPrivilege as error:
             raise _denied(connection, "call pgqueue.version()") from error
-    return Status(revision, digest, bundled.revisions()[-1], bundled.sql_digest())
+    return Status.of(installed)
+
+
+def _release(version: str | None) -> tuple[int, ...]:
+    return tuple(int(part) for part in (version or "").split(".") if part.isdigit())
 
 
 def _denied(connection: psycopg.Connection[tuple[object, ...]], what: str) -> AccessDenied:

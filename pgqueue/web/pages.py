@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from pgqueue import __version__, metrics
 from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
+from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
 from pgqueue.web import commands, counting, render, timeline, workflows
 from pgqueue.web.context import Context
@@ -241,6 +242,7 @@ async def health(context: Context) -> Response:
         findings=findings,
         stats=stats,
         installed=installed,
+        refusal=Status.of(installed).refusal("this database"),
         settings_of_queue=settings,
         known=(__version__, bundled.revisions()[-1]),
         skew=context.now() - time.time(),

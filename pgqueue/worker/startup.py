@@ -11,7 +11,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
-from pgqueue.schema import bundled
+from pgqueue.schema.status import Status
 from pgqueue.worker import django
 from pgqueue.worker.connection import Link
 from pgqueue.worker.declarations import declare
@@ -23,7 +23,7 @@ log = logging.getLogger("pgqueue.worker")
 
 
 async def prepare(app: App, link: Link, events: Events, handlers: Handlers, place: str) -> None:
-    """Declare tasks and schedules, and call the hooks. Raises SchemaError when `place` holds an older schema."""
+    """Declare tasks and schedules, and call the hooks. SchemaError when `place` has another schema."""
     await _check_schema(link, place)
     await declare(app, partial(link.perform, patient=False))
     await events.start()
@@ -51,24 +51,11 @@ def describe_queues(config: WorkerConfig) -> str:
 
 
 async def _check_schema(link: Link, place: str) -> None:
-    installed = await link.perform(consume.version(), patient=False)
-    known = bundled.revisions()
-    if installed is None or installed[1] < known[-1]:
-        raise SchemaError(
-            f"the schema in {place} is older than this worker (it is at {installed and installed[1]},"
-            f" the worker needs {known[-1]})",
-            hint="run: pgqueue migrate",
-        )
-    if installed[1] == known[-1] and installed[2] != bundled.sql_digest():
-        if _release_of(installed[0]) <= _release_of(__version__):
-            raise SchemaError(
-                f"the functions in {place} are older than this worker ({installed[0]})", hint="run: pgqueue migrate"
-            )
-        log.warning("the schema in %s is newer (%s) than this worker (%s)", place, installed[0], __version__)
-
-
-def _release_of(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    found = Status.of(await link.perform(consume.version(), patient=False))
+    if refusal := found.refusal(place):
+        raise SchemaError(refusal[0], hint=refusal[1])
+    if found.is_newer:
+        log.warning("the schema in %s is newer (%s) than this worker (%s)", place, found.version, __version__)
 
 
 def _put_around(app: App, events: Events, handlers: Handlers) -> None:

@@ -35,7 +35,14 @@ def test_migrate_installs_and_check_reports_whether_it_is_needed(run: Run, dsn: 
     assert f"revision {HEAD} (current)" in done.out
     after = run("migrate", "--check", "--json", "--dsn", dsn)
     assert after.code == 0
-    assert after.json() == {"revision": HEAD, "head": HEAD, "current": True, "digest": bundled.sql_digest()}
+    assert after.json() == {
+        "revision": HEAD,
+        "head": HEAD,
+        "current": True,
+        "digest": bundled.sql_digest(),
+        "newer": False,
+        "oldest_client": "0008",
+    }
 
 
 def test_the_script_installs_what_migrate_installs(run: Run, dsn: str) -> None:

@@ -184,12 +184,66 @@ def test_an_unknown_revision_is_refused_with_the_known_ones(empty_database: Data
     assert value(empty_database.connect(), "select to_regnamespace('pgqueue')") is None
 
 
-def test_a_database_of_a_newer_release_is_refused(database: Database) -> None:
+def test_a_database_of_a_newer_release_that_serves_this_one_is_left_as_it_is(database: Database) -> None:
     conn = database.connect()
     conn.execute("update pgqueue.alembic_version set version_num = '9999'")
+    before = catalog(database)
+    assert status(database.dsn).current
+    assert migrate(database.dsn).is_newer
+    assert catalog(database) == before
     with pytest.raises(MigrationError, match="does not know"):
+        migrate(database.dsn, to=bundled.revisions()[-2])
+
+
+def test_a_database_of_a_newer_release_that_does_not_serve_this_one_is_refused(database: Database) -> None:
+    conn = database.connect()
+    conn.execute("update pgqueue.alembic_version set version_num = '9999'")
+    conn.execute(
+        "create or replace function pgqueue.version(out version text, out revision text, out digest text,"
+        " out oldest_client text) returns setof record language sql as $$ select '9.9', '9999', 'x', '9998' $$"
+    )
+    assert not status(database.dsn).current
+    with pytest.raises(MigrationError, match="serves programs from 9998 on") as refused:
         migrate(database.dsn)
-    assert value(conn, "select pgqueue.enqueue('t')") is not None
+    assert "newer version" in (refused.value.hint or "")
+
+
+def test_a_newer_release_of_the_same_revision_is_left_as_it_is_and_an_older_one_is_replaced(database: Database) -> None:
+    conn = database.connect()
+    newest = "(select max(n) from pgqueue.releases)"
+    conn.execute(f"update pgqueue.releases set digest = 'theirs', version = '99.0' where n = {newest}".encode())
+    assert migrate(database.dsn).digest == "theirs"
+    conn.execute(f"update pgqueue.releases set version = '0.0.1' where n = {newest}".encode())
+    assert not status(database.dsn).current
+    assert migrate(database.dsn).digest == bundled.sql_digest()
+
+
+@pytest.fixture
+def owner(empty_database: Database) -> Iterator[str]:
+    """A role that may log in, and create nothing in its database."""
+    conn = empty_database.connect()
+    name = f"test_{empty_database.name[-8:]}"
+    conn.execute(f"create role {name}; revoke create, temporary on database {empty_database.name} from public".encode())
+    yield name
+    conn.execute(f"drop owned by {name}; drop role {name}".encode())
+
+
+@pytest.mark.parametrize("by_script", [False, True], ids=["migrate", "psql"])
+def test_the_owner_of_a_schema_that_another_made_needs_no_right_to_create_one(
+    empty_database: Database, owner: str, by_script: bool
+) -> None:
+    conn = empty_database.connect()
+    conn.execute(f"create schema pgqueue authorization {owner}".encode())
+    own = f"{empty_database.dsn}&options=-c%20role%3D{owner}"
+    if by_script:
+        conn.execute(f"set role {owner}".encode())
+        conn.execute(script().encode())
+        conn.execute(script(start=bundled.revisions()[-1]).encode())
+        conn.execute("reset role")
+    else:
+        assert migrate(own).current
+        conn.execute("update pgqueue.releases set digest = 'older'")
+    assert migrate(own).current
 
 
 def test_a_routine_of_an_older_release_is_dropped(

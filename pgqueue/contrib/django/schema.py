@@ -10,7 +10,6 @@ from django.db import connections
 from django.db.migrations.operations import RunPython
 
 from pgqueue.contrib.django.connections import dsn_of
-from pgqueue.schema import bundled
 from pgqueue.schema.status import Status, status
 
 _BACKEND = "pgqueue.contrib.django."
@@ -29,7 +28,7 @@ def standing(alias: str) -> Status:
     try:
         return status(dsn_of(alias))
     except psycopg.OperationalError:
-        return Status(None, None, bundled.revisions()[-1], bundled.sql_digest())
+        return Status.of(None)
 
 
 def bring_to(alias: str, revision: str) -> None:
@@ -43,7 +42,7 @@ def bring_to_head(alias: str) -> None:
     """Migrate a database to the newest revision, and load the functions of this version."""
     now = standing(alias)
     # One that a newer version has migrated is left alone.
-    if not now.current and (now.revision is None or now.revision <= now.head):
+    if not now.current and not now.is_newer:
         _migrate(alias, "head")
 
 
