@@ -9,8 +9,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
@@ -46,13 +48,35 @@ def run_worker(
     `listen_dsns` has one for each of several `dsns`; that of a single one is in `config`. `manager` is told when the
     worker is ready and when it stops.
     """
-    _spare_collections()
+    if not _is_guest.get():
+        _spare_collections()
     code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe, manager))
+    if _is_guest.get():
+        return code
     _end_soon(code)
     if code:
         # Threads that still run a handler would keep the process from ending; their jobs have ended.
         end_now(code)
     return code
+
+
+@contextmanager
+def guest() -> Iterator[None]:
+    """Run a worker in a program that goes on after it: its process is not ended, its signal handlers come back."""
+    kept = {number: signal.getsignal(number) for number in _SIGNALS}
+    token = _is_guest.set(True)
+    try:
+        yield
+    finally:
+        _is_guest.reset(token)
+        for number, handler in kept.items():
+            # None: one that Python did not install.
+            if handler is not None:
+                signal.signal(number, handler)
+
+
+_is_guest: ContextVar[bool] = ContextVar("pgqueue_worker_is_guest", default=False)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN)
 
 
 def _spare_collections() -> None:

@@ -74,7 +74,10 @@ class _Django(Door):
         # Imported here: a program with such a connection has Django.
         from django.db import transaction  # noqa: PLC0415
 
-        return cast(AbstractContextManager[Any], transaction.atomic(using=self.connection.alias))
+        block: Any = transaction.atomic(using=self.connection.alias)
+        # Django's own mark of the blocks of a TestCase: atomic(durable=True) in a handler does not count them.
+        block._from_testcase = True
+        return cast(AbstractContextManager[Any], block)
 
 
 class _Psycopg2(Door):

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
+from django.apps import apps
 from django.core import checks
 from django.db import connections
 from django.utils import timezone
 
 import pgqueue
 from pgqueue.contrib.django import results
-from pgqueue.contrib.django.api import BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
+from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
 from pgqueue.options import RetryRule
 
 T = TypeVar("T")
+
+# Registers the check that asks the backends, also where our app, which does so too, is not installed.
+with suppress(ImportError):
+    import_module(CHECKS)
 
 # Every task that was declared with a backend of ours, by its path: what a worker runs.
 declared: dict[str, PgqueueTask] = {}
@@ -141,6 +148,13 @@ class Backend(BaseTaskBackend, Generic[T]):
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """Check the settings of this backend."""
+        if not apps.is_installed("pgqueue.contrib.django"):
+            yield checks.Error(
+                "INSTALLED_APPS lacks 'pgqueue.contrib.django', which the backend of "
+                f"TASKS[{self.alias!r}] needs: it migrates the queue's schema and runs the worker.",
+                hint="Add 'pgqueue.contrib.django' to INSTALLED_APPS.",
+                id="pgqueue.E001",
+            )
         if self.database not in connections.settings:
             yield checks.Error(
                 f"TASKS[{self.alias!r}] names the database {self.database!r}, and DATABASES has none of that name.",

@@ -23,6 +23,21 @@ def aliases() -> list[str]:
     return [alias for alias in dict.fromkeys(found) if connections[alias].vendor == "postgresql"]
 
 
+# The tables whose rows belong to jobs. Settings, schedules and limits stay.
+_OF_JOBS = (
+    "jobs", "history", "dedupe_keys", "dependencies", "steps", "events", "event_waits", "notes", "key_notes",
+    "limit_waits", "limit_starts", "retry_bookings", "lease_promises", "schedule_runs",
+)  # fmt: skip
+
+
+def jobs_flush(alias: str) -> list[str]:
+    """Return the statements that delete all jobs, or none where the queue is not installed."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("select to_regclass('pgqueue.jobs') is not null")
+        installed = cursor.fetchone()
+    return [f"truncate {', '.join(f'pgqueue.{each}' for each in _OF_JOBS)}"] if installed == (True,) else []
+
+
 def standing(alias: str) -> Status:
     """Read where the schema of a database stands; as nowhere, when the database cannot be asked."""
     try:

@@ -1,3 +1,5 @@
+from django.db import transaction
+
 from pgqueue import Discard
 from pgqueue.contrib.django import task
 from pgqueue.contrib.django.api import Task
@@ -56,6 +58,12 @@ def returns_what_json_cannot_hold():
 def fails_and_is_retried():
     Order.objects.create(email="half done")
     raise LookupError("try again")
+
+
+@task(max_attempts=1)
+def durable():
+    with transaction.atomic(durable=True):
+        Order.objects.create(email="durable")
 
 
 @task

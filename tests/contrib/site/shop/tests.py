@@ -1,6 +1,7 @@
 """What Django asks of a backend for its tasks, and what this one adds."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -131,6 +132,13 @@ class EnqueueTest(TestCase):
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.FAILED)
 
+    def test_a_durable_block_is_the_outermost_as_in_a_worker(self):
+        tasks.durable.enqueue()
+        self.assertEqual(drain().succeeded, 1)
+        self.assertEqual(Order.objects.count(), 1)
+        with self.assertRaises(RuntimeError), transaction.atomic(), transaction.atomic(durable=True):
+            pass
+
     def test_receivers_of_the_end_see_the_error_of_the_last_attempt(self):
         with self.assertLogs(LOGGER, level="ERROR") as logs:
             tasks.fails.enqueue("no such customer")
@@ -166,15 +174,15 @@ class EnqueueTest(TestCase):
         def raises(**given):
             raise RuntimeError("bad receiver")
 
-        for signal in (signals.task_enqueued, signals.task_started, signals.task_finished):
-            signal.connect(raises)
+        for each in (signals.task_enqueued, signals.task_started, signals.task_finished):
+            each.connect(raises)
         try:
             with self.assertLogs("django.dispatch", level="ERROR"):
                 result = tasks.noop.enqueue()
                 self.assertEqual(drain().succeeded, 1)
         finally:
-            for signal in (signals.task_enqueued, signals.task_started, signals.task_finished):
-                signal.disconnect(raises)
+            for each in (signals.task_enqueued, signals.task_started, signals.task_finished):
+                each.disconnect(raises)
         self.assertEqual(default_task_backend.get_result(result.id).status, TaskResultStatus.SUCCESSFUL)
 
     def test_options_of_django_and_of_the_queue(self):
@@ -240,17 +248,45 @@ class TransactionsTest(TransactionTestCase):
 
     def test_the_command_runs_what_waits_and_closes_its_threads_connections(self):
         result = tasks.count_orders.enqueue()
-        environment = dict(os.environ)
-        try:
-            with self.assertRaises(SystemExit) as ended:
-                call_command("pgqueue_worker", "--", "--until-empty", "--log-level", "error")
-        finally:
-            os.environ.clear()
-            os.environ.update(environment)
+        with self.assertRaises(SystemExit) as ended:
+            call_command("pgqueue_worker", "--", "--until-empty", "--log-level", "error")
         self.assertEqual(ended.exception.code, 0)
         result.refresh()
         self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
         self.assertEqual(result.return_value, 0)
+
+    def test_a_called_command_leaves_its_caller_as_it_was(self):
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        before = dict(os.environ), list(sys.argv), [signal.getsignal(number) for number in numbers]
+        with self.assertRaises(SystemExit):
+            call_command("pgqueue_worker", "--", "--until-empty", "--log-level", "error")
+        after = dict(os.environ), list(sys.argv), [signal.getsignal(number) for number in numbers]
+        self.assertEqual(after, before)
+        # None that will end this process.
+        self.assertEqual([each for each in threading.enumerate() if isinstance(each, threading.Timer)], [])
+
+
+class FlushTest(TransactionTestCase):
+    """Each test begins with an empty queue, in whichever order they run."""
+
+    def test_a_job_that_one_test_leaves_is_gone_for_the_next(self):
+        self.leave()
+
+    def test_also_the_other_way_round(self):
+        self.leave()
+
+    def leave(self):
+        self.assertEqual(drain().succeeded, 0)
+        tasks.noop.enqueue()
+        self.assertEqual(drain().succeeded, 1)
+        tasks.noop.using(dedupe="one").enqueue()
+
+    def test_what_is_not_of_jobs_stays(self):
+        with connection.cursor() as cursor:
+            cursor.execute("select pgqueue.schedule('stays', '@daily', 't')")
+            call_command("flush", interactive=False, verbosity=0)
+            cursor.execute("select pgqueue.unschedule('stays')")
+            self.assertEqual(cursor.fetchall(), [(True,)])
 
 
 class CommandTest(TransactionTestCase):
@@ -292,6 +328,11 @@ class ProcessTest(TransactionTestCase):
 
 
 class ChecksTest(TestCase):
+    def test_an_app_that_is_not_installed_is_an_error(self):
+        with self.modify_settings(INSTALLED_APPS={"remove": "pgqueue.contrib.django"}):
+            [error] = default_task_backend.check()
+        self.assertEqual((error.id, error.level), ("pgqueue.E001", checks.ERROR))
+
     def test_all_is_well(self):
         self.assertEqual(check_schema(databases=["default"]), [])
         self.assertEqual(list(default_task_backend.check()), [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from typing import Any
 
@@ -14,11 +13,9 @@ from django.core.management.base import BaseCommand, CommandError
 from pgqueue import cli
 from pgqueue.contrib.django.connections import dsn_of
 from pgqueue.errors import PgQueueError
+from pgqueue.processes.worker_main import guest
 
 _APP = "pgqueue.contrib.django.worker"
-
-# Instead of the path of manage.py.
-_CALLED = "call_command"
 
 
 class Command(BaseCommand):
@@ -35,32 +32,39 @@ class Command(BaseCommand):
         parser.add_argument("--database", default="default")
         known, options = parser.parse_known_args(argv[2:])
         sys.argv = [*argv[:2], *options]
-        if argv[0] != _CALLED:
-            _log_once()
+        _log_once()
         try:
-            if "--dsn" not in options and not {"-h", "--help"} & set(options):
-                # Not as an option: it may hold a password, and every user can read options.
-                os.environ["PGQUEUE_DSN"] = dsn_of(known.database)
-            # Others, such as tasks declared elsewhere, may be added with -r.
-            code = _worker(["-r", _APP, *options])
+            code = _worker(known.database, options)
         except PgQueueError as error:
-            if argv[0] == _CALLED:
-                raise CommandError(str(error)) from error
             self.stderr.write(self.style.ERROR(f"pgqueue_worker: {error}"))
             code = 2
         sys.exit(code)
 
     def add_arguments(self, parser: Any) -> None:
         """Take options from call_command()."""
+        parser.add_argument("--database", default="default")
         parser.add_argument("options", nargs="*")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the worker for call_command("pgqueue_worker", "--until-empty")."""
-        self.run_from_argv([_CALLED, "pgqueue_worker", *options["options"]])
+        """Run the worker in the caller's process, for call_command("pgqueue_worker", "--", "--until-empty").
+
+        Raises SystemExit with its exit code, and CommandError.
+        """
+        with guest():
+            try:
+                code = _worker(options["database"], options["options"])
+            except PgQueueError as error:
+                raise CommandError(str(error)) from error
+        sys.exit(code)
 
 
-def _worker(options: list[str]) -> int:
+def _worker(database: str, options: list[str]) -> int:
     """Run `pgqueue worker`, which is called `manage.py pgqueue_worker` here."""
+    if "--dsn" not in options and not {"-h", "--help"} & set(options):
+        # In this list, not in sys.argv or the environment: it may hold a password, and others can read those.
+        options = ["--dsn", dsn_of(database), *options]
+    # Others, such as tasks declared elsewhere, may be added with -r.
+    options = ["-r", _APP, *options]
     command = typer.main.get_group(cli.cli).commands["worker"]
     done = command.main(
         options,
