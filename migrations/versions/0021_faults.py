@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "72770e3a50eed4b0e44cd4193965c8a9a91371d9a04842ce81e7970794a8784d"
+SQL_DIGEST = "28c22554bd2d63ac9944c2d5bb3d4c1013ddbde98411fd44286ccc581b659408"
 
 
 def upgrade() -> None:
@@ -48,3 +48,4 @@ def downgrade() -> None:
         comment on type pgqueue.bulk_row is 'Private: what a bulk call reads of a live job.';
         """
     )
+    run_sql("alter table pgqueue.grants drop column role_oid;")

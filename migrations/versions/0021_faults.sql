@@ -29,3 +29,15 @@ drop type pgqueue.bulk_row;
 create type pgqueue.found_job as (id bigint, granularity "char", kept_until timestamptz, is_asked_to_stop boolean);
 comment on type pgqueue.found_job is 'Private: a job that fits a filter; granularity and kept_until lead to the partition of an ended one.';
 create index history_unfinished_by_id on pgqueue.history (state, id) where state <> 'succeeded';
+
+-- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
+-- another one than was granted.
+alter table pgqueue.grants add column role_oid oid;
+comment on column pgqueue.grants.role_oid is 'Its oid: a role that was renamed keeps its rights, and a new one with an old name gets none.';
+update pgqueue.grants g
+set role_oid = r.oid
+from pg_roles r
+where r.rolname = g.role
+    and exists (
+        select from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pgqueue' and a.grantee = r.oid
+    );

@@ -302,3 +302,77 @@ def test_the_owner_of_the_queue_keeps_the_rights_it_has(conn: psycopg.Connection
         call(conn, "grant_access", "operator", owner)
     assert refused.value.diag.message_hint
     assert value(conn, "select count(*) from pgqueue.grants") == 0
+
+
+@pytest.fixture
+def others(conn: psycopg.Connection) -> Iterator[tuple[str, str]]:
+    """Two names of roles; the test makes them."""
+    names = f"test_{uuid.uuid4().hex[:12]}", f"test_{uuid.uuid4().hex[:12]}"
+    yield names
+    for name in names:
+        if value(conn, "select count(*) from pg_roles where rolname = %s", name):
+            conn.execute(f"drop owned by {name}; drop role {name}".encode())
+
+
+def _says(conn: psycopg.Connection, role: str) -> tuple[str, str]:
+    """What doctor says of a role, and what to do."""
+    query = "select evidence, remedy from pgqueue.doctor() where topic = 'rights' and subject = %s"
+    return conn.execute(query, [role]).fetchone() or ("", "")
+
+
+def test_a_renamed_role_keeps_its_rights_and_a_new_one_with_its_old_name_gets_none(
+    conn: psycopg.Connection, others: tuple[str, str]
+) -> None:
+    old, new = others
+    conn.execute(f"create role {old}".encode())
+    call(conn, "grant_access", "worker", old)
+    conn.execute(f"alter role {old} rename to {new}".encode())
+    assert f"renamed to {new}" in _says(conn, old)[0]
+    conn.execute(f"create role {old}".encode())
+    # As an upgrade does it with a function whose shape has changed.
+    conn.execute(f"revoke all on function pgqueue.beat from {new}".encode())
+    conn.execute("select pgqueue._apply_grants()")
+    assert (functions(conn, new), functions(conn, old)) == (WORKER, set())
+    assert (_says(conn, old), _says(conn, new)) == (("", ""), ("", ""))
+    call(conn, "grant_access", "producer", old)
+    assert (functions(conn, new), functions(conn, old)) == (WORKER, PRODUCER)
+    assert call(conn, "revoke_access", "worker", old) is False
+    assert call(conn, "revoke_access", "worker", new) is True
+    assert (functions(conn, new), functions(conn, old)) == (set(), PRODUCER)
+
+
+def test_a_new_role_with_the_name_of_one_that_is_gone_gets_rights_only_from_a_new_grant(
+    conn: psycopg.Connection, others: tuple[str, str]
+) -> None:
+    name, _ = others
+    conn.execute(f"create role {name}".encode())
+    call(conn, "grant_access", "producer", name)
+    conn.execute(f"drop owned by {name}; drop role {name}; create role {name}".encode())
+    conn.execute("select pgqueue._apply_grants()")
+    assert functions(conn, name) == set()
+    evidence, remedy = _says(conn, name)
+    assert "is another one" in evidence
+    assert f"select pgqueue.grant_access('producer', '{name}');" in remedy
+    call(conn, "grant_access", "producer", name)
+    assert functions(conn, name) == PRODUCER
+    assert _says(conn, name) == ("", "")
+
+
+def test_in_a_restored_dump_rights_go_by_the_names(conn: psycopg.Connection, others: tuple[str, str]) -> None:
+    first, second = others
+    for name, kind in ((first, "producer"), (second, "reader")):
+        conn.execute(f"create role {name}".encode())
+        call(conn, "grant_access", kind, name)
+    # In another cluster each has another oid, and by chance it is the other one's.
+    conn.execute(
+        "update pgqueue.grants g set role_oid = r.oid from pg_roles r where r.rolname <> g.role and r.rolname = any (%s)",
+        [list(others)],
+    )
+    conn.execute("select pgqueue._apply_grants()")
+    assert (functions(conn, first), functions(conn, second)) == (PRODUCER, READER)
+    assert (
+        value(
+            conn, "select count(*) from pgqueue.grants g join pg_roles r on r.oid = g.role_oid and r.rolname = g.role"
+        )
+        == 2
+    )

@@ -15,7 +15,11 @@ as $$
 #variable_conflict use_column
 begin
     perform pgqueue._check_grant(grant_access.kind, grant_access.role);
-    insert into pgqueue.grants (role, kind) values (grant_access.role, grant_access.kind) on conflict do nothing;
+    -- First, or the row of a role that was renamed would be taken for this one's.
+    perform pgqueue._follow_roles();
+    insert into pgqueue.grants (role, kind, role_oid)
+    values (grant_access.role, grant_access.kind, (select r.oid from pg_roles r where r.rolname = grant_access.role))
+    on conflict (role, kind) do update set role_oid = excluded.role_oid;
     perform pgqueue._apply_grants();
     perform pgqueue._audit('grant_access', jsonb_build_object('kind', grant_access.kind, 'role', grant_access.role));
 end
@@ -57,6 +61,64 @@ $$;
 
 comment on function pgqueue._check_grant(text, name) is 'Private: refuses unknown kinds and roles, and the owner of the queue.';
 
+-- The role of a grant is the one that has its name and a right on the schema: also after a dump was restored, where oids
+-- are others. Else the one that has its oid, if it was renamed or nothing was granted yet. A role that only got the
+-- name of one that is gone has no right on the schema: PostgreSQL keeps rights by the oid.
+create or replace function pgqueue._roles_of_grants()
+returns table (role name, kind text, role_oid oid, now_oid oid, now_name name)
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select g.role, g.kind, g.role_oid, f.oid, f.rolname
+    from pgqueue.grants g
+    left join lateral (
+        select r.oid, r.rolname
+        from pg_roles r
+        cross join lateral (
+            select exists (
+                select
+                from pg_namespace n
+                cross join aclexplode(n.nspacl) a
+                where n.nspname = 'pgqueue' and a.grantee = r.oid
+            ) as has_right
+        ) h
+        where (r.rolname = g.role or r.oid = g.role_oid)
+            and (h.has_right or (r.rolname = g.role and r.oid = g.role_oid))
+        order by r.rolname = g.role desc
+        limit 1
+    ) f on true
+$$;
+
+comment on function pgqueue._roles_of_grants() is
+    'Private: each recorded grant, and the role that has it now, maybe under another name; null: it is gone.';
+
+create or replace function pgqueue._follow_roles()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_found record;
+begin
+    for v_found in
+        select f.*
+        from pgqueue._roles_of_grants() f
+        where f.now_oid is not null and (f.role_oid is distinct from f.now_oid or f.role <> f.now_name)
+    loop
+        delete from pgqueue.grants g where g.role = v_found.role and g.kind = v_found.kind;
+        insert into pgqueue.grants (role, kind, role_oid)
+        values (v_found.now_name, v_found.kind, v_found.now_oid)
+        on conflict (role, kind) do update set role_oid = excluded.role_oid;
+    end loop;
+end
+$$;
+
+comment on function pgqueue._follow_roles() is 'Private: records the present name and oid of each role that was granted something.';
+
 create or replace function pgqueue._apply_grants()
 returns void
 language plpgsql
@@ -76,9 +138,13 @@ begin
         execute format('revoke all on function %s from public', v_function.name);
     end loop;
 
-    -- Skips a role that no longer exists; its row stays until revoke_access.
+    perform pgqueue._follow_roles();
+    -- Skips a role that no longer exists, also if another has its name now; its row stays until revoke_access.
     for v_grant in
-        select g.role, g.kind from pgqueue.grants g join pg_roles r on r.rolname = g.role order by g.role, g.kind
+        select f.now_name as role, f.kind
+        from pgqueue._roles_of_grants() f
+        where f.now_oid is not null
+        order by f.now_name, f.kind
     loop
         execute format('grant usage on schema pgqueue to %I', v_grant.role);
         for v_function in

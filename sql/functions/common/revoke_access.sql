@@ -12,6 +12,7 @@ as $$
 declare
     v_found boolean;
 begin
+    perform pgqueue._follow_roles();
     delete from pgqueue.grants where role = revoke_access.role and kind = revoke_access.kind;
     v_found := found;
     perform pgqueue._audit(

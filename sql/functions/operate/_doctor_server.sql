@@ -258,10 +258,27 @@ as $$
     group by s.usename
     union all
     select
-        'info', 'rights', g.role::text, format('role %s was granted %s and does not exist any more', g.role, g.kind),
-        format('select pgqueue.revoke_access(%L, %L);', g.kind, g.role)
-    from pgqueue.grants g
-    where not exists (select from pg_roles r where r.rolname = g.role)
+        case when e.is_replaced then 'warning' else 'info' end, 'rights', f.role::text,
+        format(
+            case
+                when f.now_oid is not null then 'role %s, which was granted %s, was renamed to %s: it keeps its rights'
+                when e.is_replaced
+                then 'role %s was granted %s and does not exist any more; the role that has its name now is another one, and has no rights'
+                else 'role %s was granted %s and does not exist any more'
+            end,
+            f.role, f.kind, f.now_name
+        ),
+        case
+            when f.now_oid is not null then 'nothing: the next pgqueue migrate records the name'
+            when e.is_replaced
+            then format('if it is to have them: select pgqueue.grant_access(%1$L, %2$L); if not: select pgqueue.revoke_access(%1$L, %2$L);', f.kind, f.role)
+            else format('select pgqueue.revoke_access(%L, %L);', f.kind, f.role)
+        end
+    from pgqueue._roles_of_grants() f
+    cross join lateral (
+        select f.now_oid is null and exists (select from pg_roles r where r.rolname = f.role) as is_replaced
+    ) e
+    where f.now_oid is null or f.now_name <> f.role
 $$;
 
 comment on function pgqueue._doctor_rights() is 'Private: doctor() of rights.';
