@@ -24,8 +24,7 @@ from pgqueue.cli import output
 from pgqueue.cli.examples import EXAMPLES
 from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
-
-_VERSION = f"pgqueue {__version__}"
+from pgqueue.schema import bundled
 
 # Each command with its module and its line in `pgqueue --help`, which imports none of them.
 COMMANDS = {
@@ -142,7 +141,7 @@ def root(
         typer.Option(
             # No variable: an image that sets PGQUEUE_VERSION means something else.
             "--version",
-            help="Print the version.",
+            help="Print the versions of the package and of its schema, and the commit.",
             show_envvar=False,
             allow_from_autoenv=False,
         ),
@@ -150,8 +149,13 @@ def root(
 ) -> None:
     """A job queue that needs nothing but PostgreSQL."""
     if version:
-        output.line(_VERSION)
+        output.line(_version())
         raise typer.Exit
+
+
+def _version() -> str:
+    commit = bundled.commit()
+    return f"pgqueue {__version__}, schema {bundled.revisions()[-1]}, commit {commit[:12] if commit else 'unknown'}"
 
 
 def main() -> NoReturn:
@@ -162,7 +166,7 @@ def main() -> NoReturn:
     try:
         if sys.argv[1:] == ["--version"]:
             # Without typer, which imports pydantic to read any option.
-            output.line(_VERSION)
+            output.line(_version())
             code = 0
         else:
             code = cli(standalone_mode=False) or 0

@@ -6,6 +6,8 @@ In a checkout they are at the top of the repository; in a wheel, inside the pack
 from __future__ import annotations
 
 import hashlib
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -37,6 +39,20 @@ def sql_digest() -> str:
         digest.update(file.read_bytes())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def commit() -> str | None:
+    """Return the commit that this package is of: as its build wrote it down, or of the checkout. None: not known."""
+    written = _PACKAGE / "commit.txt"
+    if written.is_file():
+        return written.read_text().strip()
+    # Not of a repository around an installation.
+    if not (_PACKAGE.parent / ".git").exists():
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        ask = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(ask, cwd=_PACKAGE, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    return None
 
 
 def revisions() -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue import __version__
+from pgqueue.schema import bundled
 from tests.calls import call, enqueue, enqueue_many, job, maintain, reserve, reserve_one, state, value
 from tests.cli.conftest import Run
 from tests.databases import Database, uri
@@ -526,8 +530,20 @@ def test_demo_refuses_a_directory_that_cannot_be(run: Run, tmp_path: Path) -> No
     assert "Not a directory; give another --directory" in refused.err
 
 
-def test_version(run: Run, database: Database) -> None:
-    assert run("--version").out.startswith("pgqueue ")
+def test_version_tells_package_schema_and_commit(run: Run, tmp_path: Path) -> None:
+    package = re.escape(f"pgqueue {__version__}, schema {bundled.revisions()[-1]}, commit ")
+    assert re.fullmatch(rf"{package}([0-9a-f]{{12}}|unknown)\n", run("--version").out)
+
+    # As it is installed, without a repository.
+    checkout = bundled.directory("sql").parent
+    for name in ("pgqueue", "migrations"):
+        shutil.copytree(checkout / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ask = [sys.executable, "-m", "pgqueue", "--version"]
+    for commit, shown in ((None, "unknown"), ("0123456789abcdef\n", "0123456789ab")):
+        if commit:
+            (tmp_path / "pgqueue" / "commit.txt").write_text(commit)
+        done = subprocess.run(ask, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.endswith(f", commit {shown}\n")
 
 
 def test_workers_are_made_quiet_resumed_and_stopped(run: Run, conn: psycopg.Connection) -> None:

@@ -365,7 +365,8 @@ def test_in_a_restored_dump_rights_go_by_the_names(conn: psycopg.Connection, oth
         call(conn, "grant_access", kind, name)
     # In another cluster each has another oid, and by chance it is the other one's.
     conn.execute(
-        "update pgqueue.grants g set role_oid = r.oid from pg_roles r where r.rolname <> g.role and r.rolname = any (%s)",
+        "update pgqueue.grants g set role_oid = r.oid from pg_roles r"
+        " where r.rolname <> g.role and r.rolname = any (%s)",
         [list(others)],
     )
     conn.execute("select pgqueue._apply_grants()")
