@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -137,6 +137,8 @@ class State:
     encode: Callable[[dict[str, Any]], dict[str, Any]] = dict
     decode: Callable[[dict[str, Any]], dict[str, Any]] = dict
     steps: Steps | None = None
+    # For an accumulating task: the first jobs of the other keys of this call, with their reservations.
+    others: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,7 +251,8 @@ class Job:
                 connection.execute("update accounts set ...")
         """
         around = self._state.around
-        return JobTransaction(self.id, self.reservation, around.pools, connection, self._at, around.doors)
+        pairs = [(self.id, self.reservation), *self._state.others]
+        return JobTransaction(pairs, around.pools, connection, self._at, around.doors)
 
     def step(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function once in the life of the job, even over several attempts, and return its result.
@@ -305,7 +308,7 @@ class Job:
     def _steps(self) -> Steps:
         state = self._state
         if state.steps is None:
-            state.steps = Steps(self.id, self.reservation, self._leaving, state.encode, state.decode)
+            state.steps = Steps(self.id, self.reservation, self._leaving, state.encode, state.decode, state.others)
         return state.steps
 
     def _perform(self, plan: Plan) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -40,8 +41,11 @@ class Steps:
         leaving: Callable[[bool], None],
         encode: Encode = _same,
         decode: Encode = _same,
+        others: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._pair = (job_id, reservation)
+        # The first jobs of the other keys of an accumulating task's call: they go the same way.
+        self._others = others
         self._leaving = leaving
         self._encode = encode
         self._decode = decode
@@ -64,7 +68,7 @@ class Steps:
         result = self._encoded(value)
         # A function that completes the step in its own transaction decides whether it is stored: if that is rolled
         # back, or lost in a failover, so are the step's writes, and a record made here would claim that they exist.
-        if name not in self._handed_over and not (yield db.complete_step(*self._pair, name, result)):
+        if name not in self._handed_over and not (yield self._complete(name, result)):
             raise self._lost()
         # Converted as the next attempt will read it.
         stored = from_json(result)
@@ -73,7 +77,7 @@ class Steps:
 
     def completion(self, name: str, result: Any) -> Call[bool]:
         """Return the statement that completes a step in a transaction of the handler's."""
-        call = db.complete_step(*self._pair, name, self._encoded(result))
+        call = self._complete(name, self._encoded(result))
 
         def read(rows: list[Row]) -> bool:
             held = call.read(rows)
@@ -86,7 +90,7 @@ class Steps:
     def sleep(self, name: str, delay: timedelta | str) -> Plan:
         """Plan to sleep."""
         self._name(name)
-        over = yield from self._give_back(db.sleep_step(*self._pair, name, delay))
+        over = yield from self._give_back(db.sleep_step(*self._pair, name, delay, self._others))
         if over is None:
             raise self._lost()
         if not over:
@@ -95,7 +99,7 @@ class Steps:
 
     def wait(self, jobs: Sequence[int]) -> Plan:
         """Plan to wait for jobs, and read their states and results."""
-        state = yield from self._give_back(db.suspend(*self._pair, jobs))
+        state = yield from self._give_back(db.suspend(*self._pair, jobs, self._others))
         if state is None:
             raise self._lost()
         if state == "suspended":
@@ -107,7 +111,7 @@ class Steps:
         """Plan to wait for an event, and read its payload."""
         name = event if step is None else step
         self._name(name)
-        found = yield from self._give_back(db.await_event(*self._pair, name, event, timeout))
+        found = yield from self._give_back(db.await_event(*self._pair, name, event, timeout, self._others))
         if found is None:
             raise self._lost()
         arrived, payload = found
@@ -118,13 +122,21 @@ class Steps:
             raise EventTimeout(f"the event {event} did not come within {timeout}")
         return payload
 
+    def _complete(self, name: str, result: str) -> Call[bool]:
+        return db.complete_step(*self._pair, name, result, self._others)
+
     def _encoded(self, value: Any) -> str:
         return to_result(None if value is None else self._encode({"result": value})["result"])
 
     def _give_back(self, call: Call[Any]) -> Plan:
         # From here on another worker may have the job, which is no loss.
         self._leaving(True)
-        return (yield call)
+        try:
+            return (yield call)
+        except BaseException:
+            # Refused, or lost on its way: see `perform`. The handler may go on, and has to learn of a loss.
+            self._leaving(False)
+            raise
 
     def _name(self, name: str) -> None:
         if name in self._named:
@@ -143,22 +155,25 @@ class Steps:
 def perform(plan: Plan, ask: Callable[[Call[Any]], Any]) -> Any:
     """Run a plan in this thread."""
     answer = None
-    while True:
-        try:
-            wanted = plan.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = ask(wanted) if isinstance(wanted, Call) else wanted()
+    # Closed where a call raises: what the plan has begun is undone before the handler goes on.
+    with closing(plan):
+        while True:
+            try:
+                wanted = plan.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = ask(wanted) if isinstance(wanted, Call) else wanted()
 
 
 async def perform_async(plan: Plan, ask: Callable[[Call[Any]], Awaitable[Any]]) -> Any:
     """Run a plan on the event loop; the step's function may be async."""
     answer = None
-    while True:
-        try:
-            wanted = plan.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = await ask(wanted) if isinstance(wanted, Call) else wanted()
-        if inspect.isawaitable(answer):
-            answer = await answer
+    with closing(plan):
+        while True:
+            try:
+                wanted = plan.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            answer = await ask(wanted) if isinstance(wanted, Call) else wanted()
+            if inspect.isawaitable(answer):
+                answer = await answer

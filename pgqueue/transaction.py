@@ -7,7 +7,7 @@ commit. Either fails when the reservation is over; then everything is rolled bac
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, cast
@@ -38,15 +38,15 @@ class JobTransaction:
 
     def __init__(
         self,
-        job_id: int,
-        reservation: int,
+        pairs: Sequence[tuple[int, int]],
         pools: Pools | None,
         given: Any,
         report: Callable[[Stage], None],
         doors: Doors | None = None,
     ) -> None:
         self.result: Any = None
-        self._pair = (job_id, reservation)
+        # The job; and, in a call with payloads of several keys, the first jobs of the other keys: all or none end.
+        self._pairs = pairs
         self._pools = pools
         self._given = given
         self._report = report
@@ -70,7 +70,7 @@ class JobTransaction:
     def _hold(self, door: _Door) -> None:
         try:
             door.begin()
-            if not door.run(consume.hold(*self._pair)):
+            if not door.run(consume.hold(self._pairs)):
                 raise self._lost()
         except BaseException as error:
             door.end(error)
@@ -96,7 +96,7 @@ class JobTransaction:
         try:
             if error is None:
                 self._report(Stage.COMPLETING)
-                if not door.run(consume.complete(*self._pair, self.result)):
+                if not door.run(consume.complete_call(self._pairs, self.result)):
                     raise self._lost()
         except BaseException as refused:
             self._report(Stage.OPEN)
@@ -125,7 +125,7 @@ class JobTransaction:
     async def _hold_async(self, door: _AsyncDoor) -> None:
         try:
             await door.begin()
-            if not await door.run(consume.hold(*self._pair)):
+            if not await door.run(consume.hold(self._pairs)):
                 raise self._lost()
         except BaseException as error:
             await door.end(error)
@@ -152,7 +152,7 @@ class JobTransaction:
         try:
             if error is None:
                 self._report(Stage.COMPLETING)
-                if not await door.run(consume.complete(*self._pair, self.result)):
+                if not await door.run(consume.complete_call(self._pairs, self.result)):
                     raise self._lost()
         except BaseException as refused:
             self._report(Stage.OPEN)
@@ -176,7 +176,7 @@ class JobTransaction:
 
     def _lost(self) -> LeaseLost:
         return LeaseLost(
-            f"the lease of job {self._pair[0]} is lost; its transaction is rolled back",
+            f"the lease of job {self._pairs[0][0]} is lost; its transaction is rolled back",
             hint="let the handler end: another worker has the job, or will have it",
         )
 

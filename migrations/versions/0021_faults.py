@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "28c22554bd2d63ac9944c2d5bb3d4c1013ddbde98411fd44286ccc581b659408"
+SQL_DIGEST = "233c0c2063bdb612fbe8ad3719b45b324bc975125f43b7285a802320b6a78491"
 
 
 def upgrade() -> None:
@@ -49,3 +49,11 @@ def downgrade() -> None:
         """
     )
     run_sql("alter table pgqueue.grants drop column role_oid;")
+    run_sql(
+        """
+        drop index pgqueue.jobs_key_stepped;
+        comment on column pgqueue.jobs.leader is
+            'For a job executing in a batch of an accumulating task: the job that stands for all payloads of its key; '
+            'on that one its own id.';
+        """
+    )

@@ -41,3 +41,7 @@ where r.rolname = g.role
     and exists (
         select from pg_namespace n, aclexplode(n.nspacl) a where n.nspname = 'pgqueue' and a.grantee = r.oid
     );
+-- A batch that has a step stands still, and the payloads that came later wait for it.
+create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
+comment on column pgqueue.jobs.leader is
+    'For a job in a batch of an accumulating task: the job that stands for all payloads of its key; on that one its own id, while it executes.';

@@ -142,6 +142,20 @@ def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]
     return Call(b"select pgqueue.complete(%s::bigint, %s::bigint, %s::text::jsonb)", params, read_first)
 
 
+def complete_call(held: Sequence[tuple[int, int]], result: object = None) -> Call[bool]:
+    """Complete the jobs of one call, the first with the result; reads whether all were held."""
+    first, *others = held
+    if not others:
+        return complete(*first, result)
+    text = None if result is None else to_result(result)
+    return Call(
+        b"select bool_and(pgqueue.complete(w.id, w.reservation, case when w.id = %s::bigint then %s::text::jsonb end))"
+        b" from unnest(%s::bigint[], %s::bigint[]) w (id, reservation)",
+        (first[0], text, *pairs(sorted(held))),
+        read_first,
+    )
+
+
 def fail(failure: Failure) -> Call[str | None]:
     """Report a failed attempt; reads the new state, or None when the lease is lost."""
     return Call(
@@ -211,9 +225,16 @@ def progress(reports: Sequence[tuple[int, int, float, float | None, str | None]]
     )
 
 
-def hold(job_id: int, reservation: int) -> Call[bool]:
-    """Lock a job for this transaction; reads whether it is still held."""
-    return Call(b"select pgqueue.hold(%s::bigint, %s::bigint)", (job_id, reservation), read_first)
+def hold(held: Sequence[tuple[int, int]]) -> Call[bool]:
+    """Lock jobs for this transaction; reads whether all are still held."""
+    if len(held) == 1:
+        return Call(b"select pgqueue.hold(%s::bigint, %s::bigint)", held[0], read_first)
+    return Call(
+        b"select bool_and(pgqueue.hold(w.id, w.reservation))"
+        b" from unnest(%s::bigint[], %s::bigint[]) w (id, reservation)",
+        pairs(sorted(held)),
+        read_first,
+    )
 
 
 def is_wanted(worker: str, queues: Sequence[str]) -> Call[bool]:

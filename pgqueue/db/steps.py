@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
-from pgqueue.db.call import Call, Row, read_first
+from pgqueue.db.call import Call, Row, T, pairs, read_first
 from pgqueue.db.json import from_json, interval_text, to_json
+
+# The first jobs of the other keys of a call, with their reservations.
+Others: TypeAlias = Sequence[tuple[int, int]]
 
 
 def steps(job_id: int, reservation: int) -> Call[dict[str, Any] | None]:
@@ -23,43 +27,61 @@ def steps(job_id: int, reservation: int) -> Call[dict[str, Any] | None]:
     )
 
 
-def complete_step(job_id: int, reservation: int, name: str, result: str) -> Call[bool]:
+def complete_step(job_id: int, reservation: int, name: str, result: str, others: Others = ()) -> Call[bool]:
     """Store the result of a step, JSON text; reads whether the job is still held."""
-    return Call(
-        b"select pgqueue.complete_step(%s::bigint, %s::bigint, %s::text, %s::text::jsonb)",
+    call: Call[bool] = Call(
+        b"select pgqueue.complete_step(%s::bigint, %s::bigint, %s::text, %s::text::jsonb) as held",
         (job_id, reservation, name, result),
         read_first,
     )
+    return _shared(call, job_id, name, others, b"case when s.held then false end")
 
 
-def sleep_step(job_id: int, reservation: int, name: str, delay: timedelta | str) -> Call[bool | None]:
+def sleep_step(
+    job_id: int, reservation: int, name: str, delay: timedelta | str, others: Others = ()
+) -> Call[bool | None]:
     """Sleep as a step; reads whether the time is over, None when the job is not held any more."""
-    return Call(
-        b"select pgqueue.sleep_step(%s::bigint, %s::bigint, %s::text, %s::interval)",
+    call: Call[bool | None] = Call(
+        b"select pgqueue.sleep_step(%s::bigint, %s::bigint, %s::text, %s::interval) as over",
         (job_id, reservation, name, interval_text(delay)),
         read_first,
     )
+    return _shared(call, job_id, name, others, b"not s.over")
 
 
-def suspend(job_id: int, reservation: int, jobs: Sequence[int]) -> Call[str | None]:
+def suspend(job_id: int, reservation: int, jobs: Sequence[int], others: Others = ()) -> Call[str | None]:
     """Wait for jobs; reads ready, suspended, or None when the job is not held any more."""
-    return Call(
-        b"select pgqueue.suspend(%s::bigint, %s::bigint, depends_on => %s::bigint[])",
+    call: Call[str | None] = Call(
+        b"select pgqueue.suspend(%s::bigint, %s::bigint, depends_on => %s::bigint[]) as state",
         (job_id, reservation, list(jobs)),
         read_first,
     )
+    return _shared(call, job_id, None, others, b"s.state = 'suspended'")
 
 
 def await_event(
-    job_id: int, reservation: int, step: str, event: str, timeout: timedelta | str | None
+    job_id: int, reservation: int, step: str, event: str, timeout: timedelta | str | None, others: Others = ()
 ) -> Call[tuple[bool | None, Any] | None]:
     """Wait for an event; reads (arrived, payload), with arrived None when suspended; None: not held any more."""
-    return Call(
+    call: Call[tuple[bool | None, Any] | None] = Call(
         b"select arrived, payload::text"
         b" from pgqueue.await_event(%s::bigint, %s::bigint, %s::text, %s::text, %s::interval)",
         (job_id, reservation, step, event, None if timeout is None else interval_text(timeout)),
         lambda rows: (rows[0][0], _read(rows[0][1])) if rows else None,
     )
+    return _shared(call, job_id, step, others, b"s.arrived is null")
+
+
+def _shared(call: Call[T], job_id: int, name: str | None, others: Others, suspended: bytes) -> Call[T]:
+    """Let the other keys of a call go the way of the first one; `suspended` is null where its lease is lost."""
+    if not others:
+        return call
+    text = (
+        b"select s.*, case when u.yes is not null then"
+        b" pgqueue.share_steps(%s::bigint, %s::text, %s::bigint[], %s::bigint[], u.yes)::text end"
+        b" from (" + call.text + b") s cross join lateral (select " + suspended + b" offset 0) u (yes)"
+    )
+    return replace(call, text=text, params=(job_id, name, *pairs(others), *call.params))
 
 
 def outcomes(jobs: Sequence[int]) -> Call[dict[int, tuple[str | None, Any]]]:

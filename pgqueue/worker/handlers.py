@@ -192,6 +192,7 @@ class Handlers:
 
     def _make_state(self, held: Held, ends_at: float | None) -> State:
         state = State(self._surroundings, Flag(), ends_at, stores_result=held.row.store_result)
+        state.others = [member.pair for member in held.members]
         task = self._app.tasks.get(held.row.task)
         if task is not None and task.hooks.codec is not None:
             state.encode = task.hooks.codec.encode

@@ -11,7 +11,8 @@ from pgqueue.schema import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_after", "_channel", "_clock", "_due_lanes", "_ended_key_rows", "_ended_member_rows", "_ended_rows", "_exactly",
+    "_after", "_ahead_of_payload",
+    "_channel", "_clock", "_due_lanes", "_ended_key_rows", "_ended_member_rows", "_ended_rows", "_exactly",
     "_exchange_row", "_first_line", "_first_ready", "_fits", "_fits_ended", "_fits_live", "_has_notes", "_head",
     "_is_declared", "_is_marked", "_is_plain", "_key_head", "_latest_plan", "_live_member_rows", "_live_rows",
     "_lock_class", "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_microseconds",

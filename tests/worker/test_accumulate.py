@@ -133,3 +133,43 @@ def test_a_function_of_an_accumulating_task_takes_the_payloads_and_nothing_else(
     assert good.bind({"a": 1}) == good.bind(a=1) == {"a": 1}
     with pytest.raises(InvalidArgument, match="one mapping"):
         good.bind(1, 2)
+
+
+async def test_a_call_of_several_keys_that_sleeps_comes_back_for_each_of_them(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    sent: list[list[str]] = []
+    slept: list[list[str]] = []
+
+    @app.task(accumulate=True, batch_size=2)
+    def handle(payloads: dict[str, list[Any]], job: Job) -> None:
+        job.step("send", sent.append, sorted(payloads))
+        job.sleep("cool down", "1 s")
+        slept.append(sorted(payloads))
+
+    call(conn, "declare_task", "handle", accumulate=True, batch_size=2)
+    ids = [handle.using(key=key).enqueue(conn, {}) for key in ("a", "b")]
+    async with working(app, database.dsn):
+        assert set(await done(conn, *ids)) == {"succeeded"}
+    assert sent == [["a", "b"]]
+    assert sorted(slept) == [["a"], ["b"]]
+    assert [job(conn, id).losses for id in ids] == [0, 0]
+
+
+async def test_a_transaction_completes_every_key_of_its_call(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    calls: list[list[str]] = []
+
+    @app.task(accumulate=True, batch_size=2, store_result=True)
+    def handle(payloads: dict[str, list[Any]], job: Job) -> None:
+        calls.append(sorted(payloads))
+        with job.transaction() as transaction:
+            transaction.execute("select 1")
+
+    call(conn, "declare_task", "handle", accumulate=True, batch_size=2)
+    ids = [handle.using(key=key).enqueue(conn, {}) for key in ("a", "b")]
+    async with working(app, database.dsn):
+        assert set(await done(conn, *ids)) == {"succeeded"}
+    assert calls == [["a", "b"]]
+    assert [job(conn, id).losses for id in ids] == [0, 0]

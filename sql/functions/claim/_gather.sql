@@ -2,6 +2,9 @@
 -- or blocked, and those that failed together with the claimed one. All have its limit_key, and so its limits: the batch
 -- counts once under each, has capacity, and takes also payloads that are blocked under one.
 -- A payload that suspended itself is in no batch until the jobs that it waits for have ended.
+-- A batch that has a step stands still: a step is done for the payloads that were there. It comes back whole, and payloads that
+-- came later are in the next batch. Its rows have has_steps, its members its leader; they are found by their ids. If another
+-- session has locked one of them, the claim passes the batch by (55P03, see _mark).
 -- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
 -- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
 -- members end as it ends.
@@ -24,59 +27,37 @@ declare
     v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_job record;
     v_rows tid[];
-    v_more tid[];
     v_ids bigint[];
     v_attempts integer;
+    v_leader_id bigint;
     v_merged_ids bigint[];
     v_merged_reservations bigint[];
     v_kept_ids bigint[];
     v_marked tid[];
 begin
-    select j.id, j.queue, j.key, j.task, j.limit_key into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
+    select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id
+    into v_job
+    from pgqueue.jobs j
+    where j.ctid = p_row_ctid;
 
-    select array_agg(h.row_ctid) into v_rows
-    from (
-        select j.ctid as row_ctid
-        from pgqueue.jobs j
-        where j.key is not null
-            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-            and j.blocked_on is distinct from '@parents'
-            and j.blocked_on is distinct from '@jobs'
-            and j.queue = v_job.queue
-            and j.key = v_job.key
-            and j.task = v_job.task
-            and j.limit_key is not distinct from v_job.limit_key
-            and (j.expires_at is null or j.expires_at > p_now)
-            and j.ctid <> p_row_ctid
-        order by j.queue, j.key, j.id
-        limit 999
-        for update skip locked
-    ) h;
-    v_rows := p_row_ctid || coalesce(v_rows, '{}');
-    if cardinality(v_rows) < 1000 then
-        select array_agg(w.row_ctid) into v_more
-        from (
-            select j.ctid as row_ctid
+    if v_job.has_steps then
+        v_leader_id := v_job.leader_id;
+        v_rows := array(
+            select j.ctid
             from pgqueue.jobs j
-            where j.key is not null
-                and j.state = 'waiting'
-                and j.reservation = 0
-                and j.queue = v_job.queue
-                and j.key = v_job.key
-                and j.run_at <= p_now
-                and j.task = v_job.task
-                and j.limit_key is not distinct from v_job.limit_key
-                and (j.expires_at is null or j.expires_at > p_now)
-                and j.ctid <> p_row_ctid
-            order by j.queue, j.key, j.id
-            limit 1000 - cardinality(v_rows)
-            for update skip locked
-        ) w;
-        v_rows := v_rows || v_more;
+            where j.id = any (
+                    array[v_job.id, v_leader_id] || array(select unnest(l.followers) from pgqueue.jobs l where l.id = v_leader_id)
+                )
+                and coalesce(j.leader, j.id) = v_leader_id
+            order by j.id
+            for update nowait
+        );
+    else
+        v_rows := p_row_ctid || pgqueue._free_payloads(p_row_ctid, p_now);
     end if;
 
     select
-        array_agg(g.id order by g.score, g.id) filter (where g.id = g.kept_id),
+        array_agg(g.id order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id),
         max(g.attempts),
         array_agg(g.id) filter (where g.id <> g.kept_id),
         array_agg(g.reservation) filter (where g.id <> g.kept_id),
@@ -121,3 +102,70 @@ $$;
 
 comment on function pgqueue._gather(tid, timestamptz, text, interval) is
     'Private: makes one batch of the payloads of a key of an accumulating task, and returns the ctids of its jobs, by score.';
+
+create or replace function pgqueue._free_payloads(p_row_ctid tid, p_now timestamptz)
+returns tid[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_job record;
+    v_rows tid[];
+    v_more tid[];
+begin
+    select j.id, j.queue, j.key, j.task, j.limit_key into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
+    select array_agg(h.row_ctid) into v_rows
+    from (
+        select j.ctid as row_ctid
+        from pgqueue.jobs j
+        where j.key is not null
+            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+            and j.blocked_on is distinct from '@parents'
+            and j.blocked_on is distinct from '@jobs'
+            and j.has_steps is null
+            and j.queue = v_job.queue
+            and j.key = v_job.key
+            and j.task = v_job.task
+            and j.limit_key is not distinct from v_job.limit_key
+            and (j.expires_at is null or j.expires_at > p_now)
+            and j.ctid <> p_row_ctid
+        order by j.queue, j.key, j.id
+        limit 999
+        for update skip locked
+    ) h;
+    v_rows := coalesce(v_rows, '{}');
+    if cardinality(v_rows) < 999 then
+        select array_agg(w.row_ctid) into v_more
+        from (
+            select j.ctid as row_ctid
+            from pgqueue.jobs j
+            where j.key is not null
+                and j.state = 'waiting'
+                and j.reservation = 0
+                and j.queue = v_job.queue
+                and j.key = v_job.key
+                and j.run_at <= p_now
+                and j.task = v_job.task
+                and j.limit_key is not distinct from v_job.limit_key
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> p_row_ctid
+            order by j.queue, j.key, j.id
+            limit 999 - cardinality(v_rows)
+            for update skip locked
+        ) w;
+        v_rows := v_rows || v_more;
+    end if;
+    return v_rows;
+end
+$$;
+
+comment on function pgqueue._free_payloads(tid, timestamptz) is
+    'Private: locks up to 999 payloads that may be in one batch with this one.';

@@ -41,7 +41,7 @@ begin
         v_verdict.row_ctid := v_row.row_ctid;
         v_is_payload := v_row.accumulate and v_row.key is not null;
         -- The payloads of a key of an accumulating task, with one limit_key, start together, in any order; but new ones
-        -- wait for the backoff of failed ones, and all for one that suspended itself.
+        -- wait for the backoff of failed ones, all for one that suspended itself, and for a batch that has a step.
         v_verdict.ahead := case
             when v_row.key is null then null
             when v_row.executing_id is not null then v_row.executing_id
@@ -60,7 +60,7 @@ begin
         continue when v_is_payload and v_row.key = any (v_keys);
 
         v_open := null;
-        if v_is_payload and open <> '{}' then
+        if v_is_payload and v_row.batch_size > 1 and open <> '{}' then
             select o.* into v_open from unnest(open) o where o.task = v_row.task;
         end if;
         if capacity = 0 or (v_open.slot is null and spare = '{}' and used >= cardinality(p_slots)) then
@@ -158,11 +158,14 @@ begin
         u.id
     from (
         select
-            w.n, j.ctid as row_ctid, j.id, j.key, j.task, j.limit_key, j.reservation,
+            w.n, j.ctid as row_ctid, j.id, j.key, j.task, j.limit_key, j.reservation, j.has_steps,
             row_number() over (partition by j.key order by w.n) = 1 as asks,
             -- Most installations have no accumulating task, and need no lookup for each job.
             case when p_gathers then (
-                select coalesce(t.batch_size, 1) from pgqueue.effective_tasks t where t.name = j.task and t.accumulate
+                -- A batch that has a step is a call of its own.
+                select case when j.has_steps then 1 else coalesce(t.batch_size, 1) end
+                from pgqueue.effective_tasks t
+                where t.name = j.task and t.accumulate
             ) end as batch_size
         from unnest(p_rows) with ordinality w (row_ctid, n)
         join pgqueue.jobs j on j.ctid = w.row_ctid
@@ -217,40 +220,8 @@ begin
         order by p.id
         limit 1
     ) f on true
-    left join lateral (
-        (
-            select x.id
-            from pgqueue.jobs x
-            where c.batch_size is not null
-                and e.id is null
-                and x.key is not null
-                and x.blocked_on = '@jobs'
-                and x.queue = p_queue
-                and x.key = c.key
-                and x.task = c.task
-                and x.limit_key is not distinct from c.limit_key
-            order by x.queue, x.key
-            limit 1
-        )
-        union all
-        (
-            select x.id
-            from pgqueue.jobs x
-            where c.batch_size is not null
-                and c.reservation = 0
-                and e.id is null
-                and x.key is not null
-                and x.state in ('waiting', 'failed')
-                and x.reservation > 0
-                and x.queue = p_queue
-                and x.key = c.key
-                and x.ready_at > p_now
-                and x.task = c.task
-                and x.limit_key is not distinct from c.limit_key
-            order by x.queue, x.key, x.ready_at
-            limit 1
-        )
-        limit 1
+    left join lateral pgqueue._ahead_of_payload(
+        c.batch_size is not null and e.id is null, p_queue, c.key, c.task, c.limit_key, c.reservation = 0, c.has_steps, p_now
     ) u on true
     window of_key as (partition by c.key)
     order by c.n;
@@ -259,3 +230,66 @@ $$;
 
 comment on function pgqueue._key_positions(text, tid[], timestamptz, boolean) is
     'Private: for each of these jobs, which job of its key executes, and which one holds the first position.';
+
+-- Three probes: a payload that suspended itself; for a new payload, a failed one before its time; for one without steps, a batch
+-- that has a step. p_asks is a condition inside of them. Inlined: no SET.
+create or replace function pgqueue._ahead_of_payload(
+    p_asks boolean, p_queue text, p_key text, p_task text, p_limit_key text, p_is_new boolean, p_has_steps boolean,
+    p_now timestamptz
+)
+returns table (id bigint)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and x.key is not null
+            and x.blocked_on = '@jobs'
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key
+        limit 1
+    )
+    union all
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and p_is_new
+            and x.key is not null
+            and x.state in ('waiting', 'failed')
+            and x.reservation > 0
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.ready_at > p_now
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key, x.ready_at
+        limit 1
+    )
+    union all
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and p_has_steps is null
+            and x.key is not null
+            and x.has_steps
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key
+        limit 1
+    )
+    limit 1
+$$;
+
+comment on function pgqueue._ahead_of_payload(boolean, text, text, text, text, boolean, boolean, timestamptz) is
+    'Private: a payload of its key, in no batch with it, that a payload of an accumulating task waits for.';

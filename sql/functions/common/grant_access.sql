@@ -243,6 +243,7 @@ as $$
             ('started', '{worker,operator}'),
             ('complete_step', '{worker,operator}'),
             ('sleep_step', '{worker,operator}'),
+            ('share_steps', '{worker,operator}'),
             ('suspend', '{worker,operator}'),
             ('await_event', '{worker,operator}'),
             ('emit_event', '{producer,worker,operator}'),

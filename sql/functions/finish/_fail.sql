@@ -281,14 +281,14 @@ begin
         update pgqueue.jobs
         set
             state = pgqueue._state_again(errors, case when p_attempt.state = 'dead' then 0 else attempts - 1 end),
-            leader = null,
+            leader = case when has_steps then leader end,
             attempts = case when p_attempt.state = 'dead' then 0 else greatest(attempts - 1, 0) end,
             ready_at = v_ready_at,
             resumed = true,
             expires_at = null,
             lease_expires_at = null
         where id = any (v_left);
-        update pgqueue.jobs set followers = null where id = p_attempt.job_id;
+        update pgqueue.jobs set followers = null where id = p_attempt.job_id and has_steps is null;
         perform pgqueue._register_lane(p_attempt.queue, p_attempt.priority, v_ready_at);
         perform pgqueue._wake(p_attempt.queue, v_ready_at, 2, null);
     end if;
@@ -333,8 +333,9 @@ begin
                 -- It bounds the wait for the first start.
                 expires_at = null,
                 lease_expires_at = null,
-                leader = null,
-                followers = null,
+                -- A batch that has a step stays together.
+                leader = case when j.has_steps then nullif(j.leader, j.id) end,
+                followers = case when j.has_steps then j.followers end,
                 errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now)
             from unnest(p_attempts) a
             where j.id = a.job_id

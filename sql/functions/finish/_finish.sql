@@ -60,7 +60,7 @@ begin
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
                     j.attempts, j.max_attempts, j.losses, j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args,
                     j.headers, j.errors, j.retry, j.score, j.limit_key, j.dedupe, j.timeout, j.crashed_on, j.progress, j.followers,
-                    j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps
+                    j.enqueued_by, j.depends_on, j.run_if, j.group_id, j.has_steps, j.leader
             ),
             kept as (
                 insert into pgqueue.history (
@@ -81,7 +81,8 @@ begin
                     end,
                     g.result, g.retry, g.score, g.limit_key, g.dedupe, g.merged_into, g.timeout, g.crashed_on, g.progress,
                     g.enqueued_by, g.depends_on, g.run_if, g.group_id,
-                    case when g.has_steps then pgqueue._steps_as_json(g.id, p_state <> 'succeeded') end
+                    -- The steps of a batch are those of its leader.
+                    case when g.has_steps then pgqueue._steps_as_json(coalesce(g.leader, g.id), p_state <> 'succeeded') end
                 from gone g
                 cross join lateral (
                     select greatest(
@@ -181,6 +182,9 @@ begin
         perform pgqueue._release_next(v_more.queues, v_more.keys, v_more.keyed);
     end if;
     if v_more.stepped is not null then
+        if v_more.members is not null then
+            perform pgqueue._inherit_steps(l.id, l.followers) from unnest(p_ended) l where l.has_steps and l.followers is not null;
+        end if;
         perform pgqueue._drop_steps(v_more.stepped);
         if pgqueue._old_snapshot() then
             -- It may not have seen the last ones.

@@ -82,8 +82,9 @@ begin
                 losses = j.losses + p_lost::integer,
                 expires_at = case when not p_began then j.expires_at end,
                 lease_expires_at = null,
-                leader = null,
-                followers = null
+                -- A batch that has a step stays together.
+                leader = case when j.has_steps then nullif(j.leader, j.id) end,
+                followers = case when j.has_steps then j.followers end
             where j.id = any (v_back) and j.id <> all (v_poisoned || coalesce(v_cancelled_ids, '{}'))
             returning j.queue, j.priority
         )

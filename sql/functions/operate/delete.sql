@@ -58,7 +58,7 @@ begin
         delete from pgqueue.jobs j
         using wanted w
         where j.id = w.id and j.state <> v_executing
-        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps
+        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
@@ -68,7 +68,9 @@ begin
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children,
         array_agg(g.group_id) filter (where g.group_id is not null) as group_ids,
-        array_agg(g.id) filter (where g.has_steps) as stepped
+        array_agg(g.id) filter (where g.has_steps) as stepped,
+        array_agg(row(g.id, null, null, null, null, null, null, g.followers, true)::pgqueue.ended_job)
+            filter (where g.has_steps and g.followers is not null) as leaders
     into v_gone
     from gone g;
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
@@ -80,6 +82,7 @@ begin
         perform pgqueue._drop_dependencies(v_gone.children, false);
     end if;
     if v_gone.stepped is not null then
+        perform pgqueue._inherit_steps(l.id, l.followers) from unnest(v_gone.leaders) l;
         perform pgqueue._drop_steps(v_gone.stepped);
     end if;
     if v_gone.group_ids is not null then

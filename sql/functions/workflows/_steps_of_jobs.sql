@@ -51,12 +51,69 @@ begin
     insert into pgqueue.steps (job_id, name, result, attempt, at)
     select p_job_id, p_name, p_result, j.attempts, pgqueue._clock() from pgqueue.jobs j where j.id = p_job_id
     on conflict (job_id, name) do nothing;
-    update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
+    perform pgqueue._begin_steps(p_job_id);
 end
 $$;
 
 comment on function pgqueue._store_step(bigint, text, jsonb) is
     'Private: records a step of a job, unless it has one of that name.';
+
+-- From here on the members of its batch stand still: see _gather.
+create or replace function pgqueue._begin_steps(p_job_id bigint)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_members bigint[];
+begin
+    update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null returning j.followers into v_members;
+    if v_members is not null then
+        update pgqueue.jobs j set has_steps = true where j.id = any (v_members) and j.leader = p_job_id;
+    end if;
+end
+$$;
+
+comment on function pgqueue._begin_steps(bigint) is 'Private: a job, with its batch, has a step or waits for an event.';
+
+-- A leader has ended alone, with a step: the next member leads the others, and has its steps. It does nothing where they ended
+-- with it.
+create or replace function pgqueue._inherit_steps(p_leader bigint, p_members bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_left bigint[] := array(
+        select j.id
+        from pgqueue.jobs j
+        where j.id = any (p_members) and j.leader = p_leader and j.state <> 'executing'
+        order by coalesce(j.score, extract(epoch from j.created_at)), j.id
+    );
+begin
+    update pgqueue.jobs j
+    set leader = nullif(v_left[1], j.id), followers = case when j.id = v_left[1] then nullif(v_left[2:], '{}') end
+    where j.id = any (v_left);
+    insert into pgqueue.steps (job_id, name, result, attempt, at)
+    select v_left[1], s.name, s.result, s.attempt, s.at
+    from pgqueue.steps s
+    where s.job_id = p_leader and v_left <> '{}'
+    on conflict (job_id, name) do nothing;
+end
+$$;
+
+comment on function pgqueue._inherit_steps(bigint, bigint[]) is
+    'Private: gives the steps of a leader that has ended to the first of its members that live.';
 
 create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
 returns jsonb

@@ -80,7 +80,7 @@ begin
     values (p_event, p_job_id, p_step, p_until, p_now)
     -- It waited without a timeout, and newer code has one.
     on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
-    update pgqueue.jobs j set has_steps = true where j.id = p_job_id and j.has_steps is null;
+    perform pgqueue._begin_steps(p_job_id);
     insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
     -- Without a timeout it comes back by itself after ten years.
     perform pgqueue._put_back(array[p_job_id], greatest(coalesce(p_until - p_now, '3650 days'), '0'), true, false);

@@ -62,18 +62,7 @@ begin
     end if;
     perform pgqueue._refuse_circle(suspend.job_id, v_job.group_id, v_open);
     perform pgqueue._put_back(array[suspend.job_id], '0', true, false);
-    update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = suspend.job_id;
-    if not found then
-        -- It was asked to cancel, and has ended.
-        return 'suspended';
-    end if;
-    -- What another session had locked when the job came back from an earlier wait.
-    delete from pgqueue.dependencies d where d.child = suspend.job_id and d.parent <> all (v_open);
-    insert into pgqueue.dependencies (parent, child, traceless)
-    select p.id, suspend.job_id, true
-    from unnest(v_open) p (id)
-    on conflict (parent, child) do update set ended = null;
-    perform pgqueue._leave_notes('c', array[suspend.job_id]);
+    perform pgqueue._wait_for_jobs(suspend.job_id, v_open);
     return 'suspended';
 end
 $$;
@@ -82,3 +71,30 @@ comment on function pgqueue.suspend(bigint, bigint, timestamptz, bigint[]) is
     'Suspend an executing job until an instant, or until other jobs have ended, in whatever state. ready: there is nothing to '
     'wait for, go on. suspended: the job comes back, as the same attempt; leave the handler. Null: the reservation is no longer held. '
     'select pgqueue.suspend(42, 1048577, depends_on => array[43, 44]);';
+
+-- The caller has put the job back, and holds its lock.
+create or replace function pgqueue._wait_for_jobs(p_job_id bigint, p_parents bigint[])
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = p_job_id;
+    if not found then
+        -- It was asked to cancel, and has ended.
+        return;
+    end if;
+    -- What another session had locked when the job came back from an earlier wait.
+    delete from pgqueue.dependencies d where d.child = p_job_id and d.parent <> all (p_parents);
+    insert into pgqueue.dependencies (parent, child, traceless)
+    select p.id, p_job_id, true
+    from unnest(p_parents) p (id)
+    on conflict (parent, child) do update set ended = null;
+    perform pgqueue._leave_notes('c', array[p_job_id]);
+end
+$$;
+
+comment on function pgqueue._wait_for_jobs(bigint, bigint[]) is
+    'Private: blocks a job that suspended itself until these jobs have ended.';
