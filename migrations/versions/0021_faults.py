@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "233c0c2063bdb612fbe8ad3719b45b324bc975125f43b7285a802320b6a78491"
+SQL_DIGEST = "e9b580c05aac4029d219ae2a800d2d6b10192fd365554e69ce2afee462e052be"
 
 
 def upgrade() -> None:
@@ -55,5 +55,9 @@ def downgrade() -> None:
         comment on column pgqueue.jobs.leader is
             'For a job executing in a batch of an accumulating task: the job that stands for all payloads of its key; '
             'on that one its own id.';
+        alter table pgqueue.settings drop column retention_audit;
+        comment on table pgqueue.audit is
+            'What operators did, by the functions that they called; kept for 90 days. '
+            'select * from pgqueue.audit order by n desc limit 20;';
         """
     )

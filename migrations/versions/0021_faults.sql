@@ -45,3 +45,11 @@ where r.rolname = g.role
 create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
 comment on column pgqueue.jobs.leader is
     'For a job in a batch of an accumulating task: the job that stands for all payloads of its key; on that one its own id, while it executes.';
+
+alter table pgqueue.settings
+    add column retention_audit interval not null default '90 days'
+    check (retention_audit between '1 day' and '100 years');
+comment on column pgqueue.settings.retention_audit is
+    'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
+comment on table pgqueue.audit is
+    'What operators did, by the functions that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';

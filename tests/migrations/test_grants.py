@@ -198,7 +198,7 @@ def test_an_operator_sets_every_option_of_a_task_but_the_function_that_runs_as_t
 ) -> None:
     # As a role had it from the first release.
     call(conn, "grant_access", "operator", role)
-    conn.execute(f'grant insert, update on pgqueue.tasks to "{role}"'.encode())
+    conn.execute(f'grant insert, update on pgqueue.tasks, pgqueue.settings to "{role}"'.encode())
     conn.execute("select pgqueue._apply_grants()")
     conn.execute(f'set role "{role}"'.encode())
     conn.execute("insert into pgqueue.tasks (name, retry_policy) values ('t', 'sidekiq')")
@@ -207,6 +207,8 @@ def test_an_operator_sets_every_option_of_a_task_but_the_function_that_runs_as_t
         "update pgqueue.tasks set retry_function = 'public.f'",
         "insert into pgqueue.tasks (name, retry_policy, retry_function) values ('u', 'function', 'public.f')",
         "select pgqueue.set_retry_function('t', 'public.f')",
+        # Nor for how long it is recorded what it does.
+        "update pgqueue.settings set retention_audit = '1 day'",
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             conn.execute(refused.encode())

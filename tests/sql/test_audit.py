@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, enqueue, enqueue_many, reserve_one, value
+from pgqueue.testing import Clock
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.databases import Database
 
 
@@ -84,3 +85,14 @@ def test_a_change_of_options_shows_what_it_was(conn: psycopg.Connection) -> None
     assert value(conn, "select filter from pgqueue.audit order by n desc limit 1") == {
         "queue": "q", "before": {"weight": 3}, "after": {"weight": 4},
     }  # fmt: skip
+
+
+def test_rows_are_kept_for_as_long_as_the_setting_says(conn: psycopg.Connection, clock: Clock) -> None:
+    conn.execute("update pgqueue.settings set retention_audit = '400 days'")
+    call(conn, "pause_queue", "q")
+    clock.advance("399 days")
+    maintain(conn)
+    assert actions(conn) != []
+    clock.advance("2 days")
+    maintain(conn)
+    assert actions(conn) == []

@@ -388,3 +388,31 @@ def test_on_the_command_line_the_exit_code_says_how_bad_it_is(conn: psycopg.Conn
     conn.execute("update pgqueue.releases set revision = '0001', digest = 'x'")
     assert any(each["topic"] == "schema" for each in ask("--json").json())
     assert ask("--fail-on", "sometimes").code == 2
+
+
+def test_row_level_security_without_a_policy_is_told_for_what_others_read(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    role, owner = f"test_{database.name[-8:]}", f"owner_{database.name[-8:]}"
+    conn.execute(f"create role {role}; create role {owner}".encode())
+    try:
+        call(conn, "grant_access", "reader", role)
+        # As somebody does with all tables there are. Functions and views read with their owner's rights.
+        for name in ("jobs", "queues", "audit", "limits"):
+            conn.execute(f"alter table pgqueue.{name} enable row level security".encode())
+        conn.execute("create policy all_of_it on pgqueue.limits for select using (true)")
+        rows = "select severity, evidence, remedy from pgqueue.doctor() where subject = 'row level security'"
+        [(severity, evidence, remedy)] = conn.execute(rows).fetchall()
+        assert severity == "warning"
+        assert "is on for audit, queues, without a policy: readers and operators see them as empty" in evidence
+        conn.execute(remedy.encode())
+        assert conn.execute(rows).fetchall() == []
+        conn.execute(f"alter table pgqueue.jobs owner to {owner}".encode())
+        conn.execute("alter table pgqueue.jobs force row level security")
+        [(severity, evidence, remedy)] = conn.execute(rows).fetchall()
+        assert (severity, "forced on jobs" in evidence) == ("critical", True)
+        conn.execute(remedy.encode())
+        assert conn.execute(rows).fetchall() == []
+    finally:
+        conn.execute(f"reassign owned by {owner} to current_user; drop owned by {owner}, {role}".encode())
+        conn.execute(f"drop role {owner}, {role}".encode())

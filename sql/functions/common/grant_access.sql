@@ -130,7 +130,6 @@ declare
     v_grant record;
     v_function record;
     v_view record;
-    v_columns text;
 begin
     for v_function in
         select p.oid::regprocedure as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
@@ -171,18 +170,17 @@ begin
         if v_grant.kind = 'operator' then
             execute format('grant insert, update, delete on pgqueue.queues, pgqueue.limits to %I', v_grant.role);
             -- Every column but retry_function, which fail() calls with its owner's rights.
-            select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
-            into v_columns
-            from pg_attribute a
-            where a.attrelid = 'pgqueue.tasks'::regclass
-                and a.attnum > 0
-                and not a.attisdropped
-                and a.attname <> 'retry_function';
             execute format('revoke insert, update on pgqueue.tasks from %I', v_grant.role);
             execute format(
-                'grant insert (%1$s), update (%1$s), delete on pgqueue.tasks to %2$I', v_columns, v_grant.role
+                'grant insert (%1$s), update (%1$s), delete on pgqueue.tasks to %2$I',
+                pgqueue._columns_of('pgqueue.tasks', 'retry_function'), v_grant.role
             );
-            execute format('grant update on pgqueue.settings to %I', v_grant.role);
+            -- And for how long it is recorded what operators do.
+            execute format('revoke update on pgqueue.settings from %I', v_grant.role);
+            execute format(
+                'grant update (%s) on pgqueue.settings to %I',
+                pgqueue._columns_of('pgqueue.settings', 'retention_audit'), v_grant.role
+            );
             execute format('grant update (paused_at, expression, timezone) on pgqueue.schedules to %I', v_grant.role);
         end if;
     end loop;
@@ -190,6 +188,20 @@ end
 $$;
 
 comment on function pgqueue._apply_grants() is 'Private: revokes everything from PUBLIC and grants the rights recorded in pgqueue.grants.';
+
+create or replace function pgqueue._columns_of(p_table regclass, p_but name)
+returns text
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
+    from pg_attribute a
+    where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped and a.attname <> p_but
+$$;
+
+comment on function pgqueue._columns_of(regclass, name) is 'Private: the columns of a table but one, as a list for GRANT.';
 
 -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
 create or replace function pgqueue._functions_of_views()

@@ -384,7 +384,13 @@ begin
     get diagnostics v_samples = row_count;
     delete from pgqueue.audit a
     where a.n = any (
-        array(select x.n from pgqueue.audit x where x.at < pgqueue._after(p_now, '-90 days') order by x.at limit p_limit)
+        array(
+            select x.n
+            from pgqueue.audit x
+            where x.at < (select pgqueue._after(p_now, -s.retention_audit) from pgqueue.settings s where s.one)
+            order by x.at
+            limit p_limit
+        )
     );
     get diagnostics v_audit = row_count;
     return greatest(v_samples, v_audit);

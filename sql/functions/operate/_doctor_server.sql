@@ -279,6 +279,40 @@ as $$
         select f.now_oid is null and exists (select from pg_roles r where r.rolname = f.role) as is_replaced
     ) e
     where f.now_oid is null or f.now_name <> f.role
+    union all
+    -- The owner, with whose rights functions and views read, is exempt unless it is forced.
+    select
+        case when s.is_forced then 'critical' else 'warning' end, 'rights', 'row level security',
+        format(
+            case
+                when s.is_forced then 'row level security is forced on %s, without a policy: the functions of the queue see no row of them'
+                else 'row level security is on for %s, without a policy: readers and operators see them as empty'
+            end,
+            string_agg(s.name, ', ' order by s.name)
+        ),
+        string_agg(
+            format('alter table pgqueue.%I %s row level security;', s.name, case when s.is_forced then 'no force' else 'disable' end),
+            ' ' order by s.name
+        )
+    from (
+        select
+            c.relname as name,
+            c.relforcerowsecurity and not (o.rolsuper or o.rolbypassrls) as is_forced,
+            exists (
+                select from aclexplode(c.relacl) a where a.grantee <> c.relowner and a.privilege_type = 'SELECT'
+            ) as is_read_by_others
+        from pg_class c
+        join pg_roles o on o.oid = c.relowner
+        where c.relnamespace = 'pgqueue'::regnamespace
+            and c.relkind in ('r', 'p')
+            and not c.relispartition
+            and c.relrowsecurity
+            and not exists (
+                select from pg_policy p where p.polrelid = c.oid and p.polpermissive and p.polcmd in ('r', '*')
+            )
+    ) s
+    where s.is_forced or s.is_read_by_others
+    group by s.is_forced
 $$;
 
 comment on function pgqueue._doctor_rights() is 'Private: doctor() of rights.';
