@@ -53,3 +53,17 @@ comment on column pgqueue.settings.retention_audit is
     'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
 comment on table pgqueue.audit is
     'What operators did, by the functions that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
+-- enqueue() offers a job to an idle worker, and its transaction hands it off when it commits.
+alter table pgqueue.jobs add offered boolean;
+comment on column pgqueue.jobs.offered is
+    'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
+-- An idle worker asks what was handed to it and never arrived. Jobs that were not offered are not in it.
+create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at) where state = 'executing' and offered;
+
+comment on column pgqueue.maintenance_runs.gap_at is
+    'When the last gap of more than 8 s in maintenance ended: a lease that could not be extended in the gap gets a grace period.';
+
+-- A copy of a database begins without the workers of the original.
+alter table pgqueue.workers add database oid;
+comment on column pgqueue.workers.database is
+    'The oid of the database in which it registered: in a copy of that, its row does not count. Null: of before this was recorded.';

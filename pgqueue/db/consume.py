@@ -252,9 +252,13 @@ def release(held: Sequence[tuple[int, int]], delay: float = 0.0) -> Call[list[in
     )
 
 
-def held_by(worker: str) -> Call[list[tuple[int, int]]]:
-    """Read the (id, reservation) of every job that executes under the worker's name."""
-    return Call(b"select job_id, reservation from pgqueue.held_by(%s::text)", (worker,), _held)
+def held_by(worker: str, handed_within: float | None = None) -> Call[list[tuple[int, int]]]:
+    """Read the (id, reservation) of every job that executes under the worker's name.
+
+    With `handed_within` only of those that were handed to it in so many seconds, save the last half second.
+    """
+    within = None if handed_within is None else timedelta(seconds=handed_within)
+    return Call(b"select job_id, reservation from pgqueue.held_by(%s::text, %s::interval)", (worker, within), _held)
 
 
 def claim_name(
@@ -337,13 +341,16 @@ def idle(
 
 
 def read_handoff(payload: str) -> tuple[JobRow, float, float]:
-    """Read a job that enqueue() has reserved: its row, when that was (seconds since 1970), and its lease in seconds."""
+    """Read a job that was handed over: its row, when that was (seconds since 1970), and its lease in seconds.
+
+    A newer server may send more fields than are known here.
+    """
     header, _, rest = payload.partition("\n")
     args, _, headers = rest.partition("\n")
-    job_id, reservation, task, queue, priority, max_attempts, run_at, reserved_at, lease, timeout, store_result = (
-        orjson.loads(header)
-    )
-    created_at = reserved_at - _MICROSECONDS_TO_2000
+    (
+        job_id, reservation, task, queue, priority, max_attempts, run_at, reserved_at, lease, timeout, store_result,
+        created_at, *_,
+    ) = orjson.loads(header)  # fmt: skip
     row = JobRow(
         id=job_id,
         task=task,
@@ -356,8 +363,8 @@ def read_handoff(payload: str) -> tuple[JobRow, float, float]:
         max_attempts=max_attempts,
         reservation=reservation,
         run_at=run_at - _MICROSECONDS_TO_2000,
-        created_at=created_at,
-        lease_expires_at=created_at + round(lease * 1_000_000),
+        created_at=created_at - _MICROSECONDS_TO_2000,
+        lease_expires_at=reserved_at - _MICROSECONDS_TO_2000 + round(lease * 1_000_000),
         leader=None,
         timeout=None if timeout is None else timedelta(seconds=timeout),
         losses=0,

@@ -139,8 +139,12 @@ def run_sql(text: str) -> None:
 # "if not exists" asks for the right to create one even where there is one, which a DBA may have made.
 _CREATE_SCHEMA = "if to_regnamespace('pgqueue') is null then create schema pgqueue; end if;"
 
+# Its function cannot be dropped before it.
+_DROP_TRIGGER = "drop trigger if exists jobs_hand_off on pgqueue.jobs;"
+
 # Without a database it is unknown which signatures exist: psql drops them all, never with CASCADE.
-_DROP_ROUTINES = """
+_DROP_ROUTINES = f"""
+{_DROP_TRIGGER}
 do $$
 declare
     v_drop text;
@@ -278,6 +282,8 @@ def _drop(driver: psycopg.Connection[tuple[object, ...]], kind: str, identity: s
 
 
 def _drop_routines(driver: psycopg.Connection[tuple[object, ...]]) -> None:
+    if driver.execute("select to_regclass('pgqueue.jobs')").fetchone() != (None,):
+        driver.execute(_DROP_TRIGGER.encode())
     views = driver.execute(
         "select relname from pg_class where relnamespace = 'pgqueue'::regnamespace and relkind = 'v'"
     ).fetchall()

@@ -28,19 +28,16 @@ class Watchdog:
     """Watches the running loop from `start` to `stop`.
 
     `name_running` names the tasks that block it, as far as is known. It is called from the watchdog's thread, with
-    the loop's current asyncio task (None: not known). `on_blocked` is called from there as well, once while the loop
-    is blocked.
+    the loop's current asyncio task (None: not known).
     """
 
     def __init__(
         self,
         name_running: Callable[[asyncio.Task[object] | None], list[str]],
         late: float = _LATE,
-        on_blocked: Callable[[], object] | None = None,
     ) -> None:
         self._name_running = name_running
         self._late = late
-        self._on_blocked = on_blocked
         self._beat_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = threading.Event()
@@ -64,14 +61,10 @@ class Watchdog:
         self._timer = self._loop.call_later(_BEAT, self._beat)
 
     def _watch(self) -> None:
-        was_late = False
         while not self._stopped.wait(self._late / 4):
             late = time.monotonic() - self._beat_at - _BEAT
             if late > self._late:
                 self._warn(late)
-                if not was_late and self._on_blocked is not None:
-                    self._on_blocked()
-            was_late = late > self._late
 
     def _warn(self, late: float) -> None:
         frame = sys._current_frames().get(self._thread_id)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import psycopg
+
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.db.call import Call
@@ -31,6 +33,9 @@ _EMPTY_PAUSE = 0.15
 
 # Slots that hand-offs have filled for this time, in seconds, are full: the worker is not idle any more.
 _FULL_FOR = 0.02
+
+# Seconds after which all that was handed to this worker has come, or is lost.
+_ARRIVED_WITHIN = 1.0
 
 
 class Claimer:
@@ -61,9 +66,12 @@ class Claimer:
         self.waits_for_capacity = False
         self.claimed_at: float | None = None
         self._empty_claims = 0
-        # Hand-offs have filled the slots, or come in a stream; and when to look whether they still do.
-        self._is_filled = False
+        # Producers are to look for another worker; and when to look whether hand-offs still fill the slots.
+        self._leaves_idle = False
         self._full_check: asyncio.TimerHandle | None = None
+        # When to compare hand-offs, and whether to do so once more after that.
+        self._comparing: asyncio.TimerHandle | None = None
+        self._compares_again = False
         # A hand-off took a slot for which a claim under way may bring a job.
         self._took_beside = False
         self._config = config
@@ -79,7 +87,14 @@ class Claimer:
         self.handoffs = Handoffs()
         self._give_back = give_back
         self.sleeper = Sleeper(
-            config, links.first, runner, state, capacity=self.capacity, hello=hello, handoffs=self.handoffs
+            config,
+            links.first,
+            runner,
+            state,
+            capacity=self.capacity,
+            hello=hello,
+            handoffs=self.handoffs,
+            on_ended=self.compare_soon,
         )
 
     async def claim_forever(self) -> None:
@@ -88,8 +103,14 @@ class Claimer:
             await self._claim_forever()
             # Else producers would hand jobs to a worker that stops.
             await self.sleeper.wake_up()
+            if self.handoffs.were_offered:
+                # A commit that chose this worker may wait for NOTIFY's lock. That is fair: it comes before this one.
+                with suppress(psycopg.Error):
+                    await self._links.first.perform(consume.announce("pgqueue_last", ""))
         finally:
             await self.sleeper.close()
+            if self._comparing is not None:
+                self._comparing.cancel()
 
     async def _claim_forever(self) -> None:
         while not self._state.stopping.is_set():
@@ -99,9 +120,8 @@ class Claimer:
                 await self.sleeper.wake_up()
                 if self._state.retiring and not self._leases.held:
                     self._state.stop()
-            if self._is_filled:
-                # By hand-offs: producers are to look for another worker.
-                self._is_filled = False
+            if self._leaves_idle:
+                self._leaves_idle = False
                 await self.sleeper.wake_up()
             capacity = self.capacity()
             if capacity == 0:
@@ -190,45 +210,46 @@ class Claimer:
         return taken[:room]
 
     def handed_off(self, payload: str) -> None:
-        """Run a job that enqueue() reserved for this worker."""
-        held, is_fresh = self.handoffs.read(payload)
+        """Run a job that was reserved for this worker when it was enqueued."""
+        held = self.handoffs.read(payload)
         if held.pair in self._leases.held or self._exchange.was_given_back(held.pair):
             return
-        if is_fresh:
-            self._take_handed_off(held)
-            return
-        # Its transaction stayed open after the enqueue. Since then its queue may have been paused, a limit set, the job
-        # have expired or been cancelled, and its lease may be over: all that a claim looks at.
-        log.debug("%s was handed to this worker late and is given back", held)
         self._leases.add(held)
-        self._give_back_handed_off(held)
-
-    def cancel_asked(self) -> None:
-        """One of the jobs that this worker holds is asked to cancel."""
-        # Perhaps in the transaction that enqueued it: then this notification comes right behind the job, which has not
-        # started yet.
-        self._runner.give_back_unstarted(handed_off=True)
-        self._leases.extend_now.set()
-
-    def _take_handed_off(self, held: Held) -> None:
-        held.is_handed_off = True
-        self._leases.add_short(held)
         self._events.reserved(1)
         log.debug("%s was handed to this worker", held)
         if self._before_claim is not None:
             self._before_claim()
         is_claiming = not self._state.quiet and not self._state.stopping.is_set()
-        if is_claiming and self._runner.room > 0:
+        # The lease may be over: its commit waited for long, or this process stood still.
+        if is_claiming and self._runner.room > 0 and held.deadline > held.taken:
             self._took_beside |= bool(self._exchange.in_flight)
             self._runner.take([held])
         else:
-            self._give_back_handed_off(held)
+            held.ended = End.RELEASED
+            self._give_back(held)
         if self._is_full() and self._full_check is None:
             self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
 
-    def _give_back_handed_off(self, held: Held) -> None:
-        held.ended = End.RELEASED
-        self._give_back(held)
+    def leave_idle(self) -> None:
+        """Let producers look for another worker, until this one runs dry again."""
+        self._leaves_idle = True
+        self._state.rouse()
+
+    def compare_soon(self) -> None:
+        """An offer of hand-offs ended: in a second, give back what was handed to this worker and has not come."""
+        if not self.handoffs.were_offered:
+            return
+        if self._comparing is None:
+            self._comparing = asyncio.get_running_loop().call_later(_ARRIVED_WITHIN, self._compare)
+        else:
+            self._compares_again = True
+
+    def _compare(self) -> None:
+        self._comparing = None
+        self._exchange.compare_handoffs()
+        if self._compares_again:
+            self._compares_again = False
+            self.compare_soon()
 
     def _is_full(self) -> bool:
         return self._runner.is_busy or self._runner.room <= 0
@@ -236,14 +257,13 @@ class Claimer:
     def _check_full(self) -> None:
         self._full_check = None
         if self._is_full():
-            self._is_filled = True
-            self._state.rouse()
+            self.leave_idle()
 
     def _capacity_beside(self) -> int:
         if (
             self._state.stopping.is_set()
             or not self.jobs_wait
-            or self._exchange.reply_lost
+            or self._exchange.is_unsure
             or self._exchange.is_apart
             or not self._runner.is_busy
         ):
@@ -251,13 +271,13 @@ class Claimer:
         return self.capacity()
 
     async def _give_back_unknown(self) -> None:
-        # No claim begins meanwhile: this loop is here, and no claim goes along with ends while `reply_lost`.
-        if self._exchange.reply_lost and not self._exchange.in_flight:
-            await self._exchange.give_back_unknown(self._links.first, self._leases.held)
+        # No claim begins meanwhile: this loop is here, and no claim goes along with ends while `is_unsure`.
+        if self._exchange.is_unsure and not self._exchange.in_flight:
+            await self._exchange.give_back_unknown(self._links.first, self._leases.held, may_ask_less=True)
 
     async def _wait_for_capacity(self) -> None:
         self._state.freed.clear()
-        must_give_back = self._exchange.reply_lost and not self._exchange.in_flight
+        must_give_back = self._exchange.is_unsure and not self._exchange.in_flight
         if self.capacity() == 0 and not self._state.stopping.is_set() and not must_give_back:
             self.waits_for_capacity = True
             try:
@@ -282,5 +302,5 @@ class Claimer:
 
     async def _wait_for_end(self) -> None:
         self._state.freed.clear()
-        if self._leases.held and not self._exchange.reply_lost:
+        if self._leases.held and not self._exchange.is_unsure:
             await self._state.freed.wait()

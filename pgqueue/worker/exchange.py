@@ -19,6 +19,9 @@ log = logging.getLogger("pgqueue.worker")
 # seconds: an error of one must not keep the other waiting.
 _APART = 5.0
 
+# A job is reserved before its commit, which may take this many seconds.
+_COMMITS_WITHIN = 10.0
+
 # Reservations given back unknown of which a notification may still come, at most.
 _REMEMBERED = 10_000
 
@@ -41,25 +44,33 @@ class Reply:
 class Exchange:
     """Performs the statement on any connection, and tracks the claims in flight.
 
-    When the reply of a claim is lost, its jobs may be reserved for this worker without its knowledge. `reply_lost` is
-    then true until `give_back_unknown` has released them; `on_reply_lost` is called to request that, and again
-    whenever a claim ends meanwhile.
+    When the reply of a claim is lost, its jobs may be reserved for this worker without its knowledge. `is_unsure` is
+    then true until `give_back_unknown` has released them; `on_unsure` is called to request that, and again
+    whenever a claim ends meanwhile. A notification that handed over a job may be lost as well.
     """
 
-    def __init__(self, claim: consume.Claim, on_reply_lost: Callable[[], None]) -> None:
+    def __init__(self, claim: consume.Claim, on_unsure: Callable[[], None]) -> None:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
-        self.reply_lost = False
+        self._reply_lost = False
+        # How often hand-offs were to be compared with those that came, and were; and when that was.
+        self._to_compare = self._compared = 0
+        self._compared_at = time.monotonic()
         # Reservations that this worker gave back without having known them.
         self._given_back: dict[tuple[int, int], None] = {}
         self._claim = claim
-        self._on_reply_lost = on_reply_lost
+        self._on_unsure = on_unsure
         self._apart_until = 0.0
 
     @property
     def coming(self) -> int:
         """How many jobs are being claimed now."""
         return sum(jobs for _, jobs in self.in_flight.values())
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether jobs may be reserved for this worker that it does not know: no claim may begin."""
+        return self._reply_lost or self._compared < self._to_compare
 
     @property
     def is_apart(self) -> bool:
@@ -95,12 +106,12 @@ class Exchange:
         except InvalidArgument:
             raise
         except BaseException:
-            self.reply_lost |= max_jobs > 0
+            self._reply_lost |= max_jobs > 0
             raise
         finally:
             self.in_flight.pop(claim, None)
-            if self.reply_lost:
-                self._on_reply_lost()
+            if self.is_unsure:
+                self._on_unsure()
         reply = Reply(completed, failed)
         if rows and rows[-1].outcome == "unclaimed":
             # The ends are stored all the same. The claim alone then raises its error.
@@ -116,20 +127,24 @@ class Exchange:
     async def reconnected(self, link: Link) -> None:
         """A connection was made. When it is in the middle of a claim, the claim was sent before, on another one."""
         if link.connects > 1 and any(each is link for each, _ in self.in_flight.values()):
-            self.reply_lost = True
-            self._on_reply_lost()
+            self._reply_lost = True
+            self._on_unsure()
 
-    def handoffs_missed(self) -> None:
+    def compare_handoffs(self) -> None:
         """Jobs may be reserved for this worker whose notification was lost."""
-        self.reply_lost = True
-        self._on_reply_lost()
+        self._to_compare += 1
+        self._on_unsure()
 
     def was_given_back(self, pair: tuple[int, int]) -> bool:
         """Whether this reservation was given back before this worker heard of it."""
         return pair in self._given_back
 
-    async def give_back_unknown(self, link: Link, known: Container[tuple[int, int]]) -> None:
+    async def give_back_unknown(
+        self, link: Link, known: Container[tuple[int, int]], *, may_ask_less: bool = False
+    ) -> None:
         """Release the jobs that are reserved for this worker and not `known`: the reply of their claim was lost.
+
+        With `may_ask_less`, where no reply was lost: only those that were handed over since they were last compared.
 
         No claim may be under way, and none may begin before this returns. So a job that the server lists and this
         worker does not know is really unknown, and not of a claim whose reply is on its way. A hand-off may be on its
@@ -137,7 +152,10 @@ class Exchange:
         reservations, and so changes nothing.
         """
         assert not self.in_flight
-        reserved = await link.perform(consume.held_by(self._claim.worker))
+        began, to_compare = time.monotonic(), self._to_compare
+        asks_less = may_ask_less and not self._reply_lost
+        within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None
+        reserved = await link.perform(consume.held_by(self._claim.worker, within))
         unknown = [pair for pair in reserved if pair not in known]
         if unknown:
             # Before the release is sent.
@@ -146,7 +164,8 @@ class Exchange:
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
                 log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])
-        self.reply_lost = False
+        self._reply_lost = False
+        self._compared, self._compared_at = to_compare, began
 
 
 def _failure(held: Held) -> consume.Failure:

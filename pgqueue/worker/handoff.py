@@ -1,4 +1,4 @@
-"""Hand-offs: jobs that enqueue() reserves for this worker, and sends to it in a notification."""
+"""Hand-offs: jobs that are reserved for this worker when they are enqueued, and sent to it in a notification."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from datetime import timedelta
 from pgqueue.db import consume
 from pgqueue.worker.held import Held
 
-# If its transaction stayed open for longer than this many seconds after the enqueue, or a clock was set, the job is
-# given back and claimed.
-_FRESH = 1.0
+# An offer lasts this long at most, in seconds, as idle() has it.
+OFFER_FOR = 5.0
 
 
 class Handoffs:
     """The channel for hand-offs, and what comes on it.
 
     `channel` is a random name, which only this worker and the database know. `listener` is the process id of the
-    session that listens on it; None while there is none: then enqueue() hands nothing to this worker.
+    session that listens on it; None while there is none: then nothing is handed to this worker.
     """
 
     def __init__(self) -> None:
@@ -26,8 +25,15 @@ class Handoffs:
         self.listener: int | None = None
         # Whether some may have been sent.
         self.were_offered = False
+        # The monotonic time until which some may be sent.
+        self.offered_until = 0.0
         # How far the clock of the database is ahead of our monotonic one, at most, in seconds.
         self._ahead = 0.0
+
+    @property
+    def are_offered(self) -> bool:
+        """Whether some may be sent now."""
+        return time.monotonic() < self.offered_until
 
     def offer(self, lease: float) -> consume.Handoff | None:
         """Return what to register with; None while nothing can be handed over."""
@@ -40,12 +46,13 @@ class Handoffs:
         """The database read its clock as `server_clock`, in seconds since 1970, for a call sent at `sent_at`."""
         self._ahead = server_clock - sent_at
 
-    def read(self, payload: str) -> tuple[Held, bool]:
-        """Read a notification; returns the job, and whether it was handed over just now.
+    def read(self, payload: str) -> Held:
+        """Read the job of a notification.
 
-        The lease began at the enqueue, by the clock of the database. The age of that is estimated, and never too low.
+        Its lease began shortly before its commit, by the clock of the database. The age of that is estimated, and never
+        too low.
         """
         now = time.monotonic()
         row, reserved_at, lease = consume.read_handoff(payload)
-        age = now + self._ahead - reserved_at
-        return Held(row, now - age + lease, now), 0.0 <= age <= _FRESH
+        age = max(now + self._ahead - reserved_at, 0.0)
+        return Held(row, now - age + lease, now)

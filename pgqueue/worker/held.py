@@ -80,9 +80,6 @@ class Held:
     leader: Held | None = None
     # Another session had locked its row when its end was reported.
     is_locked: bool = False
-    # enqueue() reserved it for this worker, with a lease that ends then.
-    is_handed_off: bool = False
-    first_deadline: float = 0.0
 
     def __init__(self, row: JobRow, deadline: float, taken: float | None = None) -> None:
         self.row = row

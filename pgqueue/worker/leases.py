@@ -7,12 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-import psycopg
-
 from pgqueue.db import consume
-from pgqueue.db.call import perform
-from pgqueue.errors import PgQueueError
-from pgqueue.logs import one_line
 from pgqueue.worker.connection import Link
 from pgqueue.worker.held import Held
 from pgqueue.worker.outage import Outage
@@ -32,7 +27,7 @@ class Leases:
     lost, because from then on another worker may hold the job.
 
     While every host of the DSN refuses connections no server can give a lease away. One that comes back after more
-    than 5 s grants a grace period of one lease to leases that the outage left with less than half of their length. So a
+    than 8 s grants a grace period of one lease to leases that the outage left with less than half of their length. So a
     refusal in the last half of a lease is worth one more, once.
     """
 
@@ -53,23 +48,10 @@ class Leases:
         self._on_cancel = on_cancel
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_at = 0.0
-        # Set while short leases wait to be extended, and when that is to be.
-        self._short_came = asyncio.Event()
-        self._short_at = 0.0
 
     def add(self, held: Held) -> None:
         """Keep this job's lease from now on."""
         self.held[held.pair] = held
-
-    def add_short(self, held: Held) -> None:
-        """Keep a lease that is shorter than the worker's, and extend it in time."""
-        held.first_deadline = held.deadline
-        self.add(held)
-        if not self._short_came.is_set():
-            now = time.monotonic()
-            # Early: a connection that does not answer has to be replaced before this lease ends.
-            self._short_at = now + (held.deadline - now) / 10
-            self._short_came.set()
 
     def remove(self, held: Held) -> None:
         """The job is finished, or lost: forget it."""
@@ -89,52 +71,6 @@ class Leases:
             except TimeoutError:
                 pass
             self.extend_now.clear()
-
-    async def extend_short_forever(self) -> None:
-        """Extend short leases to the worker's own length, at a tenth of the first one."""
-        while True:
-            await self._short_came.wait()
-            await asyncio.sleep(self._short_at - time.monotonic())
-            self._short_came.clear()
-            now = time.monotonic()
-            short = [held for held in self.held.values() if held.deadline < now + self._lease / 2]
-            due = [held for held in short if now - held.taken >= (held.deadline - held.taken) / 20]
-            if len(due) < len(short):
-                # The others have just come, and most of them end soon.
-                self._short_at = now + min(held.deadline - held.taken for held in short) / 20
-                self._short_came.set()
-            if due:
-                first = min(held.deadline for held in due)
-                try:
-                    await self._extend(due, within=max((first - now) / 3, 0.5))
-                except BaseException:
-                    # This loop is started again: then at once.
-                    self._short_came.set()
-                    raise
-
-    def extend_in_thread(self, dsn: str) -> None:
-        """Extend short leases to the worker's own length, over a connection of its own: the event loop is blocked.
-
-        The first lease of a hand-off is over soon. It is extended once: a loop that stays blocked loses its jobs when
-        the leases that any job has are over.
-        """
-        short = [held for held in list(self.held.values()) if held.deadline == held.first_deadline]
-        if not short:
-            return
-        try:
-            with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
-                sent_at = time.monotonic()
-                rows = perform(
-                    connection,
-                    consume.extend([held.pair for held in short], self._lease, [held.is_started for held in short]),
-                )
-        except (psycopg.Error, PgQueueError, OSError) as error:
-            log.warning("leases cannot be extended while the event loop is blocked: %s", one_line(error))
-            return
-        granted = {row.job_id for row in rows if row.lease_expires_at is not None}
-        for held in short:
-            if held.row.id in granted and held.deadline == held.first_deadline:
-                held.deadline = sent_at + self._lease
 
     def extend_soon(self) -> None:
         """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
@@ -169,14 +105,13 @@ class Leases:
             return held.deadline
         return min(refused_at, held.deadline) + self._lease
 
-    async def _extend(self, everything: list[Held], within: float | None = None) -> bool:
+    async def _extend(self, everything: list[Held]) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""
         all_granted = True
         for start in range(0, len(everything), _BATCH):
             batch = everything[start : start + _BATCH]
             rows = await self._link.perform(
-                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch]),
-                within=within,
+                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
             )
             asked_for = self._link.sent_at + self._lease
             kept = {row.job_id: row for row in rows}

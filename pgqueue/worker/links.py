@@ -65,7 +65,8 @@ def make_listener(
     on_cancel: Callable[[], None],
     on_command: Callable[[], None],
     on_handoff: Callable[[str], None],
-    on_missed: Callable[[], None],
+    on_withdrawn: Callable[[], None],
+    on_replaced: Callable[[], None],
     handoffs: Handoffs,
 ) -> Listener:
     """Return the listener of a worker, which tests itself over `link`."""
@@ -82,7 +83,8 @@ def make_listener(
         on_cancel=on_cancel,
         on_command=on_command,
         on_handoff=on_handoff,
-        on_missed=on_missed,
+        on_withdrawn=on_withdrawn,
+        on_replaced=on_replaced,
         handoffs=handoffs,
         announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
         pulse=min(config.lease / 3, 60.0),

@@ -21,6 +21,11 @@ from pgqueue.worker.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 # Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload.
 COMMON_CHANNEL = "pgqueue"
 
+# While jobs may be handed to this worker: seconds between questions over this connection, and for an answer. So a
+# connection whose path is dead is offered for less than 2 s.
+_ASK_EVERY = 1.0
+_ANSWERS_WITHIN = 0.8
+
 # How long a notification of our own may take to come back, in seconds after it was committed.
 _ECHO_WITHIN = 5.0
 
@@ -35,13 +40,15 @@ class Listener:
     after each (re)connect.
 
     `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle. `on_command`: an operator
-    asks something of this worker. `on_handoff`: enqueue() has reserved a job for it.
-    `on_missed`: such notifications may have been lost with a connection.
+    asks something of this worker. `on_handoff`: a job was reserved for it.
+    `on_withdrawn`: this connection does not answer, and nothing may be handed over any more. `on_replaced`:
+    notifications may have been lost with the connection before.
 
     After each connect it sends itself a notification over the worker's main connection: if that does not arrive, the
     connections lead to different databases, to another server (a former primary), or to a pooler that gives the
     session of a LISTEN to another client. Such a connection is closed and reopened, like a broken one.
-    Every `pulse` seconds it listens once more, which does nothing but show within that time that the server lives.
+    Every `pulse` seconds, and every second while jobs may be handed over, it listens once more, which does nothing but
+    show within that time that the server lives.
     """
 
     def __init__(
@@ -55,13 +62,15 @@ class Listener:
         on_cancel: Callable[[], None],
         on_command: Callable[[], None],
         on_handoff: Callable[[str], None],
-        on_missed: Callable[[], None],
+        on_withdrawn: Callable[[], None],
+        on_replaced: Callable[[], None],
         handoffs: Handoffs,
         announce: Announce,
         pulse: float,
     ) -> None:
         self._on_handoff = on_handoff
-        self._on_missed = on_missed
+        self._on_withdrawn = on_withdrawn
+        self._on_replaced = on_replaced
         self._handoffs = handoffs
         self._dsn = dsn
         self._outage = outage
@@ -86,11 +95,10 @@ class Listener:
                         self._on_due()
                         await self._hear_echo(connection, channel)
                         self._offer_handoffs(process_id)
+                        self._on_replaced()
                         trouble.over()
                         pause = FIRST_PAUSE
-                        while True:
-                            await self._hear(connection, self._pulse)
-                            await self._listen(connection, COMMON_CHANNEL)
+                        await self._hear_forever(connection, process_id)
                 except (psycopg.Error, ConfigError, OSError, TimeoutError) as error:
                     trouble.met(error)
                 finally:
@@ -129,9 +137,26 @@ class Listener:
     def _offer_handoffs(self, process_id: int) -> None:
         """Let the next registration as idle offer this connection for hand-offs."""
         self._handoffs.listener = process_id
-        if self._handoffs.were_offered:
-            self._on_missed()
         self._on_due()
+
+    async def _hear_forever(self, connection: psycopg.AsyncConnection[Any], process_id: int) -> None:
+        answered_at = time.monotonic()
+        while True:
+            await self._hear(connection, min(self._pulse, _ASK_EVERY))
+            if not self._handoffs.are_offered and time.monotonic() < answered_at + self._pulse:
+                continue
+            asking = asyncio.create_task(self._listen(connection, COMMON_CHANNEL))
+            try:
+                await asyncio.wait({asking}, timeout=_ANSWERS_WITHIN)
+                if not asking.done():
+                    self._handoffs.listener = None
+                    self._on_withdrawn()
+                await asking
+            finally:
+                asking.cancel()
+            answered_at = time.monotonic()
+            if self._handoffs.listener is None:
+                self._offer_handoffs(process_id)
 
     async def _listen(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
         listening = connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))

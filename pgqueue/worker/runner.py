@@ -175,15 +175,12 @@ class Runner:
         limit = time.monotonic() - age
         return [held for held in list(self._waiting) if held.taken <= limit]
 
-    def give_back_unstarted(self, age: float = 0.0, *, handed_off: bool = False) -> int:
-        """End the jobs that were not started within `age` seconds as released; returns how many those are.
-
-        With `handed_off` only those that enqueue() reserved for this worker.
-        """
+    def give_back_unstarted(self, age: float = 0.0) -> int:
+        """End the jobs that were not started within `age` seconds as released; returns how many those are."""
         limit = time.monotonic() - age
         given_back = 0
         for leader in self._drain():
-            if leader.taken > limit or (handed_off and not leader.is_handed_off):
+            if leader.taken > limit:
                 self._waiting.append(leader)
                 continue
             for held in (leader, *leader.members):

@@ -107,7 +107,7 @@ class Shutdown:
         with suppress(TimeoutError):
             async with asyncio.timeout(_WITHIN):
                 await self._until(lambda: not self._exchange.in_flight)
-                if self._exchange.reply_lost:
+                if self._exchange.is_unsure:
                     await self._exchange.give_back_unknown(self._link, self._leases.held)
 
     async def _end_handlers(self) -> int:

@@ -13,7 +13,7 @@ from pgqueue.db import consume
 from pgqueue.db.call import Call
 from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
-from pgqueue.worker.handoff import Handoffs
+from pgqueue.worker.handoff import OFFER_FOR, Handoffs
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
 
@@ -37,7 +37,7 @@ class Sleeper:
     committed after. While it lasts, no other polls are needed: producers announce ready jobs, and ask the worker to
     call idle() for jobs that are due soon. It is renewed before it ends, by the one call a second or less that an idle
     worker makes; that call also runs maintenance, and returns when the next job is due. A worker that is woken
-    meanwhile does not wait for that call.
+    meanwhile does not wait for that call. `on_ended` is called when a registration has ended.
     """
 
     def __init__(
@@ -50,8 +50,10 @@ class Sleeper:
         capacity: Callable[[], int],
         hello: Callable[[], Call[str]],
         handoffs: Handoffs,
+        on_ended: Callable[[], None],
     ) -> None:
         self._handoffs = handoffs
+        self._on_ended = on_ended
         self._config = config
         self._link = link
         self._runner = runner
@@ -120,6 +122,8 @@ class Sleeper:
         if self._idle_until:
             self._idle_until = self._call_at = 0.0
             await self._link.perform(consume.awake(self._config.name))
+            self._handoffs.offered_until = 0.0
+            self._on_ended()
 
     async def close(self) -> None:
         """Cancel a call of idle() that is under way."""
@@ -147,22 +151,23 @@ class Sleeper:
     async def _register(self) -> None:
         config = self._config
         was_registered = self.is_registered
+        if self._idle_until and not was_registered:
+            self._on_ended()
+        offer = self._handoffs.offer(config.lease)
+        lasts = config.poll_interval if offer is None else min(config.poll_interval, OFFER_FOR)
         # due_changed() counts from here on: its job may be newer than the reply.
         self._call_at = math.inf
-        reply = await self._link.perform(
-            consume.idle(
-                config.name, config.queues, config.poll_interval, memory.reported(), self._handoffs.offer(config.lease)
-            )
-        )
+        reply = await self._link.perform(consume.idle(config.name, config.queues, lasts, memory.reported(), offer))
         now = time.monotonic()
         self.answered_at = now
         self._handoffs.clock_read(reply.clock, self._link.sent_at)
-        # As the database has it: poll_interval and a second. It must have no gap.
-        self._idle_until = self._link.sent_at + config.poll_interval + 1.0
+        # As the database has it: a second longer. It must have no gap.
+        self._idle_until = self._link.sent_at + lasts + 1.0
+        self._handoffs.offered_until = self._idle_until if offer is not None else 0.0
         if not was_registered:
             self._idle_since = now
         # Not in step with other workers.
-        call_at = min(now + reply.again_in, self._idle_until - 1.0 - random.uniform(0.0, 0.1) * config.poll_interval)
+        call_at = min(now + reply.again_in, self._idle_until - 1.0 - random.uniform(0.0, 0.1) * lasts)
         self._call_at = min(self._call_at, call_at)
         self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
         if not reply.is_registered:

@@ -81,7 +81,7 @@ class Worker:
         self._outage = Outage(dsn, pooled=config.pooled)
         self._exchange = Exchange(
             consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy),
-            on_reply_lost=self._state.rouse,
+            on_unsure=self._state.rouse,
         )
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
         self.counts = Counts(config.lease)
@@ -112,13 +112,14 @@ class Worker:
             self._links.keeping,
             on_wake=self._state.wake.set,
             on_due=self._claimer.sleeper.due_changed,
-            on_cancel=self._claimer.cancel_asked,
+            on_cancel=self._leases.extend_now.set,
             on_command=self._commands.asked_now.set,
             on_handoff=self._claimer.handed_off,
-            on_missed=self._exchange.handoffs_missed,
+            on_withdrawn=self._claimer.leave_idle,
+            on_replaced=self._claimer.compare_soon,
             handoffs=self._claimer.handoffs,
         )
-        self._watchdog = Watchdog(self._runner.name_running, on_blocked=lambda: self._leases.extend_in_thread(dsn))
+        self._watchdog = Watchdog(self._runner.name_running)
 
     @property
     def completed(self) -> int:
@@ -273,7 +274,6 @@ class Worker:
             "claiming": self._claimer.claim_forever,
             "finishing": self._reporter.report_forever,
             "leases": self._leases.extend_forever,
-            "short leases": self._leases.extend_short_forever,
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
             "maintenance": self._maintenance.maintain_forever,

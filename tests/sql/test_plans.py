@@ -254,9 +254,8 @@ def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) 
 def test_reserve_of_named_queues_in_strict_order_does_so_too(explained: Explained) -> None:
     nodes = explained.nodes(lambda conn: reserve(conn, 5, queues=["a", "default"], strategy="strict"))
     check(nodes)
-    # One job in two sub-lanes: before PostgreSQL 18 the mean of 0.5 is rounded down.
-    first = 1 if explained.conn.info.server_version >= 180000 else 0
-    assert {node.rows for node in of_ready_index(nodes)} == {first, 5}
+    # The first job of each lane, and the one to which a head moves: a claim of five moves one in a tenth of the calls.
+    assert {node.rows for node in of_ready_index(nodes)} - {0, 1} == {5}
 
 
 def test_jobs_of_the_future_are_not_touched(explained: Explained) -> None:

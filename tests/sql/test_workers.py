@@ -10,6 +10,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, maintain, reserve, reserve_one, state, stats, table, value
+from tests.databases import Cloner, Database
 
 NOON = "2030-01-01 12:00+00"
 
@@ -180,3 +181,29 @@ def test_awake_takes_back_the_workers_own_nap(conn: psycopg.Connection) -> None:
     assert value(conn, "select count(*) from pgqueue.idle_workers") == 3
     call(conn, "awake", "two")
     assert value(conn, "select array_agg(worker) from pgqueue.idle_workers") == ["one"]
+
+
+def test_a_copy_of_a_database_begins_without_the_workers_of_the_original(
+    cloner: Cloner, database: Database, conn: psycopg.Connection
+) -> None:
+    call(conn, "hello", "web-1", None, Jsonb({"instance": "a"}))
+    table(conn, "idle", "web-1", handoff_channel="x" * 40, listener=conn.info.backend_pid)
+    assert table(conn, "claim_name", "web-1", Jsonb({"instance": "b"})) != []
+    # As a copy has it: the rows of the original, under another oid.
+    other = cloner.migrated()
+    with psycopg.connect(other.dsn, autocommit=True) as copy:
+        for name in ("workers", "heartbeats", "idle_workers"):
+            with (
+                conn.cursor().copy(f"copy pgqueue.{name} to stdout".encode()) as read,
+                copy.cursor().copy(f"copy pgqueue.{name} from stdin".encode()) as written,
+            ):
+                for data in read:
+                    written.write(data)
+        assert table(copy, "claim_name", "web-1", Jsonb({"instance": "b"})) == []
+        assert value(copy, "select count(*) from pgqueue.idle_workers") == 0
+        assert value(copy, "select count(*) from pgqueue.heartbeats") == 1
+        call(copy, "hello", "web-1", None, Jsonb({"instance": "b"}))
+        call(copy, "hello", "web-2")
+        assert value(copy, "select array_agg(name order by name) from pgqueue.workers") == ["web-1", "web-2"]
+    cloner.drop(other)
+    assert value(conn, "select count(*) from pgqueue.workers") == 1

@@ -14,13 +14,9 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
-from pgqueue.errors import UnsupportedOption
+from pgqueue.testing import Clock
 from pgqueue.worker import Worker
-from pgqueue.worker.held import Held
-from pgqueue.worker.leases import Leases
-from pgqueue.worker.outage import Outage
 from tests.calls import call, enqueue, job, maintain, state, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
@@ -75,6 +71,25 @@ def claims(worker: Worker) -> Any:
     return counted
 
 
+def late_claims(worker: Worker) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold back the replies of claims that bring jobs: whether one came, and the event that lets them go on."""
+    claimed, arrives = asyncio.Event(), asyncio.Event()
+
+    def late(perform: Callable[..., Any]) -> Callable[..., Any]:
+        async def performed(call: Any, **options: Any) -> Any:
+            reply = await perform(call, **options)
+            if isinstance(reply, list) and reply and isinstance(reply[0], JobRow):
+                claimed.set()
+                await arrives.wait()
+            return reply
+
+        return performed
+
+    for link in (worker._links.first, worker._links.second):
+        link.perform = late(link.perform)  # type: ignore[method-assign]
+    return claimed, arrives
+
+
 async def test_a_job_starts_without_a_claim(database: Database, conn: psycopg.Connection) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, poll_interval=NEVER) as worker:
@@ -88,99 +103,45 @@ async def test_a_job_starts_without_a_claim(database: Database, conn: psycopg.Co
             assert await done(conn, ids[-1]) == ["succeeded"]
     assert jobs.ran == dict.fromkeys(ids, 1)
     assert counted["claims"] == 0
-    assert value(conn, "select count(*) from pgqueue.history where attempts = 1 and reserved_at = created_at") == 5
+    assert value(conn, "select count(*) from pgqueue.history where attempts = 1") == 5
 
 
-async def test_a_job_that_runs_on_has_its_lease_extended_in_time(database: Database, conn: psycopg.Connection) -> None:
-    jobs = Jobs()
-    async with working(jobs.app, database.dsn, poll_interval=NEVER, lease=LONG) as worker:
-        await ready(conn, worker)
-        job_id = enqueue(conn, "t", {"waits": True})
-        left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
-        assert value(conn, left, job_id) < 5.1
-        began = time.monotonic()
-        await wait_until_async(lambda: value(conn, left, job_id) > LONG - 10)
-        assert time.monotonic() - began < 4
-        jobs.go.set()
-        assert await done(conn, job_id) == ["succeeded"]
-    assert jobs.ran[job_id] == 1
+LEFT = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
 
 
-async def test_a_handler_that_blocks_the_event_loop_keeps_its_job_as_long_as_a_claimed_one(
-    database: Database, conn: psycopg.Connection
+async def test_a_handler_that_keeps_the_worker_from_all_else_runs_once_while_its_lease_holds(
+    database: Database, conn: psycopg.Connection, clock: Clock
 ) -> None:
     app = App()
     ran: list[int] = []
-    go = threading.Event()
+    began, go = threading.Event(), threading.Event()
 
     @app.task
     async def t(run: Job) -> None:
+        # Nothing else of this worker runs meanwhile: its loop is blocked, as by the interpreter's lock.
         ran.append(run.attempt)
-        go.wait(15)
+        began.set()
+        go.wait(30)
 
-    def other_worker() -> float:
-        """Take back leases for longer than a first one holds, as another worker would; the job's at the end of that."""
-        left = -1.0
+    def other_worker() -> int:
+        """Run maintenance until the lease is nearly over, as another worker would."""
+        began.wait(30)
+        rescued = 0
         with psycopg.connect(database.dsn, autocommit=True) as beside:
-            began = time.monotonic()
-            while time.monotonic() < began + 7:
-                maintain(beside)
-                left = value(beside, "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs")
-                time.sleep(0.2)
+            for _ in range(9):
+                clock.advance("6 s")
+                rescued += maintain(beside).rescued
+        clock.back_to_real()
         go.set()
-        return float(left)
+        return rescued
 
     async with working(app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         beside = asyncio.get_running_loop().run_in_executor(None, other_worker)
         job_id = enqueue(conn)
         assert await done(conn, job_id) == ["succeeded"]
-        assert LONG - 10 < await beside < LONG
+        assert await beside == 0
     assert (ran, job(conn, job_id).losses) == ([1], 0)
-
-
-async def test_an_error_of_the_first_extension_does_not_lose_the_lease(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    jobs = Jobs()
-    async with working(jobs.app, database.dsn, name="a", lease=LONG) as a:
-        await ready(conn, a)
-        perform, raised = a._links.keeping.perform, False
-
-        async def once(call: Any, **options: Any) -> Any:
-            nonlocal raised
-            if b"pgqueue.extend" in call.text and not raised:
-                # A migration has outdated the plan.
-                raised = True
-                raise UnsupportedOption("cached plan must not change result type", hint="")
-            return await perform(call, **options)
-
-        a._links.keeping.perform = once  # type: ignore[method-assign]
-        job_id = enqueue(conn, "t", {"waits": True})
-        left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
-        await wait_until_async(lambda: value(conn, left, job_id) > LONG - 10, timeout=8)
-        assert raised
-        jobs.go.set()
-        assert await done(conn, job_id) == ["succeeded"]
-    assert (jobs.ran[job_id], job(conn, job_id).losses) == (1, 0)
-
-
-async def test_a_frozen_connection_is_replaced_before_the_first_lease_ends(
-    database: Database, conn: psycopg.Connection
-) -> None:
-    jobs = Jobs()
-    with Proxy(database.dsn) as proxy:
-        async with working(jobs.app, proxy.dsn, name="a", lease=LONG) as a:
-            await ready(conn, a)
-            proxy.hold(b"pgqueue.extend")
-            job_id = enqueue(conn, "t", {"waits": True})
-            await wait_until_async(lambda: proxy.holds)
-            left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
-            await wait_until_async(lambda: value(conn, left, job_id) > LONG - 10, timeout=8)
-            jobs.go.set()
-            assert await done(conn, job_id) == ["succeeded"]
-            proxy.deliver()
-    assert (jobs.ran[job_id], job(conn, job_id).losses) == (1, 0)
 
 
 async def test_a_worker_without_a_free_slot_gives_a_job_back_at_once(
@@ -206,17 +167,7 @@ async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_anothe
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
         await ready(conn, a)
-        claimed, arrives = asyncio.Event(), asyncio.Event()
-        perform = a._links.first.perform
-
-        async def late(call: Any, **options: Any) -> Any:
-            reply = await perform(call, **options)
-            if isinstance(reply, list) and reply:
-                claimed.set()
-                await arrives.wait()
-            return reply
-
-        a._links.first.perform = late  # type: ignore[method-assign]
+        claimed, arrives = late_claims(a)
         conn.execute("set pgqueue.fast_path = off")
         announced = enqueue(conn)
         await claimed.wait()
@@ -258,33 +209,37 @@ async def test_a_worker_that_claims_no_more_takes_no_more(
         await ready(conn, a)
         running = enqueue(conn, "t", {"waits": True})
         await wait_until_async(lambda: jobs.ran[running])
-        other = database.connect(autocommit=False)
-        late = enqueue(other)
-        assert state(other, late) == "executing"
+        heard: list[str] = []
+        a._listener._on_handoff = heard.append
+        late = enqueue(conn)
+        await wait_until_async(lambda: heard)
         (a.stop if how == "stop" else a.be_quiet)()
         await wait_until_async(lambda: not takes_handoffs(conn, "a"))
         # Handed over before.
-        other.commit()
+        a._claimer.handed_off(heard[0])
         await wait_until_async(lambda: state(conn, late) == "waiting")
         jobs.go.set()
         assert await done(conn, running) == ["succeeded"]
     assert jobs.ran == {running: 1}
 
 
-@pytest.mark.parametrize("seconds", [1.2, 6.5], ids=["lease holds", "lease over"])
-async def test_a_transaction_that_stays_open_after_its_enqueue(
-    seconds: float, database: Database, conn: psycopg.Connection
+async def test_a_transaction_that_stays_open_after_its_enqueue_hands_off_when_it_commits(
+    database: Database, conn: psycopg.Connection
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         other = database.connect(autocommit=False)
+        other.execute("create table orders ()")
         job_id = enqueue(other, "t", {"waits": True})
-        await asyncio.sleep(seconds)
+        # Longer than the registration that it saw.
+        until = value(conn, "select max(until) from pgqueue.idle_workers where handoff_channel is not null")
+        await wait_until_async(lambda: value(conn, "select clock_timestamp() > %s", until))
+        assert state(other, job_id) == "waiting"
+        await ready(conn, a)
         other.commit()
-        left = "select extract(epoch from lease_expires_at - pgqueue._clock()) from pgqueue.jobs where id = %s"
-        await wait_until_async(lambda: jobs.ran[job_id], timeout=3)
-        assert value(conn, left, job_id) > LONG - 10
+        await wait_until_async(lambda: jobs.ran[job_id])
+        assert value(conn, LEFT, job_id) > LONG - 10
         jobs.go.set()
         assert await done(conn, job_id) == ["succeeded"]
     assert jobs.ran[job_id] == 1
@@ -310,13 +265,9 @@ async def test_what_happens_before_the_commit_keeps_a_job_from_starting(
         await ready(conn, a)
         other = database.connect(autocommit=False)
         job_id = enqueue(other)
-        assert state(other, job_id) == "executing"
         await asyncio.to_thread(meanwhile, conn)
-        # More than a second after the enqueue.
-        await asyncio.sleep(1.2)
         other.commit()
-        await wait_until_async(lambda: state(conn, job_id) == "waiting")
-        await asyncio.sleep(0.3)
+        # Decided with the commit.
         assert state(conn, job_id) == "waiting"
         jobs.go.set()
     assert jobs.ran[job_id] == 0
@@ -330,47 +281,89 @@ async def test_a_job_that_is_cancelled_in_its_own_transaction_does_not_start(
         await ready(conn, a)
         with conn.transaction():
             job_id = enqueue(conn)
-            assert state(conn, job_id) == "executing"
             call(conn, "cancel", job_id)
         assert await done(conn, job_id) == ["cancelled"]
     assert jobs.ran == {}
 
 
-async def test_a_job_that_is_cancelled_before_its_late_notification_is_read_does_not_start(
+async def test_a_job_whose_lease_was_over_when_its_notification_came_does_not_start_under_it(
     database: Database, conn: psycopg.Connection
 ) -> None:
     jobs = Jobs()
-    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         heard: list[str] = []
         a._listener._on_handoff = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
-        # The worker stood still meanwhile.
-        await asyncio.sleep(1.2)
-        conn.execute("set pgqueue.notify = off")
-        assert call(conn, "cancel", job_id) == "requested"
+        # The commit waited that long for NOTIFY's lock, or the worker stood still. Given back, it stays where it is.
+        call(conn, "pause_queue", "default")
+        a._claimer.handoffs.clock_read(time.time() + LONG + 1, time.monotonic())
         a._claimer.handed_off(heard[0])
-        assert await done(conn, job_id) == ["cancelled"]
-    assert jobs.ran == {}
+        await wait_until_async(lambda: state(conn, job_id) == "waiting")
+        assert jobs.ran == {}
 
 
-async def test_a_job_that_was_given_back_before_its_notification_came_does_not_start(
+async def test_a_hand_off_that_does_not_arrive_comes_back_when_the_registration_ends_and_is_ignored_later(
     database: Database, conn: psycopg.Connection
 ) -> None:
     jobs = Jobs()
-    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         heard: list[str] = []
         a._listener._on_handoff = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
-        # As if it were still on its way.
-        a._exchange.handoffs_missed()
+        # Another job keeps it busy.
+        conn.execute("set pgqueue.fast_path = off")
+        a._claimer.leave_idle()
         assert await done(conn, job_id) == ["succeeded"]
         a._claimer.handed_off(heard[0])
-        await asyncio.sleep(0.1)
-    assert jobs.ran == {job_id: 1}
+        later = enqueue(conn)
+        assert await done(conn, later) == ["succeeded"]
+    assert jobs.ran == {job_id: 1, later: 1}
+
+
+async def test_a_claim_under_way_is_not_taken_for_a_hand_off_that_was_lost(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+        await ready(conn, a)
+        claimed, arrives = late_claims(a)
+        # Offered, and by then announced.
+        with conn.transaction():
+            job_id = enqueue(conn, "t", {"waits": True})
+            conn.execute("set constraints all immediate")
+        await claimed.wait()
+        a._exchange.compare_handoffs()
+        older = "select reserved_at < pgqueue._clock() - interval '0.6 s' from pgqueue.jobs where id = %s"
+        await wait_until_async(lambda: value(conn, older, job_id))
+        arrives.set()
+        await wait_until_async(lambda: jobs.ran[job_id])
+        jobs.go.set()
+        assert await done(conn, job_id) == ["succeeded"]
+    assert (jobs.ran, job(conn, job_id).losses) == ({job_id: 1}, 0)
+
+
+async def test_a_listening_connection_that_does_not_answer_is_offered_no_more(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    jobs = Jobs()
+    with Proxy(database.dsn) as proxy:
+        async with working(jobs.app, database.dsn, name="a", poll_interval=1, lease=600, listen_dsn=proxy.dsn) as a:
+            await ready(conn, a)
+            proxy.freeze()
+            # It is reserved for the worker, whose listener hears nothing, or not offered any more.
+            job_id = enqueue(conn)
+            await wait_until_async(lambda: not takes_handoffs(conn, "a"))
+            assert await done(conn, job_id) == ["succeeded"]
+            proxy.thaw()
+            # The same connection answers again.
+            await ready(conn, a)
+            again = enqueue(conn)
+            assert await done(conn, again) == ["succeeded"]
+    assert jobs.ran == {job_id: 1, again: 1}
 
 
 async def test_the_same_notification_twice_starts_one_job(database: Database, conn: psycopg.Connection) -> None:
@@ -468,33 +461,3 @@ def test_a_killed_worker_gets_no_more_jobs(start_worker: Start, conn: psycopg.Co
     wait_until(lambda: value(conn, ended, ids) == 20)
     # Less than the lease of a hand-off, and than the poll interval.
     assert time.monotonic() - began < 3
-
-
-class _Recording:
-    """A connection for leases, which takes down what it is asked and never answers."""
-
-    def __init__(self) -> None:
-        self.asked: list[object] = []
-
-    async def perform(self, call: Call[object], **_: object) -> object:
-        self.asked.append(call.params[0])
-        return await asyncio.Event().wait()
-
-
-def _held(job_id: int, age: float) -> Held:
-    """A job that was handed over `age` seconds ago."""
-    now = time.monotonic()
-    row = JobRow(**dict.fromkeys(JobRow._fields) | {"id": job_id, "reservation": 1})
-    return Held(row, now - age + 5.0, now - age)
-
-
-async def test_a_first_lease_is_not_extended_while_its_job_has_just_come() -> None:
-    link = _Recording()
-    leases = Leases(link, Outage(""), 30.0, lambda held, why: None, lambda held: None)  # type: ignore[arg-type]
-    leases.add_short(_held(1, age=4.0))
-    # It stays as young as this for the whole test.
-    leases.add_short(_held(2, age=-60.0))
-    extending = asyncio.create_task(leases.extend_short_forever())
-    await wait_until_async(lambda: link.asked)
-    extending.cancel()
-    assert link.asked == [[1]]

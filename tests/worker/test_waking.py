@@ -238,7 +238,7 @@ async def test_a_job_of_a_transaction_that_stays_open_starts_after_its_commit(
 
 
 @pytest.mark.long
-async def test_an_idle_worker_issues_at_most_one_statement_a_second(
+async def test_an_idle_worker_issues_at_most_one_statement_a_second_and_one_that_tests_its_listener(
     app: App, database: Database, conn: psycopg.Connection, sent: list[str]
 ) -> None:
     async with working(app, database.dsn) as worker:
@@ -253,7 +253,7 @@ async def test_an_idle_worker_issues_at_most_one_statement_a_second(
         before = value(conn, "select count(*) from pgqueue.maintenance_runs")
         # Two poll intervals and a beat.
         await wait_until_async(lambda: time.monotonic() - began > 11, timeout=20)
-        assert 3 < len(sent) <= time.monotonic() - began
+        assert 3 < len(sent) <= 2 * (time.monotonic() - began)
         assert value(conn, "select count(*) from pgqueue.maintenance_runs") - before > 3
         assert value(conn, "select count(*) from pgqueue.heartbeats") >= 2
 

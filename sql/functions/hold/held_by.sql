@@ -5,24 +5,44 @@
 -- Two calls, so that the fence decides. If the network delivers either of them late, after the worker has claimed
 -- again, nothing happens: this one only reads, and release() changes no reservation that it does not name.
 --
--- Locks nothing. Reads the index of leases, which holds executing jobs only. For a batch it returns the leader;
--- release() then gives back all members.
+-- With handed_within it returns only what was handed to the worker in that time, save the last 500 ms: those
+-- notifications may be on their way. It reads the index of offered jobs from there on. So a call costs as much as jobs
+-- were handed to this worker in that time, and not what the fleet executes: 0.1 ms for none. Offered jobs that were
+-- announced and claimed are in that index as well: no claim of the worker may be under way when it calls.
+--
+-- Locks nothing. Without handed_within it reads the index of leases, which holds executing jobs only. For a batch it
+-- returns the leader; release() then gives back all members.
 
-create or replace function pgqueue.held_by(worker text)
+create or replace function pgqueue.held_by(worker text, handed_within interval default null)
 returns table (job_id bigint, reservation bigint)
 language plpgsql
 stable
 parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
-    v_head timestamptz := pgqueue._lease_head();
+    v_now timestamptz;
+    v_head timestamptz;
 begin
     perform pgqueue._check_name('worker', held_by.worker, 256);
+    if held_by.handed_within is not null then
+        v_now := pgqueue._clock();
+        return query
+        select j.id, j.reservation
+        from pgqueue.jobs j
+        where j.state = 'executing'
+            and j.offered
+            and j.reserved_by = held_by.worker
+            and j.reserved_at between v_now - held_by.handed_within and v_now - interval '500 ms';
+        return;
+    end if;
+    v_head := pgqueue._lease_head();
     return query
     select j.id, j.reservation
     from pgqueue.jobs j
@@ -34,6 +54,7 @@ begin
 end
 $$;
 
-comment on function pgqueue.held_by(text) is
+comment on function pgqueue.held_by(text, interval) is
     'The jobs that execute under the name of a worker, with their reservations; for a batch, its leader. '
-    'Give back with release() the jobs that the worker does not know: the reply of a claim was lost.';
+    'Give back with release() the jobs that the worker does not know: the reply of a claim was lost. '
+    'handed_within: only those that were handed to it in that time, save the last 500 ms: see idle().';

@@ -6,9 +6,10 @@
 -- later than the one that locked it, so that no committed promise is missed: see extend.
 -- A lease that could not be extended because of an outage gets a grace period of one length, once for each reservation:
 -- taking all leases back at once after an outage would run every job in flight twice. It could not be extended if
--- maintenance had a gap of more than 5 s that left it with less than half of its length: a live worker extends at a third,
--- and reconnects within another. A lease that began in the last 5 s of the gap shows that the gap was over: its worker
--- reserved before it ran maintenance.
+-- maintenance had a gap of more than 8 s that left it with less than half of its length: a live worker extends at a third,
+-- and reconnects within another. A lease that began in the last 8 s of the gap shows that the gap was over: its worker
+-- reserved before it ran maintenance. One idle worker beside others that stand still runs it after 7 s: see
+-- _call_again_in.
 -- If a worker is gone, each job that it had reported as started counts one crash (see _put_back).
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
@@ -24,7 +25,7 @@ declare
 begin
     select h.at, h.gap_at into v_at, v_gap_at from pgqueue.maintenance_runs h order by h.n desc limit 1;
     -- A run that commits meanwhile may have a time slightly after ours; a step back is more than a second.
-    if v_at is null or v_at < p_now - interval '5 s' or v_at > p_now + interval '1 s' then
+    if v_at is null or v_at < p_now - interval '8 s' or v_at > p_now + interval '1 s' then
         return p_now;
     end if;
     return v_gap_at;
@@ -93,8 +94,7 @@ begin
             j.lease_expires_at - j.lease / 2 as heard_at,
             not j.grace_given and coalesce(
                 v_gap_at > j.lease_expires_at - j.lease / 2
-                    -- A hand-off begins with a shorter lease.
-                    and v_gap_at > greatest(j.lease_expires_at - j.lease, j.reserved_at) + interval '5 s',
+                    and v_gap_at > j.lease_expires_at - j.lease + interval '8 s',
                 false
             ) as spared
         from pgqueue.jobs j

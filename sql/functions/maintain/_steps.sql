@@ -97,7 +97,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select least(
-        -- Well below the 5 s after which a gap between runs counts as one.
+        -- Well below the 8 s after which a gap between runs counts as one.
         clock_timestamp() + interval '3 s',
         statement_timestamp() + nullif(current_setting('statement_timeout')::interval, '0') / 2,
         transaction_timestamp() + nullif(current_setting('transaction_timeout', true)::interval, '0') / 2

@@ -1,28 +1,35 @@
--- Hand-off: enqueue reserves a job for an idle worker at once, and sends it the whole job in the notification.
+-- Hand-off: when a transaction commits, a job that it enqueued is reserved for an idle worker, and sent to it whole.
 --
--- The worker starts it without a claim: one round trip, one commit and one wake-up less. It serves the job that is enqueued
--- first in its transaction, is due, and has no key, limit_key or expires_at, while there are no limits and its queue is
--- not paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
+-- The worker starts it without a claim: one round trip, one commit and one wake-up less. enqueue marks a row as offered
+-- where it saw an idle worker. This deferred trigger reads that row again when the transaction commits, as it is by then:
+-- perhaps deleted, cancelled, reserved, its queue paused, a limit set. So nothing that the transaction did has another
+-- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
--- Only for the first write of a transaction. So a transaction hands off one job at most, and as a rule commits at once.
--- If it stays open, the lease runs out: it begins here, and not at the commit. The worker gives back a job that reaches it
--- more than a second after its enqueue, and claims it: meanwhile the queue may have been paused, a limit set, the job
--- cancelled. If the lease is over by then, maintenance takes the job back. The first lease is 5 seconds, so that with a
--- lost notification the job starts about as late as with any other lost one. The worker extends it to its own length if
--- the job is still running after a tenth of that.
+-- It serves a job that is due and has no key, limit_key or expires_at, while there are no limits and its queue is not
+-- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
+-- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
+-- itself: see held_by.
 --
--- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began. And at SERIALIZABLE finding
--- the new row reads a page of an index, which every other enqueue writes to: two transactions that enqueue could fail.
+-- Not above READ COMMITTED: such a transaction sees the workers that were idle when it began.
+-- SET CONSTRAINTS ALL IMMEDIATE fires the trigger at once, and later statements of the transaction would meet a reserved
+-- job. So it reserves only at a commit: there nothing is around this function, and no such statement runs. In a procedure
+-- that commits there is, and the job is announced.
+-- enqueue leaves the id of the job in a setting, so that a row that comes from a dump is not looked at. The trigger fires
+-- whatever session_replication_role says: an enqueue in such a session wakes a worker, too.
 --
--- A worker whose listening session has ended gets no jobs. Locks nothing but the new row, which no other session can see.
--- The channel is random and known to its worker alone: a session that listened on it would read the jobs, and one that
--- notified it could run any task. With trace_notify, which any role may set, the server would tell the producer its name.
+-- No error here fails the commit of a user. Locks nothing but the new row, which no other session can see. A worker gets
+-- jobs only while its listening session is there, in this database: a copy of a database has the registrations of the
+-- original. The channel is random and known to its worker alone: a session that listened on it would read the jobs, and
+-- one that notified it could run any task. With trace_notify, which any role may set, the server would tell the producer
+-- its name.
 
-create or replace function pgqueue._hand_off(p_job_id bigint, p_queue text, p_now timestamptz)
-returns boolean
+create or replace function pgqueue._hand_off()
+returns trigger
 language plpgsql
 volatile
 parallel unsafe
+-- Before PostgreSQL 18 a deferred trigger runs as the role that is set at the commit.
+security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
@@ -33,70 +40,106 @@ set enable_mergejoin = off
 set trace_notify = off
 as $$
 declare
+    v_now timestamptz;
+    v_context text;
     v_handed boolean;
 begin
-    if coalesce(current_setting('pgqueue.fast_path', true), '') = 'off'
-        or pgqueue._old_snapshot()
-        or not pgqueue._may_notify()
-    then
-        return false;
+    if current_setting('pgqueue.offered', true) is distinct from new.id::text then
+        return null;
     end if;
-    with chosen as (
-        select w.worker, w.handoff_channel, w.listener, w.lease
-        from (
-            select a.worker, a.handoff_channel, a.listener, a.lease
-            from pgqueue.idle_workers a
-            where a.queue in (p_queue, '') and a.until > p_now and a.handoff_channel is not null
-            limit 64
-        ) w
-        group by w.worker, w.handoff_channel, w.listener, w.lease
-        order by random()
-        limit 1
-    ),
-    reserved as (
-        update pgqueue.jobs j
-        set
-            state = 'executing',
-            reservation = pgqueue._next_reservation(j.reservation),
-            attempts = 1,
-            reserved_at = p_now,
-            reserved_by = c.worker,
-            lease = c.lease,
-            -- Not below the clock of a transaction with an xid: see _heads. p_now was read after it.
-            lease_expires_at = p_now + least(c.lease, interval '5 s')
-        from chosen c
-        where j.id = p_job_id
-            and j.key is null
-            and j.limit_key is null
-            -- Else it could start after that, or if its lease lapses before its transaction ends, count as started.
-            and j.expires_at is null
-            -- With the other fields below the 8000 bytes of a payload.
-            and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
-            and not exists (select from pgqueue.limits)
-            and not exists (select from pgqueue.queues q where q.name = p_queue and q.paused_at is not null)
-            and exists (select from pg_stat_get_activity(c.listener))
-        returning
-            c.handoff_channel, j.id, j.reservation, j.task, j.args, j.headers, j.queue, j.priority, j.max_attempts,
-            j.run_at, j.timeout, j.lease_expires_at - p_now as lease_for
-    )
-    select pg_notify(
-        r.handoff_channel,
-        json_build_array(
-            r.id, r.reservation, r.task, r.queue, r.priority,
-            pgqueue._max_attempts(r.max_attempts, t.max_attempts, t.accumulate),
-            pgqueue._microseconds(r.run_at), pgqueue._microseconds(p_now), extract(epoch from r.lease_for),
-            extract(epoch from coalesce(r.timeout, t.timeout)), coalesce(t.store_result, false)
-        )::text || E'\n' || r.args::text || coalesce(E'\n' || r.headers::text, '')
-    ) is not null
-    into v_handed
-    from reserved r
-    left join pgqueue.effective_tasks t on t.name = r.task;
-    return v_handed is true;
+    get diagnostics v_context = pg_context;
+    -- The transaction has an xid: see _heads.
+    v_now := pgqueue._clock();
+    if strpos(v_context, E'\n') = 0
+        and strpos(lower(coalesce(current_query(), '') collate "C"), 'constraints') = 0
+        and coalesce(current_setting('pgqueue.fast_path', true), '') <> 'off'
+        and current_setting('transaction_read_only') = 'off'
+        and pgqueue._may_notify()
+    then
+        with chosen as (
+            select w.worker, w.handoff_channel, w.listener, w.lease
+            from (
+                select a.worker, a.handoff_channel, a.listener, a.lease
+                from pgqueue.idle_workers a
+                where a.queue in (new.queue, '') and a.until > v_now and a.handoff_channel is not null
+                limit 64
+            ) w
+            group by w.worker, w.handoff_channel, w.listener, w.lease
+            order by random()
+            limit 1
+        ),
+        reserved as (
+            update pgqueue.jobs j
+            set
+                state = 'executing',
+                reservation = pgqueue._next_reservation(j.reservation),
+                attempts = j.attempts + 1,
+                reserved_at = v_now,
+                reserved_by = c.worker,
+                lease = c.lease,
+                lease_expires_at = pgqueue._after(v_now, c.lease)
+            from chosen c
+            where j.id = new.id
+                and j.state = 'waiting'
+                and j.ready_at <= v_now
+                and j.key is null
+                and j.limit_key is null
+                and j.expires_at is null
+                -- With the other fields below the 8000 bytes of a payload.
+                and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
+                and not exists (select from pgqueue.limits)
+                and not exists (select from pgqueue.queues q where q.name = j.queue and q.paused_at is not null)
+                and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
+            returning
+                c.handoff_channel, j.id, j.reservation, j.task, j.args, j.headers, j.queue, j.priority, j.max_attempts,
+                j.run_at, j.created_at, j.timeout, j.lease
+        )
+        select pg_notify(
+            r.handoff_channel,
+            json_build_array(
+                r.id, r.reservation, r.task, r.queue, r.priority,
+                pgqueue._max_attempts(r.max_attempts, t.max_attempts, t.accumulate),
+                pgqueue._microseconds(r.run_at), pgqueue._microseconds(v_now), extract(epoch from r.lease),
+                extract(epoch from coalesce(r.timeout, t.timeout)), coalesce(t.store_result, false),
+                pgqueue._microseconds(r.created_at)
+            )::text || E'\n' || r.args::text || coalesce(E'\n' || r.headers::text, '')
+        ) is not null
+        into v_handed
+        from reserved r
+        left join pgqueue.effective_tasks t on t.name = r.task;
+    end if;
+    if v_handed is not true then
+        perform pgqueue._wake(j.queue, j.ready_at, 2, null)
+        from pgqueue.jobs j
+        where j.id = new.id and j.state = 'waiting';
+    end if;
+    return null;
+exception
+    when others then
+        -- A late start is better than a commit that fails.
+        return null;
 end
 $$;
 
-comment on function pgqueue._hand_off(bigint, text, timestamptz) is
-    'Private: reserves a job that this transaction enqueued for an idle worker and sends it there; false: there is none, or it is no such job.';
+comment on function pgqueue._hand_off() is
+    'Private: when a transaction commits, reserves a job that it enqueued for an idle worker and sends it there, or announces it.';
+
+-- CREATE OR REPLACE does not know constraint triggers. Replacing the function above is enough.
+do $$
+begin
+    if not exists (
+        select
+        from pg_catalog.pg_trigger t
+        where t.tgrelid = 'pgqueue.jobs'::regclass and t.tgname = 'jobs_hand_off'
+    ) then
+        create constraint trigger jobs_hand_off after insert on pgqueue.jobs deferrable initially deferred
+            for each row when (new.offered) execute function pgqueue._hand_off();
+        alter table pgqueue.jobs enable always trigger jobs_hand_off;
+        comment on trigger jobs_hand_off on pgqueue.jobs is
+            'Private: decides at commit whether a job goes to an idle worker at once.';
+    end if;
+end
+$$;
 
 -- Inlined: no SET.
 create or replace function pgqueue._microseconds(p_at timestamptz)

@@ -49,8 +49,6 @@ set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
-    -- First of all: see _hand_off.
-    v_writes_first boolean := pg_current_xact_id_if_assigned() is null;
     v_run_at timestamptz;
     v_ready_at timestamptz;
     v_now timestamptz := pgqueue._ready_at_unchecked(null);
@@ -58,6 +56,7 @@ declare
     v_priority smallint;
     v_is_known boolean;
     v_wakes boolean;
+    v_is_offered boolean;
     v_retry jsonb;
     v_id bigint;
 begin
@@ -112,7 +111,7 @@ begin
 
     insert into pgqueue.jobs (
         queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
-        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout
+        expires_at, max_attempts, retention, retry, key, score, limit_key, timeout, offered
     )
     select
         coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), enqueue.task, enqueue.args, enqueue.headers, enqueue.tags,
@@ -126,7 +125,19 @@ begin
         pgqueue._after(
             greatest(v_run_at, v_now), coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval)
         ),
-        enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout
+        enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout,
+        -- Null: such a job is announced, not offered. See _hand_off.
+        case
+            when v_ready_at is null and enqueue.key is null and enqueue.limit_key is null
+                -- The first of its transaction.
+                and coalesce(current_setting('pgqueue.offered', true), '') = ''
+                and current_setting('transaction_isolation') = 'read committed'
+                then exists (
+                    select from pgqueue.idle_workers s
+                    where s.queue in (coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), '')
+                        and s.until > v_now
+                )
+        end
     from (values (1)) one (row)
     left join (
         select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e where e.name = enqueue.task
@@ -138,9 +149,14 @@ begin
         exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
         -- Else the clock has stepped back, and _register_lane() writes a mark.
         and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
-        exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
-        or current_setting('transaction_isolation') <> 'read committed'
-    into v_id, v_queue, v_priority, v_is_known, v_wakes;
+        coalesce(
+            offered,
+            exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
+            or current_setting('transaction_isolation') <> 'read committed'
+        ),
+        -- Within this statement: SET CONSTRAINTS ALL IMMEDIATE fires the trigger at its end.
+        case when offered then set_config('pgqueue.offered', id::text, true) end is not null
+    into v_id, v_queue, v_priority, v_is_known, v_wakes, v_is_offered;
 
     if v_is_known and not v_wakes then
         return v_id;
@@ -151,7 +167,8 @@ begin
     if not v_is_known then
         perform pgqueue._register_lane(v_queue, v_priority, v_now);
     end if;
-    if v_wakes and not (v_writes_first and v_ready_at is null and pgqueue._hand_off(v_id, v_queue, v_now)) then
+    -- The trigger does the rest for a job that is offered: see _hand_off.
+    if v_wakes and not v_is_offered then
         perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
     end if;
     return v_id;

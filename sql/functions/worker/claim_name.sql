@@ -25,13 +25,15 @@ begin
             'info has no instance', null, 'Give info as a JSON object with an instance: a text that no other process has.'
         );
     end if;
+    perform pgqueue._forget_original();
     v_now := pgqueue._clock();
-    insert into pgqueue.workers as w (name, channel, info, started_at)
-    values (claim_name.worker, pgqueue._channel(claim_name.worker), claim_name.info, v_now)
+    insert into pgqueue.workers as w (name, channel, info, started_at, database)
+    values (claim_name.worker, pgqueue._channel(claim_name.worker), claim_name.info, v_now, pgqueue._database())
     on conflict (name) do update
     set
         info = excluded.info,
         started_at = excluded.started_at,
+        database = excluded.database,
         command = null,
         commanded_at = null,
         obeyed_at = null

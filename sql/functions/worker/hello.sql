@@ -2,6 +2,8 @@
 --
 -- hello and bye write its row of workers; beat only inserts, because a row that every worker updates every few seconds
 -- would, under an old snapshot, become a chain of versions that every reader walks. hello locks the worker's row.
+-- A copy of a database has the workers of the original, which live elsewhere: the first worker of the copy that takes a
+-- name or registers deletes them.
 
 create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
 returns text
@@ -20,6 +22,7 @@ declare
 begin
     perform pgqueue._check_name('worker', hello.worker, 256);
     perform pgqueue._check_queues(hello.queues);
+    perform pgqueue._forget_original();
     -- The clock of its host, so that doctor() can report a wrong one.
     if jsonb_typeof(v_info) = 'object' and pgqueue._is_count(v_info -> 'clock') then
         v_info := v_info || jsonb_build_object(
@@ -33,12 +36,13 @@ begin
         end if;
         v_info := v_info - 'memory';
     end if;
-    insert into pgqueue.workers as w (name, channel, queues, info, started_at)
-    values (hello.worker, v_channel, hello.queues, v_info, v_now)
+    insert into pgqueue.workers as w (name, channel, queues, info, started_at, database)
+    values (hello.worker, v_channel, hello.queues, v_info, v_now, pgqueue._database())
     on conflict (name) do update
     set
         queues = excluded.queues,
         info = excluded.info,
+        database = excluded.database,
         -- A command is for the process that had the name when it was given.
         command = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.command end,
         commanded_at = case when w.info -> 'instance' is not distinct from excluded.info -> 'instance' then w.commanded_at end,
@@ -51,3 +55,35 @@ $$;
 comment on function pgqueue.hello(text, text[], jsonb) is
     'Register a worker that starts, with the queues that it serves (null: all) and what it reports about itself. '
     'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';
+
+create or replace function pgqueue._database()
+returns oid
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select d.oid from pg_database d where d.datname = current_database()
+$$;
+
+comment on function pgqueue._database() is 'Private: the oid of this database, which a copy of it does not have.';
+
+-- One statement: two workers that start in a copy at once delete the same rows, and not each other's new ones.
+create or replace function pgqueue._forget_original()
+returns void
+language sql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+    with original as (
+        delete from pgqueue.workers w where w.database <> pgqueue._database() returning w.name
+    ),
+    heard as (
+        delete from pgqueue.heartbeats b using original o where b.worker = o.name
+    )
+    delete from pgqueue.idle_workers s using original o where s.worker = o.name
+$$;
+
+comment on function pgqueue._forget_original() is
+    'Private: in a copy of a database, deletes what says that workers of the original are alive.';

@@ -17,8 +17,10 @@
 -- A reserve at next_due may still return nothing: idle claims nothing, and checks only which queues are at their limits
 -- and when a rate allows the next start. The jobs that another limit stops are blocked by the first reserve.
 --
--- With handoff_channel and listener the worker takes jobs that enqueue reserves for it: see _hand_off. It must own slots
--- for them, hold each as if it had claimed it, and give back with release() what it cannot start.
+-- With handoff_channel and listener the worker takes jobs that are reserved for it at a commit: see _hand_off. It must own
+-- slots for them, hold each as if it had claimed it, and give back with release() what it cannot start. A notification may
+-- be lost with its connection: so the worker calls held_by() a second after such a registration ended and after its
+-- listener was replaced. Such a registration lasts 5 s at most: a worker that stands still is handed nothing after that.
 --
 -- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
 -- Call idle in a transaction of its own and commit at once: the rows that it locks stay locked until then.
@@ -91,7 +93,8 @@ begin
     end if;
 
     -- A second longer than asked, so that a worker that renews its registration in time leaves no gap.
-    v_until := v_now + idle."for" + interval '1 s';
+    -- least() takes null for no bound.
+    v_until := v_now + least(idle."for", case when idle.handoff_channel is not null then interval '5 s' end) + interval '1 s';
 
     insert into pgqueue.idle_workers (queue, until, worker, channel, handoff_channel, listener, lease)
     select
@@ -171,7 +174,8 @@ comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, 
     'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat(). '
-    'handoff_channel: a random channel on which the session with the process id listener listens: enqueue may reserve a job for this worker, with lease, and send it there.';
+    'handoff_channel: a random channel on which the session with the process id listener listens: a job that is enqueued may be reserved for this worker, with lease, '
+    'and sent there; the registration then lasts 5 s at most, and a second after it ended held_by() says what did not arrive.';
 
 -- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
 -- p_run_at: when maintenance last ran (null: never).
@@ -191,8 +195,9 @@ begin
         return random() * interval '200 ms';
     end if;
     select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
-    -- The more workers, the less often each calls, but at least every 5 s: workers that were killed still count for a
-    -- while, and a gap of 5 s would give leases a grace period. Each calls at most once a second.
+    -- The more workers, the less often each calls, but at least every 5 s: workers that were killed or stand still count
+    -- for a while. The only one left may have called 2 s after the last run, and ends the gap after 7 s: see _gap_at. Each
+    -- calls at most once a second.
     return least(greatest(v_workers * (0.75 + 0.5 * random()), 1.1 + 0.5 * random()), 5) * interval '1 s';
 end
 $$;
