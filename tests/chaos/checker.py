@@ -373,6 +373,12 @@ def _check_leases(story: _Story, evidence: Evidence, counts: Counter[str]) -> It
         yield story.breaks(
             "lease", f"extend reported {over.reservation} as held, until {over.clock - over.until:.3f} s ago"
         )
+    for entry in story.ledger:
+        # What a worker is given, it has for its own lease, however it came by it.
+        if entry.what != HELD or entry.lease_until is None or _stepped(entry, evidence.steps):
+            continue
+        if (lasts := entry.lease_until - entry.clock) < evidence.lease - 0.5:
+            yield story.breaks("lease", f"{entry.reservation} was given out for {lasts:.3f} s")
     for entry in left.values():
         if entry.leader not in (None, story.job) or _is_lost(entry.at, evidence) or _stepped(entry, evidence.steps):
             continue

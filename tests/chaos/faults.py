@@ -68,10 +68,47 @@ def worker_stopped(scene: Scene, rng: random.Random) -> str | None:
     for pid in pids[1:] or pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-    time.sleep(PAST_LEASE_S)
+    time.sleep(scene.lease + 1.5)
     for pid in pids[1:] or pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+    return None
+
+
+def fleet_frozen(scene: Scene, rng: random.Random) -> str | None:
+    """SIGSTOP of half of the workers at once, past their leases: what was handed to them comes back, once."""
+    slots = [slot for slot in scene.slots if slot.process is not None and slot.process.is_alive()]
+    half = rng.sample(slots, len(slots) // 2)
+    pids = [pid for slot in half for pid in slot.pids()[1:] or slot.pids()]
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    time.sleep(scene.lease + 1.5)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return None
+
+
+def interpreter_held(scene: Scene, rng: random.Random) -> str | None:
+    """Handlers that keep the interpreter's lock: nothing else runs in their workers for longer than 5 s."""
+    log = ProducerLog(scene.records.directory)
+    with suppress(psycopg.Error), scene.control() as conn:
+        for _ in range(2):
+            token = secrets.token_hex(6)
+            conn.execute("begin")
+            row = conn.execute(
+                "select pgqueue.enqueue('holding', %s, queue => 'mixed')", [Jsonb({"token": token})]
+            ).fetchone()
+            assert row is not None
+            log.intends(token, [Intent(row[0], "holding", "mixed", None, 0.0)])
+            outcome = UNKNOWN
+            try:
+                conn.execute("commit")
+                outcome = COMMITTED
+            finally:
+                log.learns(token, outcome, 1)
+    time.sleep(7)
     return None
 
 
@@ -270,6 +307,8 @@ CLIENT_FAULTS: list[Fault] = [
     child_killed,
     supervisor_killed,
     worker_stopped,
+    fleet_frozen,
+    interpreter_held,
     backends_terminated,
     statements_cancelled,
     network_frozen,

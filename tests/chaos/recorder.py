@@ -46,7 +46,7 @@ create table chaos.ledger (
     what "char" not null, job bigint not null, reservation bigint not null, leader bigint,
     at timestamptz not null default clock_timestamp(), asked_at timestamptz not null default statement_timestamp(),
     clock timestamptz, was_executing boolean not null,
-    lease_until timestamptz, counted_lost boolean not null default false,
+    lease_until timestamptz, counted_lost boolean not null default false, handed boolean not null default false,
     queue text collate "C" not null, key text collate "C", task text not null, limit_key text
 );
 
@@ -89,12 +89,12 @@ begin
     end if;
     if new.state = 'executing' then
         insert into chaos.ledger (
-            what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key, lease_until
+            what, job, reservation, leader, clock, was_executing, queue, key, task, limit_key, lease_until, handed
         )
         values (
             'h', new.id, new.reservation, new.leader, new.reserved_at, true,
             new.queue, new.key, new.task, new.limit_key,
-            new.lease_expires_at
+            new.lease_expires_at, lower(current_query()) = 'commit'
         );
     end if;
     return null;

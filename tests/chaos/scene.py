@@ -112,7 +112,8 @@ class Verdict:
 class Scene:
     """Everything of one run. `dsn` leads to the database, through a list of hosts where there are several.
 
-    With `is_calm` jobs come one by one to idle workers, and there are no limits: so they are handed off.
+    With `is_calm` jobs come one by one to idle workers, and there are no limits: so they are handed off. Leases are
+    longer there than a handler holds the interpreter's lock.
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Scene:
         self.of_server = threading.RLock()
         self._fleet = fleet
         self._is_calm = is_calm
+        self.lease = 4 * LEASE_S if is_calm else LEASE_S
         self._backlog = (0, 0)
         self._feeding = True
         self._keepers: list[threading.Thread] = []
@@ -286,7 +288,7 @@ class Scene:
             cancellable=CANCELLABLE,
             stepped=bool(self.steps),
             steps=tuple(self.steps),
-            lease=LEASE_S,
+            lease=self.lease,
         ) as evidence:
             return check(evidence)
 
@@ -354,7 +356,7 @@ class Scene:
     def _slots(self) -> Iterator[Slot]:
         common = (
             *("-r", "tests.chaos.tasks", "--log-level", "warning"),
-            *("--lease", str(LEASE_S), "--poll-interval", "1", "--shutdown-timeout", "3"),
+            *("--lease", str(self.lease), "--poll-interval", "1", "--shutdown-timeout", "3"),
         )
         records = {"CHAOS_RECORDS": str(self.records.directory)}
 
@@ -449,8 +451,10 @@ class Scene:
                 (select deadlocks from pg_stat_database where datname = current_database()),
                 (select count(*) from chaos.effects),
                 (select count(*) from pgqueue.history where attempts > 1),
-                -- A claim reads the clock after the enqueue.
-                (select count(*) from pgqueue.history where reserved_at = created_at)
+                (
+                    select count(*) from chaos.ledger l join pgqueue.history h on h.id = l.job and h.attempts = 1
+                    where l.handed
+                )
             """
         )
         names = (

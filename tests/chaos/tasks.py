@@ -13,6 +13,7 @@ import asyncio
 import os
 import random
 import secrets
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -100,6 +101,22 @@ async def steady(job: Job, token: str) -> None:
 async def lasting(job: Job, token: str, seconds: float) -> None:
     with witness.running(job.id, job.reservation):
         await asyncio.sleep(seconds)
+
+
+@app.task(**_STUBBORN)
+def holding(job: Job, token: str) -> None:
+    """Keeps the interpreter's lock for longer than 5 s: no other thread of the process runs."""
+    usual = sys.getswitchinterval()
+    with witness.running(job.id, job.reservation):
+        # Time for a thread that waits already.
+        time.sleep(2 * usual)
+        sys.setswitchinterval(60)
+        try:
+            until = time.monotonic() + 5.5
+            while time.monotonic() < until:
+                pass
+        finally:
+            sys.setswitchinterval(usual)
 
 
 @app.task(**_STUBBORN)

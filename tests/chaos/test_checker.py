@@ -239,6 +239,12 @@ def test_a_job_that_is_given_back_before_its_handler_begins_is_found() -> None:
     assert broken(*late, entry(4, HELD, R2), ran(R2, 4.1, 4.5), entry(6, GONE, R2), ended(R2)) == ["given back"]
 
 
+def test_a_reservation_that_is_given_out_for_less_than_a_lease_is_found() -> None:
+    rest = [ran(R1, 2.1, 2.2), entry(3, GONE), ended()]
+    assert broken(promise(), entry(2, HELD, lease_until=4.0), *rest, lease=3.0) == ["lease"]
+    assert broken(promise(), entry(2, HELD, lease_until=5.0), *rest, lease=3.0) == []
+
+
 def test_a_lease_that_lapses_before_the_time_that_extend_reported_is_found() -> None:
     assert taken_back(2.9, extended(5.0, clock=2.5, at=2.5)) == ["given back", "lease", "two handlers"]
     # Of another reservation, or over by then.
