@@ -135,7 +135,7 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
     async def is_notified(seconds: float) -> bool:
         heard = False
         async for each in connection.notifies(timeout=max(seconds, 0.0), stop_after=1):
-            heard = heard or each.payload == "wake"
+            heard = heard or each.payload.startswith("wake")
         counts.notified += heard
         return heard
 

@@ -51,7 +51,7 @@ _SESSION = {
     "fast_path": "`off`: claims and ends take the general path, and enqueue hands no job to a worker. For tests.",
 }
 # Written by functions for themselves: leave them alone.
-_SESSION_INTERNAL = {"woken", "maintenance_run", "step_under_way"}
+_SESSION_INTERNAL = {"offered", "woken", "maintenance_run", "step_under_way"}
 
 # SQLSTATE: Python error, when.
 _STATES = {

@@ -58,7 +58,8 @@ alter table pgqueue.jobs add offered boolean;
 comment on column pgqueue.jobs.offered is
     'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
 -- An idle worker asks what was handed to it and never arrived. Jobs that were not offered are not in it.
-create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at) where state = 'executing' and offered;
+create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
+    where state = 'executing' and offered and key is null and limit_key is null;
 
 comment on column pgqueue.maintenance_runs.gap_at is
     'When the last gap of more than 8 s in maintenance ended: a lease that could not be extended in the gap gets a grace period.';

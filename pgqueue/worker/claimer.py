@@ -189,6 +189,7 @@ class Claimer:
         if rows:
             log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
             self._events.reserved(len(rows))
+            self.sleeper.load.came(len(rows), now)
         if len(taken) < asked_for:
             # Until now its slots counted as used, and another database may wait for them.
             self._runner.on_free()
@@ -211,7 +212,10 @@ class Claimer:
 
     def handed_off(self, payload: str) -> None:
         """Run a job that was reserved for this worker when it was enqueued."""
-        held = self.handoffs.read(payload)
+        held, age = self.handoffs.read(payload)
+        self.sleeper.load.came(1, held.taken)
+        if self.sleeper.load.heard(age, held.taken):
+            self.leave_idle()
         if held.pair in self._leases.held or self._exchange.was_given_back(held.pair):
             return
         self._leases.add(held)
@@ -229,6 +233,13 @@ class Claimer:
             self._give_back(held)
         if self._is_full() and self._full_check is None:
             self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
+
+    def announced(self, committed_at: float) -> None:
+        """A job is ready. Its transaction began to commit then, by the clock of the database."""
+        now = time.monotonic()
+        if self.sleeper.load.heard(self.handoffs.age(committed_at, now), now):
+            self._leaves_idle = True
+        self._state.wake.set()
 
     def leave_idle(self) -> None:
         """Let producers look for another worker, until this one runs dry again."""

@@ -46,13 +46,13 @@ class Handoffs:
         """The database read its clock as `server_clock`, in seconds since 1970, for a call sent at `sent_at`."""
         self._ahead = server_clock - sent_at
 
-    def read(self, payload: str) -> Held:
-        """Read the job of a notification.
+    def age(self, at: float, now: float) -> float:
+        """Return how long ago the clock of the database showed `at`: estimated, and never too low."""
+        return max(now + self._ahead - at, 0.0)
 
-        Its lease began shortly before its commit, by the clock of the database. The age of that is estimated, and never
-        too low.
-        """
+    def read(self, payload: str) -> tuple[Held, float]:
+        """Read a notification; returns the job, and how long ago its commit began. Its lease began then."""
         now = time.monotonic()
         row, reserved_at, lease = consume.read_handoff(payload)
-        age = max(now + self._ahead - reserved_at, 0.0)
-        return Held(row, now - age + lease, now)
+        age = self.age(reserved_at, now)
+        return Held(row, now - age + lease, now), age

@@ -40,7 +40,8 @@ class Listener:
     after each (re)connect.
 
     `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle. `on_command`: an operator
-    asks something of this worker. `on_handoff`: a job was reserved for it.
+    asks something of this worker. `on_handoff`: a job was reserved for it. `on_announced`: a job is ready, and when its
+    transaction began to commit.
     `on_withdrawn`: this connection does not answer, and nothing may be handed over any more. `on_replaced`:
     notifications may have been lost with the connection before.
 
@@ -62,6 +63,7 @@ class Listener:
         on_cancel: Callable[[], None],
         on_command: Callable[[], None],
         on_handoff: Callable[[str], None],
+        on_announced: Callable[[float], None],
         on_withdrawn: Callable[[], None],
         on_replaced: Callable[[], None],
         handoffs: Handoffs,
@@ -69,6 +71,7 @@ class Listener:
         pulse: float,
     ) -> None:
         self._on_handoff = on_handoff
+        self._on_announced = on_announced
         self._on_withdrawn = on_withdrawn
         self._on_replaced = on_replaced
         self._handoffs = handoffs
@@ -201,6 +204,8 @@ class Listener:
                 self._on_cancel()
             elif each.payload == "command":
                 self._on_command()
+            elif each.payload.startswith("wake "):
+                self._on_announced(int(each.payload.split()[1]) / 1_000_000)
             elif not each.payload.startswith("echo "):
                 self._on_wake()
         return heard

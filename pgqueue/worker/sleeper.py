@@ -14,6 +14,7 @@ from pgqueue.db.call import Call
 from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
 from pgqueue.worker.handoff import OFFER_FOR, Handoffs
+from pgqueue.worker.notify_load import NotifyLoad
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
 
@@ -52,6 +53,7 @@ class Sleeper:
         handoffs: Handoffs,
         on_ended: Callable[[], None],
     ) -> None:
+        self.load = NotifyLoad()
         self._handoffs = handoffs
         self._on_ended = on_ended
         self._config = config
@@ -87,6 +89,10 @@ class Sleeper:
         if not self._config.listen:
             # No producer can wake this worker, so it does not register.
             await self._woken(self._config.poll_interval * random.uniform(0.9, 1.0))
+            return
+        if not self.is_registered and (pause := self.load.pause(time.monotonic())) is not None:
+            # Its notifications would make the commits of producers wait for each other.
+            await self._woken(pause)
             return
         if not self.is_registered and self._runner.is_busy and await self._poll_on():
             return

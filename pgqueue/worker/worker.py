@@ -115,6 +115,7 @@ class Worker:
             on_cancel=self._leases.extend_now.set,
             on_command=self._commands.asked_now.set,
             on_handoff=self._claimer.handed_off,
+            on_announced=self._claimer.announced,
             on_withdrawn=self._claimer.leave_idle,
             on_replaced=self._claimer.compare_soon,
             handoffs=self._claimer.handoffs,

@@ -30,7 +30,8 @@ class Sleeper:
         # Of the commits before this, all notifications have arrived with the answer to a statement.
         self.conn.execute("select 1")
         return [
-            (notice.channel if notice.channel == COMMON else "own", notice.payload)
+            # Without the time of the commit.
+            (notice.channel if notice.channel == COMMON else "own", notice.payload.split(" ")[0])
             for notice in self.conn.notifies(timeout=0)
         ]
 

@@ -44,9 +44,10 @@ class Idle:
         )
 
     def heard(self) -> list[str]:
-        """The payloads that came, of hand-offs and of wake-ups."""
+        """The payloads that came, of hand-offs and of wake-ups; those without the time of a commit."""
         self.conn.execute("select 1")
-        return [notice.payload for notice in self.conn.notifies(timeout=0)]
+        payloads = [notice.payload for notice in self.conn.notifies(timeout=0)]
+        return ["wake" if payload.startswith("wake ") else payload for payload in payloads]
 
     def handed(self) -> list[consume.JobRow]:
         """The jobs that were handed to it; nothing else may have come."""
@@ -203,6 +204,21 @@ def test_every_other_job_is_announced(
     enqueue_it(conn)
     assert idle.heard() == ["wake"]
     assert value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"limit_key": "l"}])
+def test_a_job_is_announced_with_the_time_of_its_commit(
+    options: dict[str, Any], database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    idle = Idle(database)
+    call(conn, "set_limit", "task", "other", 1)
+    with conn.transaction():
+        enqueue(conn, **options)
+        clock.advance("2 s")
+    idle.conn.execute("select 1")
+    [notice] = idle.conn.notifies(timeout=0)
+    assert notice.payload == f"wake {clock.now().timestamp() * 1_000_000:.0f}"
 
 
 def test_a_job_for_later_is_announced_as_due(database: Database, conn: psycopg.Connection) -> None:

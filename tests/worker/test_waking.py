@@ -229,7 +229,7 @@ async def test_a_job_of_a_transaction_that_stays_open_starts_after_its_commit(
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         job_id = enqueue(producer)
         # Its polls after the next registration are over too.
-        until = "select max(until) from pgqueue.idle_workers"
+        until = "select max(until) from pgqueue.idle_workers where handoff_channel is not null"
         registered = value(conn, until)
         await wait_until_async(lambda: value(conn, until) > registered)
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))

@@ -5,8 +5,9 @@
 -- perhaps deleted, cancelled, reserved, its queue paused, a limit set. So nothing that the transaction did has another
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
--- It serves a job that is due and has no key, limit_key or expires_at, while there are no limits and its queue is not
--- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake.
+-- It serves a job that has no key, limit_key or expires_at, while there are no limits and its queue is not paused. Such a
+-- job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one here, so that
+-- a job that does not start is not announced either, and the notification has the time of the commit.
 -- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
 -- itself: see held_by.
 --
@@ -109,7 +110,9 @@ begin
         left join pgqueue.effective_tasks t on t.name = r.task;
     end if;
     if v_handed is not true then
-        perform pgqueue._wake(j.queue, j.ready_at, 2, null)
+        perform pgqueue._wake(
+            j.queue, j.ready_at, 2, null, case when strpos(v_context, E'\n') = 0 then v_now end
+        )
         from pgqueue.jobs j
         where j.id = new.id and j.state = 'waiting';
     end if;

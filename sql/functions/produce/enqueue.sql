@@ -24,18 +24,12 @@ create or replace function pgqueue.enqueue(
     max_attempts integer default null,
     key text default null,
     score numeric default null,
-    dedupe text default null,
-    dedupe_for interval default null,
-    on_conflict text default null,
+    dedupe text default null, dedupe_for interval default null, on_conflict text default null,
     depends_on bigint[] default null,
-    headers jsonb default null,
-    tags text[] default null,
+    headers jsonb default null, tags text[] default null,
     retention interval default null,
-    retry_policy text default null,
-    retry_delay interval default null,
-    retry_queue text default null,
-    limit_key text default null,
-    debounce_max interval default null,
+    retry_policy text default null, retry_delay interval default null, retry_queue text default null,
+    limit_key text default null, debounce_max interval default null,
     declared jsonb default null,
     run_if text default null, group_id bigint default null
 )
@@ -56,7 +50,6 @@ declare
     v_priority smallint;
     v_is_known boolean;
     v_wakes boolean;
-    v_is_offered boolean;
     v_retry jsonb;
     v_id bigint;
 begin
@@ -126,22 +119,18 @@ begin
             greatest(v_run_at, v_now), coalesce(enqueue.expires_in, t.expires_in, (enqueue.declared ->> 'expires_in')::interval)
         ),
         enqueue.max_attempts, enqueue.retention, v_retry, enqueue.key, enqueue.score, enqueue.limit_key, enqueue.timeout,
-        -- Null: such a job is announced, not offered. See _hand_off.
+        -- Due, and the first of its transaction. Null: it is announced at once, not offered. See _hand_off.
         case
-            when v_ready_at is null and enqueue.key is null and enqueue.limit_key is null
-                -- The first of its transaction.
-                and coalesce(current_setting('pgqueue.offered', true), '') = ''
+            when v_ready_at is null and coalesce(current_setting('pgqueue.offered', true), '') = ''
                 and current_setting('transaction_isolation') = 'read committed'
                 then exists (
                     select from pgqueue.idle_workers s
-                    where s.queue in (coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), '')
-                        and s.until > v_now
+                    where s.queue in (coalesce(enqueue.queue, t.queue, enqueue.declared ->> 'queue', 'default'), '') and s.until > v_now
                 )
         end
     from (values (1)) one (row)
     left join (
-        select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e where e.name = enqueue.task
-        offset 0
+        select e.queue, e.priority, e.expires_in, e.accumulate from pgqueue.effective_tasks e where e.name = enqueue.task offset 0
     ) t on true
     where enqueue.key is not null or coalesce(t.accumulate, (enqueue.declared ->> 'accumulate')::boolean) is not true
     returning
@@ -149,16 +138,15 @@ begin
         exists (select from pgqueue.lanes l where l.queue = jobs.queue and l.priority = jobs.priority)
         -- Else the clock has stepped back, and _register_lane() writes a mark.
         and coalesce((select h.at from pgqueue.horizons h order by h.n desc limit 1) <= jobs.created_at, true),
-        coalesce(
-            offered,
-            exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
-            or current_setting('transaction_isolation') <> 'read committed'
-        ),
-        -- Within this statement: SET CONSTRAINTS ALL IMMEDIATE fires the trigger at its end.
-        case when offered then set_config('pgqueue.offered', id::text, true) end is not null
-    into v_id, v_queue, v_priority, v_is_known, v_wakes, v_is_offered;
+        case
+            -- The trigger does the rest, at the end of this statement after SET CONSTRAINTS ALL IMMEDIATE.
+            when offered then set_config('pgqueue.offered', id::text, true) is null
+            when offered is null then current_setting('transaction_isolation') <> 'read committed'
+                or exists (select from pgqueue.idle_workers s where s.queue in (jobs.queue, '') and s.until > jobs.ready_at)
+        end
+    into v_id, v_queue, v_priority, v_is_known, v_wakes;
 
-    if v_is_known and not v_wakes then
+    if v_is_known and v_wakes is not true then
         return v_id;
     end if;
     if v_id is null then
@@ -167,8 +155,7 @@ begin
     if not v_is_known then
         perform pgqueue._register_lane(v_queue, v_priority, v_now);
     end if;
-    -- The trigger does the rest for a job that is offered: see _hand_off.
-    if v_wakes and not v_is_offered then
+    if v_wakes then
         perform pgqueue._wake(v_queue, coalesce(v_ready_at, v_now), 2, null);
     end if;
     return v_id;

@@ -3,10 +3,14 @@
 -- _wake reads one range of an index (the workers that serve this queue and are idle beyond the ready time) and notifies at
 -- most p_count of them, at random. The payload wake means that the job is ready: claim. The payload due means that it
 -- becomes ready while the worker is idle: call idle() for the time. Each is sent once for each transaction and queue.
+-- A transaction that commits gives that time, and wake has it in microseconds: so workers see how long commits take that
+-- wait for NOTIFY's lock, and leave idle where many do.
 -- Under an old snapshot (above READ COMMITTED) it cannot see which workers are idle, so it notifies all workers on the
 -- common channel. Never waits and locks nothing.
 
-create or replace function pgqueue._wake(p_queue text, p_ready_at timestamptz, p_count integer, p_except text)
+create or replace function pgqueue._wake(
+    p_queue text, p_ready_at timestamptz, p_count integer, p_except text, p_commits_at timestamptz default null
+)
 returns void
 language plpgsql
 volatile
@@ -25,7 +29,7 @@ begin
     end if;
 
     if current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
-        perform pg_notify(w.channel, v_payload)
+        perform pg_notify(w.channel, concat_ws(' ', v_payload, pgqueue._microseconds(p_commits_at)))
         from (
             select s.channel
             from (
@@ -50,7 +54,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._wake(text, timestamptz, integer, text) is
+comment on function pgqueue._wake(text, timestamptz, integer, text, timestamptz) is
     'Private: notifies at most p_count workers that serve p_queue and are idle beyond p_ready_at.';
 
 create or replace function pgqueue._may_notify()

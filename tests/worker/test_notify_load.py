@@ -1,0 +1,104 @@
+"""A worker leaves "idle" where its notifications make commits of producers wait for each other, and not elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import psycopg
+import pytest
+
+from pgqueue import App, Job
+from pgqueue.worker.notify_load import NotifyLoad
+from tests.calls import enqueue, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.worker.test_handoff import ready, takes_handoffs
+from tests.workers import NEVER, done, working
+
+
+def commits(load: NotifyLoad, producers: int, takes: float, pause: float = 0.0, seconds: float = 30.0) -> float | None:
+    """Let producers commit, each after its own last one and a pause; when the load says to leave idle, if it does.
+
+    NOTIFY's lock lets one commit at a time, which takes `takes` seconds; a commit waits for those before it.
+    """
+    rng = random.Random(1)
+    begins = [100.0 + rng.random() * (pause or takes) for _ in range(producers)]
+    free_at = 0.0
+    while (began := min(begins)) < 100.0 + seconds:
+        free_at = max(free_at, began) + takes
+        load.came(1, free_at)
+        if load.heard(free_at - began, free_at):
+            return free_at
+        begins[begins.index(began)] = free_at + (rng.expovariate(1 / pause) if pause else 0.0)
+    return None
+
+
+@pytest.mark.parametrize("takes", [0.0005, 0.002, 0.01, 0.05])
+def test_one_producer_never_makes_a_worker_leave_idle_however_it_commits(takes: float) -> None:
+    assert commits(NotifyLoad(), 1, takes) is None
+
+
+@pytest.mark.parametrize(("producers", "takes"), [(2, 0.01), (4, 0.01), (16, 0.01), (16, 0.004), (16, 0.1)])
+def test_producers_that_wait_for_each_other_do_so_at_once(producers: int, takes: float) -> None:
+    left_at = commits(NotifyLoad(), producers, takes)
+    assert left_at is not None
+    # Some commits are needed to see it.
+    assert left_at <= 100.0 + 12 * takes
+
+
+def test_a_quiet_trickle_of_slow_commits_and_a_fast_disk_do_not() -> None:
+    # 40 a second of 10 ms.
+    assert commits(NotifyLoad(), 8, 0.01, pause=0.19) is None
+    assert commits(NotifyLoad(), 32, 0.00005) is None
+
+
+def test_a_worker_stays_awake_while_the_load_lasts_and_no_longer() -> None:
+    load = NotifyLoad()
+    left_at = commits(load, 16, 0.01)
+    assert left_at is not None
+    # Nothing waits for the lock any more: a thousand a second.
+    for n in range(3_000):
+        load.came(2, left_at + n * 0.002)
+    ended_at = left_at + 6.0
+    assert load.pause(ended_at) == pytest.approx(0.005)
+    # Fewer than one commit would stand there now.
+    for n in range(40):
+        load.came(1, ended_at + n * 0.025)
+    assert load.pause(ended_at + 1.0) is None
+    assert load.pause(ended_at + 10.0) is None
+
+
+async def test_no_job_waits_when_a_worker_leaves_idle_or_is_idle_again(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    ran: Counter[int] = Counter()
+
+    @app.task
+    async def t(job: Job) -> None:
+        ran[job.id] += 1
+
+    async with working(app, database.dsn, name="a", poll_interval=NEVER, lease=600) as a:
+        await ready(conn, a)
+        other = database.connect(autocommit=False)
+        # It saw an idle worker, and commits when there is none any more.
+        saw_it = enqueue(other)
+        load = a._claimer.sleeper.load
+        loop = asyncio.get_running_loop()
+        # Notifications of commits of which sixteen wait for each other.
+        for n in range(20):
+            if load.heard(0.16, loop.time() + n * 0.01):
+                a._claimer.leave_idle()
+        load.came(1_000, loop.time())
+        await wait_until_async(lambda: not takes_handoffs(conn, "a"))
+        other.commit()
+        beside = enqueue(conn)
+        assert await done(conn, saw_it, beside) == ["succeeded"] * 2
+        # The load is over.
+        await ready(conn, a)
+        again = enqueue(conn)
+        assert await done(conn, again) == ["succeeded"]
+    assert ran == {saw_it: 1, beside: 1, again: 1}
+    assert value(conn, "select max(losses) from pgqueue.history") == 0
