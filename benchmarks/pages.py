@@ -54,7 +54,7 @@ def run(server: Server) -> Report:
         connection.execute("vacuum analyze pgqueue.jobs")
         connection.execute("select pgqueue.maintain()")
         times = {name: _time(connection, ask) for name, ask in _asked(connection).items()}
-        count = "select * from pgqueue._count_queues(now(), 5000)"
+        count = "select * from pgqueue._count_queues(now(), 10000)"
         sample = _time(connection, lambda: connection.execute(count).fetchall())
     slowest = max(times.values())
     rows = [(name, f"{spent:.1f}") for name, spent in times.items()]

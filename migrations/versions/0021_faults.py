@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "8fc6f5ebbbff4c04d5d66bb1a324f6a0781866105d44a756b900c1d8b9e92de3"
+SQL_DIGEST = "b9ec6058d299d2d1063802996461bdfffd1e2092cead68069f3f8d8eea2b461e"
 
 
 def upgrade() -> None:
@@ -67,3 +67,10 @@ def downgrade() -> None:
         " a lease that could not be extended in the gap gets a grace period.';"
     )
     run_sql("alter table pgqueue.workers drop database;")
+    run_sql(
+        """
+        drop index pgqueue.jobs_failed;
+        alter table pgqueue.samples drop column is_large, drop column counted_at;
+        comment on column pgqueue.samples.counted_to is 'Where counting stopped: a number as high as this means at least that many. Null: the numbers are exact.';
+        """  # noqa: E501
+    )

@@ -28,7 +28,7 @@ alter table pgqueue.schedules add constraint schedules_timezone_check check (
 drop type pgqueue.bulk_row;
 create type pgqueue.found_job as (id bigint, granularity "char", kept_until timestamptz, is_asked_to_stop boolean);
 comment on type pgqueue.found_job is 'Private: a job that fits a filter; granularity and kept_until lead to the partition of an ended one.';
-create index history_unfinished_by_id on pgqueue.history (state, id) where state <> 'succeeded';
+create index history_unfinished_by_id on pgqueue.history (state, id) include (queue) where state <> 'succeeded';
 
 -- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
 -- another one than was granted.
@@ -68,3 +68,11 @@ comment on column pgqueue.maintenance_runs.gap_at is
 alter table pgqueue.workers add database oid;
 comment on column pgqueue.workers.database is
     'The oid of the database in which it registered: in a copy of that, its row does not count. Null: of before this was recorded.';
+
+-- Large queues are counted whole, each in its turn, by indexes alone. The condition is written so that no other statement
+-- fits it: one that looks for a failed job by its id would read all of this index while it seems small.
+create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;
+alter table pgqueue.samples add column is_large boolean not null default false, add column counted_at timestamptz;
+comment on column pgqueue.samples.is_large is 'Whether the queue has too many jobs to be counted in each sample.';
+comment on column pgqueue.samples.counted_at is 'When the numbers were counted, save executing and oldest_due_at; null: never whole yet.';
+comment on column pgqueue.samples.counted_to is 'Where counting stopped: a number as high as this means at least that many. Null: the numbers were exact at counted_at.';

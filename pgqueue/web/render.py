@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatch
 from typing import Any
@@ -58,6 +58,7 @@ def environment() -> Environment:
     )
     found.filters.update(
         ago=ago,
+        counted=counted,
         fields=Fields,
         number=number,
         rate=rate,
@@ -124,6 +125,12 @@ def number(value: float | None, cut_at: int | None = None) -> str:
         return "–"
     found = f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
     return f"{found}+" if cut_at is not None and value >= cut_at else found
+
+
+def counted(numbers: Mapping[str, Any], name: str) -> str:
+    """Write a number of a queue: with + where counting stopped, with ~ where it was not counted in the last sample."""
+    found = number(numbers.get(name) or 0, numbers.get("counted_to"))
+    return f"~{found}" if numbers.get("counted_at") and name != "executing" else found
 
 
 def rate(value: float) -> str:

@@ -1,9 +1,11 @@
 -- Samples: the numbers of each queue every ten seconds, so that no reader has to count.
 --
--- Counting is bounded: about 100,000 entries of jobs_ready are read for all sub-lanes together, each from its head on,
--- so that a sample costs the same beside a backlog of thousands or of millions, and beside an old snapshot. A queue
--- with nothing in it has no row; the queue '' stands for all of them, and always has one. Inserts, reads, and deletes
--- the reports of workers that it adds up; locks nothing else.
+-- A queue of up to 10,000 jobs is counted whole each time (fewer where there are more than 30 lanes). A larger one is
+-- counted whole in its turn, one of sixty of them in each sample, so every ten minutes at least; between, its sample has
+-- the numbers of that count, with its time, and the time of its oldest due job is of now. So a sample costs the same
+-- beside a backlog of thousands or of millions, save the one queue. Lanes are read from their heads on, for an old snapshot
+-- keeps the entries of jobs that are gone. A queue with nothing in it has no row; the queue '' stands for all of them, and
+-- always has one. Inserts, reads, and deletes the reports of workers that it adds up; locks nothing else.
 
 create or replace function pgqueue._sample(p_now timestamptz)
 returns void
@@ -15,23 +17,57 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    -- At least 1,000, so that small queues are counted exactly however many there are.
-    v_most integer := greatest(1000, 100000 / greatest((select 2 * count(*) from pgqueue.lanes)::integer, 1));
+    v_most integer := least(
+        10000, greatest(1000, 600000 / greatest((select 2 * count(*) from pgqueue.lanes)::integer, 1))
+    );
 begin
-    with counted as (
-        select c.*, r.ended
-        from pgqueue._count_queues(p_now, v_most) c
+    with bounded as materialized (
+        select c.* from pgqueue._count_queues(p_now, v_most) c
+    ),
+    before as materialized (
+        select s.* from pgqueue._last_samples() s
+    ),
+    whole as (
+        select w.*
+        from pgqueue._count_queues(p_now, 2147483647, array(
+            select c.queue
+            from bounded c
+            left join before s on s.queue = c.queue
+            where c.is_cut
+            -- One that has become large has no count of before.
+            order by case when s.is_large then s.counted_at end nulls first, c.queue
+            limit ceil((select count(*) from bounded x where x.is_cut) / 60.0)
+        )) w
+    ),
+    counted as (
+        select
+            coalesce(c.queue, r.queue) as queue,
+            coalesce(w.waiting, b.waiting, c.waiting, 0) as waiting,
+            coalesce(w.due, b.due, c.due, 0) as due,
+            coalesce(w.scheduled, b.scheduled, c.scheduled, 0) as scheduled,
+            coalesce(w.failed, b.failed, c.failed, 0) as failed,
+            coalesce(w.blocked, b.blocked, c.blocked, 0) as blocked,
+            coalesce(c.executing, 0) as executing,
+            coalesce(w.dead, b.dead, c.dead, 0) as dead,
+            case when c.is_cut and w.queue is null and b.queue is null then v_most end as counted_to,
+            coalesce(c.is_cut, false) as is_large,
+            case when c.is_cut and w.queue is null then b.counted_at else p_now end as counted_at,
+            c.oldest_due_at,
+            coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
+            coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
+            r.ended
+        from bounded c
+        left join whole w on w.queue = c.queue
+        left join before b on b.queue = c.queue and c.is_cut and b.is_large and b.counted_at is not null
         full join pgqueue._take_reports() r on r.queue = c.queue
-        where c.queue is not null
     )
     insert into pgqueue.samples (
-        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended,
-        blocked_by_limit, blocked_by_parents
+        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
+        oldest_due_at, ended, blocked_by_limit, blocked_by_parents
     )
     select
-        p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead,
-        case when c.is_cut then v_most end, c.oldest_due_at, c.ended,
-        c.blocked_by_limit, c.blocked_by_parents
+        p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.counted_to, c.is_large,
+        c.counted_at, c.oldest_due_at, c.ended, c.blocked_by_limit, c.blocked_by_parents
     from counted c
     where c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or c.ended is not null
     union all
@@ -39,7 +75,7 @@ begin
     select
         p_now, 10, '', coalesce(sum(c.waiting), 0), coalesce(sum(c.due), 0), coalesce(sum(c.scheduled), 0),
         coalesce(sum(c.failed), 0), coalesce(sum(c.blocked), 0), coalesce(sum(c.executing), 0), coalesce(sum(c.dead), 0),
-        case when bool_or(c.is_cut) then v_most end, min(c.oldest_due_at),
+        max(c.counted_to), coalesce(bool_or(c.is_large), false), coalesce(min(c.counted_at), p_now), min(c.oldest_due_at),
         (
             select jsonb_object_agg(e.task, e.ended)
             from pgqueue._sum_ended(array(
@@ -55,160 +91,6 @@ end
 $$;
 
 comment on function pgqueue._sample(timestamptz) is 'Private: writes a sample of each queue, and aggregates the last ten minutes.';
-
-create or replace function pgqueue._count_queues(p_now timestamptz, p_most integer)
-returns table (
-    queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
-    dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer
-)
-language sql
-stable
-parallel safe
-rows 100
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-    with ready as (
-        select r.*
-        from (select distinct l.queue, l.priority from pgqueue.lanes l) l
-        cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._count_ready(l.queue, l.priority, s.resumed, p_now, p_most) r
-    ),
-    executing as (
-        select j.queue, count(*) as jobs
-        from (
-            select x.queue
-            from pgqueue.jobs x
-            where x.state = 'executing' and x.lease_expires_at >= pgqueue._lease_head()
-            limit 100000
-        ) j
-        group by j.queue
-    ),
-    waiting_for as (
-        select
-            j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit, sum(count(*)) over () as of_all
-        from (
-            select x.queue, left(x.blocked_on, 1) <> '@' as by_limit
-            from pgqueue.jobs x
-            -- Jobs with a key are counted by another index, save these.
-            where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
-            limit p_most
-        ) j
-        group by j.queue
-    ),
-    named as (
-        select l.queue from pgqueue.lanes l
-        union
-        select q.name from pgqueue.queues q
-        union
-        select e.queue from executing e
-        union
-        select a.queue from waiting_for a
-        union
-        select r.entry ->> 'queue' from pgqueue.worker_reports w cross join jsonb_array_elements(w.report -> 'jobs') r (entry)
-        union
-        -- Some queues have only dead or blocked jobs left.
-        select s.queue from pgqueue._last_samples() s
-    )
-    select
-        n.queue, coalesce(r.waiting, 0)::integer, coalesce(r.due, 0)::integer, coalesce(r.scheduled, 0)::integer,
-        coalesce(r.failed, 0)::integer, (k.jobs + coalesce(a.jobs, 0))::integer, coalesce(e.jobs, 0)::integer,
-        d.jobs::integer, coalesce(r.is_cut, false)
-            or greatest(k.jobs, (select max(x.of_all) from waiting_for x), d.jobs) >= p_most,
-        r.oldest_due_at,
-        (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer
-    from named n
-    left join (
-        select
-            x.queue, sum(x.waiting) as waiting, sum(x.due) as due, sum(x.scheduled) as scheduled, sum(x.failed) as failed,
-            bool_or(x.is_cut) as is_cut, min(x.oldest_due_at) as oldest_due_at
-        from ready x
-        group by x.queue
-    ) r on r.queue = n.queue
-    left join executing e on e.queue = n.queue
-    left join waiting_for a on a.queue = n.queue
-    cross join lateral (
-        select
-            count(*) filter (where b.state = 'blocked') as jobs,
-            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) <> '@') as by_limit,
-            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) = '@') as by_parents
-        from (
-            select x.state, x.blocked_on
-            from pgqueue.jobs x
-            where x.key is not null
-                and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
-                and x.blocked_on is distinct from '@parents'
-                and x.queue = n.queue
-            limit p_most
-        ) b
-    ) k
-    cross join lateral (
-        select count(*) as jobs
-        from (
-            select
-            from pgqueue.history h
-            where h.state <> 'succeeded' and h.queue = n.queue and h.state = 'dead'
-            limit p_most
-        ) x
-    ) d
-$$;
-
-comment on function pgqueue._count_queues(timestamptz, integer) is
-    'Private: the numbers of each queue, each counted to p_most at least; is_cut: some number may be higher.';
-
-create or replace function pgqueue._count_ready(
-    p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_most integer
-)
-returns table (
-    queue text, waiting bigint, due bigint, scheduled bigint, failed bigint, is_cut boolean, oldest_due_at timestamptz
-)
-language sql
-stable
-parallel safe
-rows 1
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-    select
-        p_queue, count(*) filter (where j.state = 'waiting'), count(*) filter (where j.ready_at <= p_now),
-        count(*) filter (where j.ready_at > p_now), count(*) filter (where j.state = 'failed'),
-        count(*) filter (where j.ready_at <= p_now) >= p_most or count(*) filter (where j.ready_at > p_now) >= p_most,
-        min(j.ready_at) filter (where j.ready_at <= p_now)
-    from pgqueue._head(p_queue, p_priority, p_resumed) h
-    cross join lateral (
-        (
-            select x.state, x.ready_at
-            from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = p_queue
-                and x.priority = p_priority
-                and x.resumed = p_resumed
-                and (x.ready_at, x.id) >= (h.head, h.head_id)
-                and x.ready_at <= p_now
-            order by x.ready_at, x.id
-            limit p_most
-        )
-        union all
-        (
-            select x.state, x.ready_at
-            from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = p_queue
-                and x.priority = p_priority
-                and x.resumed = p_resumed
-                and x.ready_at > p_now
-            order by x.ready_at, x.id
-            limit p_most
-        )
-    ) j
-$$;
-
-comment on function pgqueue._count_ready(text, smallint, boolean, timestamptz, integer) is
-    'Private: the ready jobs of a sub-lane, those that are due and those for later counted to p_most each.';
 
 create or replace function pgqueue._last_samples()
 returns setof pgqueue.samples
@@ -338,12 +220,12 @@ begin
         return;
     end if;
     insert into pgqueue.samples (
-        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, oldest_due_at, ended,
-        blocked_by_limit, blocked_by_parents
+        at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
+        oldest_due_at, ended, blocked_by_limit, blocked_by_parents
     )
     select
         v_until, 600, s.queue, max(s.waiting), max(s.due), max(s.scheduled), max(s.failed), max(s.blocked), max(s.executing),
-        max(s.dead), max(s.counted_to), v_until - max(s.at - s.oldest_due_at),
+        max(s.dead), max(s.counted_to), bool_or(s.is_large), max(s.counted_at), v_until - max(s.at - s.oldest_due_at),
         (
             select jsonb_object_agg(e.task, e.ended)
             from pgqueue._sum_ended(

@@ -34,7 +34,7 @@ rows 100
 set search_path = pg_catalog, pg_temp
 as $$
     with numbers as materialized (
-        select pgqueue._recent_numbers(p_now) as document
+        select pgqueue._numbers(p_now, true) as document
     ),
     queues as (
         select q.queue
