@@ -16,8 +16,10 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
+from psycopg.dbapi20 import register_dbapi20_adapters
 from psycopg.postgres import register_default_adapters, types
 from psycopg.rows import tuple_row
+from psycopg.types.array import register_all_arrays
 from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
@@ -85,8 +87,11 @@ class _Text(Loader):
 
 
 def _adapters(loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
+    # As psycopg makes its own when it is imported.
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
+    register_dbapi20_adapters(adapters)
+    register_all_arrays(adapters)
     set_json_loads(json.loads, adapters)
     for name, loader in loaders.items():
         adapters.register_loader(name, loader)

@@ -10,11 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.adapt import Loader
+from psycopg.rows import tuple_row
 from psycopg.types.datetime import TimedeltaDumper
 from psycopg.types.json import set_json_loads
 from psycopg.types.string import ByteaLoader, StrDumper, TextLoader
 
 import pgqueue
+from pgqueue.db.call import Cursor
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
 from tests.calls import job
@@ -139,3 +141,14 @@ def test_a_text_that_cannot_be_sent_is_refused_with_the_way_out(database: Databa
             with pytest.raises(InvalidArgument) as refused:
                 send()
             assert hint in str(refused.value.hint)
+
+
+def test_our_cursors_read_every_type_as_those_of_psycopg_do(conn: psycopg.Connection[Any]) -> None:
+    query = b"select array[1, 2]::bigint[], array['a'], now(), '[1]'::jsonb, interval '1 day', 1.5::numeric, true"
+    for binary in (False, True):
+        found = Cursor(conn, row_factory=tuple_row).execute(query, binary=binary).fetchone()
+        expected = conn.cursor(row_factory=tuple_row).execute(query, binary=binary).fetchone()
+        assert found is not None
+        assert expected is not None
+        assert [type(each) for each in found] == [type(each) for each in expected]
+        assert found[:2] == ([1, 2], ["a"])
