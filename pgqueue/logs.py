@@ -26,8 +26,8 @@ _FIELDS = ("job_id", "queue", "task", "attempt")
 # The attributes of every record; others came by `extra`.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
-# Control characters, save tab and newline.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# What changes how the rest is shown: controls, save tab and newline, other ends of lines, and marks of direction.
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 class HasFields(Protocol):
@@ -126,9 +126,14 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text with control characters, and characters that no file can take, written as escapes."""
+    """Return text with controls, marks of direction, and characters that no file can take, written as escapes."""
     text = text.encode("utf-8", "backslashreplace").decode()
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return CONTROLS.sub(
+        lambda found: (
+            found[0].encode("ascii", "backslashreplace").decode() if found[0] > "\x7f" else f"\\x{ord(found[0]):02x}"
+        ),
+        text,
+    )
 
 
 def one_line(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import psycopg
 import typer
@@ -15,6 +16,9 @@ from pgqueue.db.call import perform
 from pgqueue.errors import ConfigError
 from pgqueue.logs import printable
 from pgqueue.search import Filter, order_for, parse
+
+# How many a chunk changed, how many it skipped, and how many are left, where that is known.
+_Chunk: TypeAlias = tuple[int, int, int | None]
 
 
 def filters(
@@ -68,22 +72,42 @@ def run(
         if wanted:
             if not yes:
                 _ask_for_found(connection, action, wanted, where)
-            changed, skipped = _run_found(connection, action, wanted, chunk)
+            run_chunks = _run_found(connection, action, wanted, chunk)
         else:
             if not job_ids and not yes:
                 _ask(connection, action, given, described)
-            changed, skipped = _run_chunks(connection, action, given, chunk)
+            run_chunks = _run_chunks(connection, action, given, chunk)
+        changed, skipped = _counted(action, outcome, run_chunks)
     if as_json:
         output.print_json({"action": action, "changed": changed, "passed_over": skipped})
     else:
-        noun = "job" if changed == 1 else "jobs"
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
         unfit = len(set(job_ids or ())) - changed - skipped
         if unfit > 0:
             rest += f"; {unfit} skipped: no such job, or none that fits: {_fitting(action, given)}"
-        output.line(f"{changed} {noun} {outcome}{rest}")
+        output.line(f"{_jobs(changed)} {outcome}{rest}")
     if job_ids and not changed:
         raise typer.Exit(1)
+
+
+def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, int]:
+    """Act chunk by chunk, and count; say how far it came if it is interrupted, or fails."""
+    changed = skipped = 0
+    try:
+        with progress(action) as line:
+            for more, left, total in chunks:
+                changed += more
+                skipped += left
+                line.show(changed, None if total is None else changed + total)
+    except BaseException as error:
+        if changed or isinstance(error, KeyboardInterrupt):
+            output.message(f"{_jobs(changed)} {outcome} before this ended, and perhaps those of the chunk under way")
+        raise
+    return changed, skipped
+
+
+def _jobs(number: int) -> str:
+    return f"{number} job{'' if number == 1 else 's'}"
 
 
 def _fitting(action: str, given: dict[str, object]) -> str:
@@ -146,42 +170,34 @@ def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Fil
     _confirm(action, len(found.ids), not is_more, is_more, printable(where))
 
 
-def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> tuple[int, int]:
+def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> Iterator[_Chunk]:
     """Search and act, in the order for the action; jobs that are enqueued meanwhile are left."""
     newest = search(connection, wanted, 1)
     if not newest:
-        return 0, 0
+        return
     order, wanted = order_for(action), {**wanted, "id_to": newest[0]}
-    changed = skipped = 0
     after: str | None = None
-    with progress(action) as line:
-        while True:
-            found = perform(connection, observe.search(order, wanted, after, chunk, ROWS))
-            if found.ids:
-                done = perform(connection, operate.bulk(action, {"job_ids": found.ids}, chunk))
-                changed += done.changed
-                skipped += len(found.ids) - done.changed
-            line.show(changed, None)
-            after = found.next
-            if after is None:
-                return changed, skipped
+    while True:
+        found = perform(connection, observe.search(order, wanted, after, chunk, ROWS))
+        if found.ids:
+            done = perform(connection, operate.bulk(action, {"job_ids": found.ids}, chunk))
+            yield done.changed, len(found.ids) - done.changed, None
+        after = found.next
+        if after is None:
+            return
 
 
 def _run_chunks(
     connection: psycopg.Connection[Any], action: str, given: dict[str, object], chunk: int
-) -> tuple[int, int]:
-    changed = skipped = 0
-    with progress(action) as line:
-        after: object = None
-        while True:
-            done = perform(connection, operate.bulk(action, given, chunk, after))
-            changed += done.changed
-            skipped += done.passed_over
-            after = done.next_after
-            # A count that is not exact means only that there is more.
-            line.show(changed, changed + done.left_over if done.is_exact else None)
-            if after is None:
-                return changed, skipped
+) -> Iterator[_Chunk]:
+    after: object = None
+    while True:
+        done = perform(connection, operate.bulk(action, given, chunk, after))
+        # A count that is not exact means only that there is more.
+        yield done.changed, done.passed_over, done.left_over if done.is_exact else None
+        after = done.next_after
+        if after is None:
+            return
 
 
 def search(connection: psycopg.Connection[Any], wanted: Filter, most: int, order: str = "newest") -> list[int]:

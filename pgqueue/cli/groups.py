@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from pgqueue.cli import bulk, output
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Yes, commands
 from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
 from pgqueue.db import groups, operate
+from pgqueue.db.call import perform
 
 app = commands("List groups of jobs, show one, and act on their members.")
 
@@ -51,12 +52,13 @@ def show_group(
     dsn: Dsn = None,
 ) -> None:
     """Show the progress of a group, what it waits for, and its members."""
-    found = ask(dsn, groups.find_group(group_id, 1_000_000))
-    if found is None:
-        output.not_found(f"There is no group {group_id}")
+    with connected(dsn) as connection:
+        found = perform(connection, groups.find_group(group_id, 1_000_000))
+        if found is None:
+            output.not_found(f"There is no group {group_id}")
+        members = perform(connection, groups.members(group_id, state, limit))
     progress, why = found
     detail = why["detail"]
-    members = ask(dsn, groups.members(group_id, state, limit))
     if as_json:
         output.print_json({**progress, "detail": detail, "members": members})
         return

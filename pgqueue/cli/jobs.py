@@ -127,12 +127,13 @@ def _as_filter(only: Mapping[str, Any]) -> Filter:
 @app.command(name="show")
 def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Show everything about one job."""
-    job = ask(dsn, operate.find_job(job_id))
-    if job is None:
-        output.no_job(job_id)
-    parents, steps = ask(dsn, groups.relations(job_id)) or ([], [])
-    children = ask(dsn, groups.children(job_id, 1000))
-    why = ask(dsn, operate.explain(job_id))
+    with connected(dsn) as connection:
+        job = perform(connection, operate.find_job(job_id))
+        if job is None:
+            output.no_job(job_id)
+        parents, steps = perform(connection, groups.relations(job_id)) or ([], [])
+        children = perform(connection, groups.children(job_id, 1000))
+        why = perform(connection, operate.explain(job_id))
     waits = why["detail"] if why["state"] == "blocked" or why["reason"] in ("event", "sleep") else None
     if as_json:
         more = {"parents": parents, "children": children, "steps": steps, "waits": waits}

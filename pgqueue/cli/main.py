@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, MutableMapping
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import psycopg
@@ -163,6 +164,10 @@ def main() -> NoReturn:
     if sys.stdout is None:
         # stdin, stdout or stderr was closed: no socket must get its number.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A name with a character that the terminal's encoding lacks is shown as an escape.
+            stream.reconfigure(errors="backslashreplace")
     try:
         if sys.argv[1:] == ["--version"]:
             # Without typer, which imports pydantic to read any option.

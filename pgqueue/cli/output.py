@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import UTC, datetime
 from typing import NoReturn, TextIO
@@ -10,7 +11,7 @@ from typing import NoReturn, TextIO
 import typer
 
 from pgqueue.db.json import Document
-from pgqueue.logs import printable
+from pgqueue.logs import CONTROLS, printable
 
 
 def line(text: object, style: str | None = None) -> None:
@@ -37,7 +38,7 @@ def flush() -> None:
 def print_json(value: object) -> None:
     """Print a value, or documents as PostgreSQL wrote them, as indented JSON."""
     # Not orjson: PostgreSQL holds numbers beyond 64 bits.
-    sys.stdout.write(_indented(value) + "\n")
+    sys.stdout.write(_printable_json(_indented(value)) + "\n")
 
 
 def not_found(text: str) -> NoReturn:
@@ -102,6 +103,19 @@ def _write(stream: TextIO, text: object, style: str | None) -> None:
             shown, fg=None if style in ("dim", "bold") else style, dim=style == "dim", bold=style == "bold"
         )
     stream.write(shown + "\n")
+
+
+def _printable_json(text: str) -> str:
+    """Escape as JSON does what a terminal would not show, or what stdout cannot encode."""
+    try:
+        text.encode(sys.stdout.encoding)
+        characters = CONTROLS
+    except UnicodeEncodeError:
+        characters = _NOT_ASCII
+    return characters.sub(lambda found: json.dumps(found[0])[1:-1], text)
+
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7e]")
 
 
 def _indented(value: object) -> str:
