@@ -73,6 +73,9 @@ class Identity:
             "clock": round(time.time(), 3),
             "listen": self._config.listen,
             "pooled": self._config.pooled,
+            # For explain(): which queues it serves first.
+            "strategy": self._config.strategy,
+            **({"weights": list(weights)} if (weights := self._config.weights) and len(set(weights)) > 1 else {}),
             "instance": self.instance,
             "processes_of": _process_table(),
             **({} if _supervisor is None else {"supervisor": _supervisor}),

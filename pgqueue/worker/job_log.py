@@ -91,6 +91,18 @@ class JobLog:
         if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
             _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
 
+    def suspended(self, held: Held) -> None:
+        """This job waits for a time, an event or other jobs, and the attempt does not count."""
+        self._counts.ended(held, "snoozed")
+        self._catch_up([held])
+        if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
+            _write(logging.INFO, held, f"is suspended after {_seconds(held)}", {"state": "snoozed"})
+
+    def cancelled(self, held: Held) -> None:
+        """This job was cancelled on request, before or after its handler began."""
+        self._counts.ended(held, "cancelled")
+        self._catch_up([held])
+
     async def close(self) -> None:
         """Write the pending lines."""
         if self._asking is not None:

@@ -99,6 +99,7 @@ class Reporter:
         elif held.ended is End.SUSPENDED:
             self._leases.remove(held)
             self._events.report("snoozed", held)
+            self._job_log.suspended(held)
         elif held.is_locked or held.ended in (End.RELEASED, End.SNOOZED):
             self._returns.append(held)
         else:
@@ -279,6 +280,7 @@ class Reporter:
                 self._events.lost(held, "its reservation was over when it was given back")
             elif held.kind == "Cancel":
                 self._events.report("cancelled", held, {"class": held.kind, "message": held.reason})
+                self._job_log.cancelled(held)
             else:
                 self._events.report("released", held)
             if not self._knows(held.row.task):

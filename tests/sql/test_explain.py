@@ -290,3 +290,63 @@ def test_a_silent_worker_serves_no_queue(conn: psycopg.Connection, clock: Clock)
     assert (found.reason, found.detail) == ("no_worker", "no living worker serves queue default")
     call(conn, "beat", "w")
     assert explain(conn, job_id).reason == "turn"
+
+
+def test_a_payload_behind_the_backoff_of_a_later_one_says_until_when(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set(NOON)
+    call(conn, "declare_task", "t", accumulate=True)
+    early, late = enqueue(conn, "t", {"n": 1}, key="k", delay="5 s"), enqueue(conn, "t", {"n": 2}, key="k")
+    row = reserve_one(conn)
+    assert row.id == late
+    call(conn, "fail", late, row.reservation, retry_in="1 min")
+    clock.advance("10 s")
+    for _ in range(2):
+        found = explain(conn, early)
+        assert (found.reason, found.behind, found.until) == ("key", late, job(conn, late).due_at)
+        # The claim finds the same, and blocks it.
+        assert table(conn, "reserve", "w", 10) == []
+    clock.advance("51 s")
+    assert len(table(conn, "reserve", "w", 10)) == 2
+
+
+def test_payloads_of_one_batch_are_not_ahead_of_each_other(conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "t", accumulate=True)
+    call(conn, "hello", "w")
+    _first, second = enqueue(conn, "t", {"n": 1}, key="k"), enqueue(conn, "t", {"n": 2}, key="k")
+    assert explain(conn, second).reason == "turn"
+
+
+@pytest.mark.parametrize(
+    ("info", "queues", "expected"),
+    [
+        ({}, None, ["high", "old"]),
+        ({"strategy": "weighted", "weights": [1, 2]}, None, []),
+        ({"strategy": "round_robin"}, None, []),
+        ({"strategy": "strict"}, ["low", "mail", "high"], ["low"]),
+        ({"strategy": "lag"}, None, ["old"]),
+    ],
+)
+def test_a_job_whose_workers_serve_other_queues_first_says_which(
+    conn: psycopg.Connection, clock: Clock, info: dict[str, Any], queues: list[str] | None, expected: list[str]
+) -> None:
+    clock.set(NOON)
+    enqueue_many(conn, 3, queue="old")
+    clock.advance("1 min")
+    job_id = enqueue(conn, queue="mail")
+    clock.advance("1 min")
+    enqueue_many(conn, 2, queue="high", priority=5)
+    enqueue_many(conn, 2, queue="low", priority=-5)
+    enqueue_many(conn, 2, queue="paused", priority=9)
+    call(conn, "pause_queue", "paused")
+    call(conn, "hello", "w", queues, Jsonb(info))
+    found = explain(conn, job_id)
+    assert found.reason == "turn"
+    first = found.detail.partition("serve first: ")[2]
+    assert [each.split()[1].rstrip(",") for each in first.split("; ") if each] == sorted(
+        expected, key=lambda name: name != "old"
+    )
+    if "old" in expected:
+        assert "queue old, priority 0 (3 due)" in first
+    # A worker that serves it alone serves nothing before it.
+    call(conn, "hello", "other", ["mail"])
+    assert "serve first" not in explain(conn, job_id).detail

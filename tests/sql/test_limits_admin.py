@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.calls import call, enqueue, reserve, value
+from tests.calls import call, enqueue, enqueue_many, reserve, value
 
 
 def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
@@ -230,3 +230,18 @@ def test_a_mistake_is_refused_with_a_hint(conn: psycopg.Connection) -> None:
         with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
             call(conn, function, *args, **named)
         assert hinted in (refused.value.diag.message_hint or ""), (function, args, named)
+
+
+def test_due_jobs_of_a_queue_at_its_limit_wait_for_it(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "queue", "mail", max_executing=2)
+    call(conn, "set_limit", "queue", "slow", rate=1, per="1 h")
+    for queue in ("mail", "slow"):
+        enqueue_many(conn, 5, queue=queue)
+        enqueue_many(conn, 2, queue=queue, priority=7)
+        enqueue(conn, queue=queue, delay="1 h")
+    waiting = {each["target"]: each["parked"] for each in limits(conn)}
+    assert waiting == {"mail": 0, "slow": 0}
+    reserve(conn, 10)
+    for recent in (False, True):
+        found = call(conn, "stats", recent=recent)["limits"]
+        assert {each["target"]: each["parked"] for each in found} == {"mail": 5, "slow": 6}

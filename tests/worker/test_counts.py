@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import threading
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import psycopg
 
+from pgqueue import App
 from pgqueue.db.consume import JobRow
+from pgqueue.job import Job
 from pgqueue.worker.counts import BOUNDS, MOST, Counts, Times, Totals
 from pgqueue.worker.held import Held
-from tests.calls import enqueue, enqueue_many, value
-from tests.facts import wait_until
+from tests.calls import call, enqueue, enqueue_many, job, value
+from tests.databases import Database
+from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
 from tests.worker.test_health import get
-from tests.workers import write_module
+from tests.workers import done, working, write_module
 
 
 def held(task: str = "t", seconds: float = 0.1, waited: float = 2.0, claims: int = 1) -> Held:
@@ -161,3 +165,32 @@ def test_a_worker_reports_what_ended_and_serves_it(
         ("fails_in_a_thread", "started"): 3,
         ("fails_in_a_thread", "dead"): 3,
     }
+
+
+async def test_a_cancel_on_request_and_a_sleep_are_counted(database: Database) -> None:
+    conn, app = database.connect(), App()
+    began = asyncio.Event()
+
+    @app.task
+    async def hangs() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    @app.task
+    async def sleeps(job: Job) -> None:
+        await job.sleep("nap", "1 day")
+
+    async with working(app, database.dsn) as worker:
+        asked, asleep = enqueue(conn, "hangs"), enqueue(conn, "sleeps")
+        await began.wait()
+        call(conn, "cancel", asked)
+        assert await done(conn, asked) == ["cancelled"]
+        await wait_until_async(lambda: job(conn, asleep).state == "waiting")
+        counted: dict[tuple[str, str], int] = {}
+
+        def count() -> bool:
+            for entry in worker.counts.entries():
+                counted.update({(entry["task"], name): entry.get(name, 0) for name in ("cancelled", "snoozed")})
+            return (counted["hangs", "cancelled"], counted["sleeps", "snoozed"]) == (1, 1)
+
+        await wait_until_async(count)

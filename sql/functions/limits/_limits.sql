@@ -217,7 +217,17 @@ as $$
                             end
                         limit p_most
                     ) c
-                )
+                ) + case
+                    -- A limit on a queue blocks no job: a claim takes fewer of those that are due.
+                    when l.kind = 'queue' and (e.executing >= l.max_executing or s.started >= l.rate)
+                    then (
+                        select coalesce(sum(r.due), 0)
+                        from (select distinct a.priority from pgqueue.lanes a where a.queue = l.target) a
+                        cross join (values (false), (true)) b (resumed)
+                        cross join lateral pgqueue._count_ready(l.target, a.priority, b.resumed, pgqueue._clock(), p_most) r
+                    )
+                    else 0
+                end
             )
             order by l.kind, l.target
         ),

@@ -137,7 +137,7 @@ as $$
 declare
     v_ahead record;
 begin
-    behind := pgqueue._ahead_in_key(p_job.queue, p_job.key, p_job.id, p_now);
+    behind := pgqueue._ahead_in_key(p_job, p_now);
     if behind is null and p_job.state <> 'blocked' then
         return;
     end if;
@@ -159,62 +159,90 @@ $$;
 comment on function pgqueue._explain_key(pgqueue.jobs, timestamptz) is
     'Private: which job of its key is ahead of a job; null: its key is free.';
 
-create or replace function pgqueue._ahead_in_key(p_queue text, p_key text, p_id bigint, p_now timestamptz)
+-- As _order decides it, for one job.
+create or replace function pgqueue._ahead_in_key(p_job pgqueue.jobs, p_now timestamptz)
 returns bigint
-language sql
+language plpgsql
 stable
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 set enable_sort = off
 as $$
-    select coalesce(
+declare
+    v_is_payload boolean := exists (select from pgqueue.effective_tasks t where t.name = p_job.task and t.accumulate);
+    v_ahead record;
+begin
+    select j.id
+    into v_ahead
+    from pgqueue.jobs j
+    where j.state = 'executing'
+        and j.key is not null
+        and (j.leader is null or j.leader = j.id)
+        and j.queue = p_job.queue
+        and j.key >= p_job.key collate "C"
+        and j.key <= p_job.key collate "C"
+    order by j.key, j.queue
+    limit 1;
+    if found then
+        return v_ahead.id;
+    end if;
+    if v_is_payload then
+        select a.id
+        into v_ahead
+        from pgqueue._ahead_of_payload(
+            true, p_job.queue, p_job.key, p_job.task, p_job.limit_key, p_job.reservation = 0, p_job.has_steps, p_now
+        ) a
+        where a.id <> p_job.id;
+        if found then
+            return v_ahead.id;
+        end if;
+    end if;
+    select f.id, f.task, f.limit_key
+    into v_ahead
+    from (
         (
-            select j.id
+            select j.id, j.task, j.limit_key
             from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.key is not null
-                and (j.leader is null or j.leader = j.id)
-                and j.queue = p_queue
-                and j.key >= p_key collate "C"
-                and j.key <= p_key collate "C"
-            order by j.key, j.queue
+            where j.key is not null
+                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                and j.blocked_on is distinct from '@parents'
+                and j.queue = p_job.queue
+                and j.key = p_job.key
+                and j.id < p_job.id
+            order by j.queue, j.key, j.id
             limit 1
-        ),
-        least(
-            (
-                select j.id
-                from pgqueue.jobs j
-                where j.key is not null
-                    and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                    and j.blocked_on is distinct from '@parents'
-                    and j.queue = p_queue
-                    and j.key = p_key
-                    and j.id < p_id
-                order by j.queue, j.key, j.id
-                limit 1
-            ),
-            (
-                select j.id
-                from pgqueue.jobs j
-                where j.key is not null
-                    and j.state = 'waiting'
-                    and j.reservation = 0
-                    and j.queue = p_queue
-                    and j.key = p_key
-                    and j.id < p_id
-                    and j.run_at <= p_now
-                order by j.queue, j.key, j.id
-                limit 1
-            )
         )
-    )
+        union all
+        (
+            select j.id, j.task, j.limit_key
+            from pgqueue.jobs j
+            where j.key is not null
+                and j.state = 'waiting'
+                and j.reservation = 0
+                and j.queue = p_job.queue
+                and j.key = p_job.key
+                and j.id < p_job.id
+                and j.run_at <= p_now
+            order by j.queue, j.key, j.id
+            limit 1
+        )
+    ) f
+    order by f.id
+    limit 1;
+    -- Payloads of one batch do not wait for each other.
+    if v_is_payload and v_ahead.task = p_job.task and v_ahead.limit_key is not distinct from p_job.limit_key then
+        return null;
+    end if;
+    return v_ahead.id;
+end
 $$;
 
-comment on function pgqueue._ahead_in_key(text, text, bigint, timestamptz) is
-    'Private: the job of a key that executes, else the first that holds a position before job p_id.';
+comment on function pgqueue._ahead_in_key(pgqueue.jobs, timestamptz) is
+    'Private: the job of its key that a job waits for: the one that executes, one whose batch stands still, or the first position.';
 
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
@@ -270,3 +298,65 @@ $$;
 
 comment on function pgqueue._jobs_ahead(pgqueue.jobs, timestamptz) is
     'Private: how many jobs of its lane are due before a job that is due.';
+
+-- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first.
+create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
+returns text
+language sql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    with ways as (
+        select row_number() over () as way, d.*
+        from (
+            select distinct
+                w.queues, coalesce(w.info ->> 'strategy', 'weighted') as strategy,
+                w.info ? 'weights' or pgqueue._draws_slots(w.queues, null, coalesce(w.info ->> 'strategy', 'weighted')) as draws
+            from pgqueue._living_workers_of(p_job.queue, p_now) w
+        ) d
+    ),
+    due as (
+        select w.way, w.strategy, w.draws, w.queues, l.queue, l.priority, min(l.lane_ready_at) as first_at
+        from ways w
+        cross join lateral pgqueue._due_lanes(w.queues, p_now) l
+        where not exists (select from pgqueue.queues q where q.name = l.queue and q.paused_at is not null)
+        group by w.way, w.strategy, w.draws, w.queues, l.queue, l.priority
+    ),
+    ahead as (
+        select d.way, d.queue, d.priority
+        from due d
+        join due own on own.way = d.way and own.queue = p_job.queue and own.priority = p_job.priority
+        where case
+            when d.queue = p_job.queue then d.priority > p_job.priority
+            when d.draws then false
+            when d.strategy = 'strict' then array_position(d.queues, d.queue) < array_position(d.queues, p_job.queue)
+            when d.strategy = 'lag' then (
+                select min(x.first_at) from due x where x.way = d.way and x.queue = d.queue
+            ) < (select min(x.first_at) from due x where x.way = d.way and x.queue = p_job.queue)
+            else d.priority > p_job.priority or (d.priority = p_job.priority and d.first_at < own.first_at)
+        end
+    )
+    select string_agg(
+        format('queue %s, priority %s (%s due)', a.queue, a.priority, case when a.jobs >= 1000 then '1000 or more' else a.jobs::text end),
+        '; ' order by a.jobs desc, a.queue
+    )
+    from (
+        select x.queue, x.priority, (
+            select sum(r.due)
+            from (values (false), (true)) s (resumed)
+            cross join lateral pgqueue._count_ready(x.queue, x.priority, s.resumed, p_now, 1000) r
+        ) as jobs
+        from ahead x
+        where x.way = (
+            select w.way from ways w left join ahead y on y.way = w.way group by w.way order by count(y.way), w.way limit 1
+        )
+        order by x.priority desc, x.queue
+        limit 5
+    ) a
+$$;
+
+comment on function pgqueue._lanes_ahead(pgqueue.jobs, timestamptz) is
+    'Private: the lanes with due jobs that the workers of a due job serve before its own, five of them, in words.';

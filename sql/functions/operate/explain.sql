@@ -126,9 +126,12 @@ begin
         return;
     end if;
     reason := 'turn';
-    detail := format(
-        'it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
-        pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue
+    detail := concat(
+        format(
+            'it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
+            pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue
+        ),
+        '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now)
     );
 end
 $$;
@@ -230,10 +233,24 @@ language sql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
+as $$
+    select count(*) from pgqueue._living_workers_of(p_queue, p_now) w
+$$;
+
+comment on function pgqueue._workers_of(text, timestamptz) is
+    'Private: how many living workers claim from a queue.';
+
+create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
+returns setof pgqueue.workers
+language sql
+stable
+parallel safe
+rows 10
+set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
-    select count(*)
+    select w.*
     from pgqueue.workers w
     where (w.queues is null or p_queue = any (w.queues))
         -- One that an operator made quiet, or stops, claims nothing.
@@ -248,5 +265,5 @@ as $$
         end)
 $$;
 
-comment on function pgqueue._workers_of(text, timestamptz) is
-    'Private: how many living workers claim from a queue.';
+comment on function pgqueue._living_workers_of(text, timestamptz) is
+    'Private: the living workers that claim from a queue.';
