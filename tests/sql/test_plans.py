@@ -16,7 +16,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
-from tests.databases import Cloner
+from tests.databases import Cloner, Database
 
 WAITING = FUTURE = 30_000
 EXECUTING = 2_000
@@ -249,6 +249,37 @@ def test_a_claim_planned_on_empty_vacuumed_tables_reads_no_more(cloner: Cloner) 
     check(nodes)
     assert max(node.rows for node in of_ready_index(nodes)) == 100
     cloner.drop(database)
+
+
+@pytest.mark.parametrize("call", ["complete_many", "fail_many"])
+def test_ends_beside_an_old_snapshot_read_their_own_rows(
+    call: str, database: Database, conn: psycopg.Connection
+) -> None:
+    """A vacuum finds the table all but empty, while its index has every entry that the snapshot may still see."""
+    conn.execute("alter table pgqueue.jobs set (autovacuum_enabled = off)")
+    conn.execute("vacuum pgqueue.jobs")
+
+    def ends(many: str, count: int = 10) -> int:
+        enqueue_many(conn, count)
+        ids, reservations = pairs(reserve(conn, count))
+        ending = (
+            f"explain (analyze, buffers, format json) select * from pgqueue.{many}(array{ids}, array{reservations})"
+        )
+        plan = value(conn, ending)[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+    old = database.connect()
+    old.execute("begin isolation level repeatable read")
+    old.execute("select txid_current(), count(*) from pgqueue.jobs")
+    ends(call)
+    few = ends(call)
+    for _ in range(20):
+        ends("complete_many", 100)
+    conn.execute("vacuum pgqueue.jobs")
+    # Its plans are made now.
+    conn.execute("discard plans")
+    ends(call)
+    assert ends(call) < few + 80
 
 
 def test_reserve_of_named_queues_in_strict_order_does_so_too(explained: Explained) -> None:

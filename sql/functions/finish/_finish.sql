@@ -3,6 +3,8 @@
 -- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
 -- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
 -- if not, the caller has locked the row and read its reservation.
+-- A statement of its own finds and locks the rows: joined by id, a plan that was made while the table was empty reads
+-- every entry of the index, also those that an old snapshot keeps from being removed.
 -- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
 -- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key
 -- pay nothing for that, and without limits there is one probe.
@@ -35,6 +37,7 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_gone record;
+    v_rows tid[] := pgqueue._lock_held(p_job_ids, p_reservations, p_executing);
     v_parents bigint[];
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
@@ -45,16 +48,14 @@ begin
     loop
         begin
             with wanted as materialized (
-                select w.id, w.reservation, w.result, w.merged_into, coalesce(w.error, p_error) as error
-                from unnest(p_job_ids, p_reservations, p_results, p_merged_into, p_errors) w (id, reservation, result, merged_into, error)
-                order by w.id
+                select w.row_ctid, w.result, w.merged_into, coalesce(w.error, p_error) as error
+                from unnest(v_rows, p_results, p_merged_into, p_errors) w (row_ctid, result, merged_into, error)
+                where w.row_ctid is not null
             ),
             gone as (
                 delete from pgqueue.jobs j
                 using wanted w
-                where j.id = w.id
-                    and j.reservation = w.reservation
-                    and (j.state = 'executing') = p_executing
+                where j.ctid = w.row_ctid
                 -- Columns by name: * would also copy the ones that history does not keep.
                 returning
                     w.result, w.merged_into, w.error, j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention,
@@ -142,6 +143,41 @@ comment on function pgqueue._finish(
     bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
 ) is
     'Private: moves jobs to history under their reservations, and returns their ids; p_follow: also settles the jobs that depend on them.';
+
+create or replace function pgqueue._lock_held(p_job_ids bigint[], p_reservations bigint[], p_executing boolean)
+returns tid[]
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+begin
+    return array(
+        select l.row_ctid
+        from (
+            select u.id, u.reservation, u.n
+            from unnest(p_job_ids, p_reservations) with ordinality u (id, reservation, n)
+            order by u.id
+        ) w
+        left join lateral (
+            select j.ctid as row_ctid
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and (j.state = 'executing') = p_executing
+            for update
+        ) l on true
+        order by w.n
+    );
+end
+$$;
+
+comment on function pgqueue._lock_held(bigint[], bigint[], boolean) is
+    'Private: locks jobs under their reservations, in id order, and returns their ctids in the order given; null where one is not held.';
 
 -- In later statements than the one that removed the rows. p_executing: the jobs were executing.
 create or replace function pgqueue._follow_ends(

@@ -135,10 +135,10 @@ declare
     v_kept bigint[];
 begin
     with promised as materialized (
-        select p.*
+        select p.*, h.row_ctid
         from unnest(p_job_ids) w (id)
         cross join lateral (
-            select j.id, j.reservation from pgqueue.jobs j where j.id = w.id limit 1
+            select j.id, j.reservation, j.ctid as row_ctid from pgqueue.jobs j where j.id = w.id limit 1
         ) h
         cross join lateral (
             select x.job_id, x.until, x.lease
@@ -161,7 +161,7 @@ begin
             -- Not below the clock of a transaction with an xid: see _heads.
             lease_expires_at = greatest(least(p.until, pgqueue._after(p_now, p.lease)), pgqueue._ready_at(null))
         from promised p
-        where j.id = p.job_id
+        where j.ctid = p.row_ctid
         returning j.id
     )
     select array_agg(k.id) into v_kept from kept k;

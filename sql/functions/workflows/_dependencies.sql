@@ -353,7 +353,9 @@ begin
                     else v_now + (w.n - 1) * interval '1 us'
                 end
             from unnest(p_ids) with ordinality w (id, n)
-            where j.id = w.id
+            -- By ctid: see _finish.
+            cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = w.id limit 1) l
+            where j.ctid = l.row_ctid
             returning j.queue, j.priority, j.ready_at
         )
         select r.queue, r.priority, min(r.ready_at) as ready_at

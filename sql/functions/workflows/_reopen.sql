@@ -31,7 +31,8 @@ begin
     loop
         -- A parent that has ended again meanwhile keeps its recorded state.
         v_parents := array(
-            select w.id from unnest(v_parents) w (id) where exists (select from pgqueue.jobs j where j.id = w.id)
+            -- Not EXISTS, which may become a join that begins with all jobs.
+            select w.id from unnest(v_parents) w (id) where (select true from pgqueue.jobs j where j.id = w.id)
         );
         exit when not pgqueue._has_children(v_parents);
         select array_agg(l.row_ctid), array_agg(distinct l.child)
@@ -352,7 +353,7 @@ begin
                 where x.child = w.id and x.ended in ('dead', 'cancelled')
                 for update skip locked
             ) l
-            where exists (select from pgqueue.jobs j where j.id = l.parent limit 1)
+            where (select true from pgqueue.jobs j where j.id = l.parent)
         )
     );
 end
