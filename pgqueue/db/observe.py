@@ -26,17 +26,17 @@ class Page:
 
 def stats() -> Call[dict[str, Any]]:
     """Read the numbers of the queue from its last samples."""
-    return Call(b"select pgqueue.stats(recent => true)", (), read_first)
+    return Call(b"select pgqueue.legible(pgqueue.stats(recent => true))", (), read_first)
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:
     """Read the numbers for a monitor: name, labels, value."""
-    return Call(b"select name, labels, value from pgqueue.metrics()", (), read_rows)
+    return Call(b"select name, pgqueue.legible(labels), value from pgqueue.metrics()", (), read_rows)
 
 
 def doctor() -> Call[list[dict[str, str]]]:
     """Read the problems, the worst first."""
-    return Call(b"select to_jsonb(d) from pgqueue.doctor() d", (), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(d)) from pgqueue.doctor() d", (), read_column)
 
 
 # How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.
@@ -71,11 +71,14 @@ def search(
 
 def dead_groups(queue: str | None) -> Call[list[dict[str, Any]]]:
     """Read the dead jobs by their last error, the latest first."""
-    return Call(b"select to_jsonb(d) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column)
+    return Call(
+        b"select pgqueue.legible(to_jsonb(d)) from pgqueue.dead_groups(%s::text) d limit 200", (queue,), read_column
+    )
 
 
 _LISTED = (
-    b"select to_jsonb(x) from (select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.key,"
+    b"select pgqueue.legible(to_jsonb(x)) from ("
+    b"select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.max_attempts, j.key,"
     b" j.tags, j.run_at, j.due_at, j.created_at, j.reserved_at, j.reserved_by, j.finished_at, j.progress, j.blocked_on,"
     b" j.errors -> -1 ->> 'class' as error_class, left(j.errors -> -1 ->> 'message', 300) as error"
     # One by one: a partition without statistics would be read whole for a list of ids.
@@ -92,7 +95,7 @@ def jobs(ids: Sequence[int]) -> Call[list[dict[str, Any]]]:
 def job(job_id: int) -> Call[Document | None]:
     """Read everything about one job."""
     return Call(
-        b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c)"
+        b"select (select jsonb_object_agg(c.key, pgqueue.legible(c.value)::text) from jsonb_each(to_jsonb(j)) c)"
         b" from pgqueue.all_jobs j where j.id = %s::bigint",
         (job_id,),
         lambda rows: Document(rows[0][0]) if rows else None,
@@ -102,7 +105,8 @@ def job(job_id: int) -> Call[Document | None]:
 def running(worker: str) -> Call[list[dict[str, Any]]]:
     """Read what a worker executes, the oldest first: 200 jobs at most."""
     return Call(
-        b"select to_jsonb(x) from (select j.id, j.queue, j.task, j.key, j.attempts, j.reserved_at, j.reserved_by,"
+        b"select pgqueue.legible(to_jsonb(x)) from ("
+        b"select j.id, j.queue, j.task, j.key, j.attempts, j.reserved_at, j.reserved_by,"
         b" j.lease_expires_at, j.progress from pgqueue.all_jobs j where j.state = 'executing'"
         b" and j.reserved_by = %s::text order by j.reserved_at limit 200) x",
         (worker,),
@@ -112,7 +116,7 @@ def running(worker: str) -> Call[list[dict[str, Any]]]:
 
 def queues() -> Call[list[dict[str, Any]]]:
     """Read the options of queues."""
-    return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)
 
 
 # Rows that a list of tasks, workers or schedules reads: one more than are shown tells that there are more.
@@ -130,7 +134,7 @@ def task(name: str) -> Call[dict[str, Any] | None]:
 
 
 _TASKS = (
-    b"select to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e)) from pgqueue.tasks t"
+    b"select pgqueue.legible(to_jsonb(t) || jsonb_build_object('effective', to_jsonb(e))) from pgqueue.tasks t"
     b" join pgqueue.effective_tasks e on e.name = t.name"
 )
 
@@ -147,7 +151,8 @@ def about_task(name: str) -> Call[tuple[str | None, str | None]]:
 def workers() -> Call[list[dict[str, Any]]]:
     """Read the workers, silent ones first."""
     return Call(
-        b"select to_jsonb(w) from pgqueue.worker_status w order by w.is_alive nulls first, w.worker limit %s::integer",
+        b"select pgqueue.legible(to_jsonb(w)) from pgqueue.worker_status w"
+        b" order by w.is_alive nulls first, w.worker limit %s::integer",
         (MOST_LISTED + 1,),
         read_column,
     )
@@ -161,7 +166,7 @@ def worker(name: str) -> Call[dict[str, Any] | None]:
 def schedules() -> Call[list[dict[str, Any]]]:
     """Read the schedules with their next three times and last three runs."""
     return Call(
-        b"select " + _SCHEDULE + b" from pgqueue.effective_schedules s"
+        b"select pgqueue.legible(" + _SCHEDULE + b") from pgqueue.effective_schedules s"
         b" join pgqueue.schedules d on d.name = s.name order by s.next_at nulls last, s.name limit 500",
         (3,),
         read_column,
@@ -195,8 +200,8 @@ _SCHEDULE = (
 def audit(before: int | None) -> Call[list[dict[str, Any]]]:
     """Read the actions of operators, newest first."""
     return Call(
-        b"select to_jsonb(a) from pgqueue.audit a where a.n < coalesce(%s::bigint, 9223372036854775807)"
-        b" order by a.n desc limit 100",
+        b"select pgqueue.legible(to_jsonb(a)) from pgqueue.audit a"
+        b" where a.n < coalesce(%s::bigint, 9223372036854775807) order by a.n desc limit 100",
         (before,),
         read_column,
     )
@@ -234,8 +239,8 @@ def trends() -> Call[list[Row]]:
         b"(select x.at from pgqueue.samples x where x.span = 10 order by x.at desc limit 1) union all"
         b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '29 s'"
         b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '15 min')"
-        b" select s.queue, array_agg(extract(epoch from s.at)::float8 order by s.at),"
-        b" array_agg(s.due order by s.at)"
+        b" select pgqueue.legible(to_jsonb(s.queue)) #>> '{}',"
+        b" array_agg(extract(epoch from s.at)::float8 order by s.at), array_agg(s.due order by s.at)"
         # OFFSET 0 keeps the planner from a join that reads every sample, as it does while the table grows.
         b" from chosen c cross join lateral ("
         b"select x.queue, x.at, x.due from pgqueue.samples x where x.span = 10 and x.at = c.at offset 0) s"
@@ -248,7 +253,7 @@ def trends() -> Call[list[Row]]:
 def ended_by_task(seconds: int) -> Call[list[Row]]:
     """Read (task, ended, epoch) of each sample of each queue over a time until now."""
     return Call(
-        b"select e.key, e.value, extract(epoch from s.at)::float8"
+        b"select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value, extract(epoch from s.at)::float8"
         b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
         b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s' and s.queue <> ''",
         (10 if seconds <= 3 * 3600 else 600, seconds),

@@ -23,7 +23,7 @@ def outcome(job_id: int) -> Call[Row | None]:
 
 def stats() -> Call[dict[str, Any]]:
     """Read the numbers of the queue."""
-    return Call(b"select pgqueue.stats()", (), read_first)
+    return Call(b"select pgqueue.legible(pgqueue.stats())", (), read_first)
 
 
 def cancel(job_id: int) -> Call[str | None]:
@@ -155,7 +155,8 @@ def _configure(
 def list_tasks() -> Call[list[dict[str, Any]]]:
     """Read the options that hold for each task, and in `set` the names of those that an operator has set."""
     return Call(
-        b"select to_jsonb(e) || jsonb_build_object('set', (select coalesce(jsonb_agg(o.key order by o.key), '[]')"
+        b"select pgqueue.legible(to_jsonb(e))"
+        b" || jsonb_build_object('set', (select coalesce(jsonb_agg(o.key order by o.key), '[]')"
         b" from jsonb_each(to_jsonb(t)) o where o.key !~ '^declared_' and o.key <> 'name' and o.value <> 'null'))"
         b" from pgqueue.effective_tasks e join pgqueue.tasks t on t.name = e.name order by e.name",
         (),
@@ -193,12 +194,12 @@ def knows_task(name: str) -> Call[bool]:
 
 def list_queues() -> Call[list[dict[str, Any]]]:
     """Read the rows of pgqueue.queues: the options of queues."""
-    return Call(b"select to_jsonb(q) from pgqueue.queues q order by q.name", (), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)
 
 
 def list_workers() -> Call[list[dict[str, Any]]]:
     """Read all workers with their jobs, also dead ones that still hold jobs."""
-    return Call(b"select to_jsonb(w) from pgqueue.worker_status w order by w.worker", (), read_column)
+    return Call(b"select pgqueue.legible(to_jsonb(w)) from pgqueue.worker_status w order by w.worker", (), read_column)
 
 
 def read_manual(name: str | None) -> Call[list[dict[str, Any]]]:
@@ -217,7 +218,7 @@ def next_attempts(job_ids: Sequence[int]) -> Call[dict[int, datetime]]:
 
 def explain(job_id: int) -> Call[dict[str, Any]]:
     """Read why a job is not running: state, reason, detail, until, behind."""
-    return Call(b"select to_jsonb(e) from pgqueue.explain(%s::bigint) e", (job_id,), read_first)
+    return Call(b"select pgqueue.legible(to_jsonb(e)) from pgqueue.explain(%s::bigint) e", (job_id,), read_first)
 
 
 def set_limit(
@@ -269,14 +270,16 @@ def reset_task(task: str, options: Sequence[str]) -> Call[bool]:
 def list_schedules() -> Call[list[dict[str, Any]]]:
     """Read all schedules, the next one due first."""
     return Call(
-        b"select to_jsonb(s) from pgqueue.effective_schedules s order by s.next_at nulls last, s.name", (), read_column
+        b"select pgqueue.legible(to_jsonb(s)) from pgqueue.effective_schedules s order by s.next_at nulls last, s.name",
+        (),
+        read_column,
     )
 
 
 def find_schedule(name: str, runs: int) -> Call[Document | None]:
     """Read one schedule and the outcome of its last runs, newest first."""
     return Call(
-        b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each("
+        b"select (select jsonb_object_agg(c.key, pgqueue.legible(c.value)::text) from jsonb_each("
         b"to_jsonb(s) || jsonb_build_object('args', d.args, 'runs', coalesce(("
         b"select jsonb_agg(to_jsonb(r) order by r.n desc) from ("
         b"select h.* from pgqueue.schedule_history h where h.schedule = s.name order by h.n desc limit %s::integer"
@@ -371,7 +374,10 @@ def _instant(value: object) -> str:
     return f"pgqueue._clock() {sign} %s::interval"
 
 
-_JOB = b"select (select jsonb_object_agg(c.key, c.value::text) from jsonb_each(to_jsonb(j)) c) from pgqueue.all_jobs j"
+_JOB = (
+    b"select (select jsonb_object_agg(c.key, pgqueue.legible(c.value)::text) from jsonb_each(to_jsonb(j)) c)"
+    b" from pgqueue.all_jobs j"
+)
 
 
 def _maybe_document(rows: list[Row]) -> Document | None:

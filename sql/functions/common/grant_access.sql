@@ -287,8 +287,9 @@ as $$
             ('resume_schedule', '{operator}'),
             ('run_schedule_now', '{operator}'),
             ('configure_schedule', '{operator}'),
-            -- It reads nothing, and helps to write an expression.
+            -- They read nothing. One helps to write an expression, the other to read what is not in UTF-8.
             ('cron_next', '{worker,reader,operator}'),
+            ('legible', '{worker,reader,operator}'),
             ('cancel', '{operator}'),
             ('retry', '{operator}'),
             ('release_from_parents', '{operator}'),

@@ -88,6 +88,11 @@ begin
                 and j.expires_at is null
                 -- With the other fields below the 8000 bytes of a payload.
                 and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
+                -- Else its notification is an error of the session that listens.
+                and (
+                    getdatabaseencoding() = 'UTF8'
+                    or pgqueue.legible(jsonb_build_array(j.task, j.args, j.headers)) = jsonb_build_array(j.task, j.args, j.headers)
+                )
                 and not exists (select from pgqueue.limits)
                 and not exists (select from pgqueue.queues q where q.name = j.queue and q.paused_at is not null)
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
