@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -25,13 +26,14 @@ class Pools:
     A connection comes back without an open transaction, and with the settings of psycopg that it had at first. What a
     handler SET for the session stays; SET LOCAL ends with the transaction.
 
-    prepare   False: no prepared statements, for behind a pooler in transaction mode
+    prepares   returns whether statements may be prepared; asked each time, for a worker may find out later that a pooler
+               in transaction mode stands between
     """
 
-    def __init__(self, dsn: str, most: int, *, prepare: bool = True) -> None:
+    def __init__(self, dsn: str, most: int, *, prepares: Callable[[], bool]) -> None:
         self._dsn = dsn
         self._most = max(most, 1)
-        self._prepare_threshold = 5 if prepare else None
+        self._prepares = prepares
         self._lock = threading.Lock()
         self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
@@ -46,13 +48,13 @@ class Pools:
                 # Most workers need none: the import costs 20 ms.
                 from psycopg_pool import ConnectionPool  # noqa: PLC0415
 
-                self._sync = ConnectionPool(
-                    self._dsn, kwargs=self._options(), reset=self._reset, open=True, **self._sizes()
-                )
+                self._sync = ConnectionPool(self._dsn, reset=self._reset, open=True, **self._sizes())
             pool = self._sync
         if check:
             pool.check()
-        return pool.getconn()
+        connection = pool.getconn()
+        connection.prepare_threshold = self._threshold()
+        return connection
 
     def give_back(self, connection: psycopg.Connection[Any]) -> None:
         """Give back what `take` returned. A broken connection is dropped."""
@@ -64,14 +66,14 @@ class Pools:
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415
 
-            self._async = AsyncConnectionPool(
-                self._dsn, kwargs=self._options(), reset=self._reset_async, open=False, **self._sizes()
-            )
+            self._async = AsyncConnectionPool(self._dsn, reset=self._reset_async, open=False, **self._sizes())
         # Does nothing where it is open.
         await self._async.open()
         if check:
             await self._async.check()
-        return await self._async.getconn()
+        connection = await self._async.getconn()
+        connection.prepare_threshold = self._threshold()
+        return connection
 
     async def give_back_async(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Give back what `take_async` returned. A broken connection is dropped."""
@@ -85,8 +87,8 @@ class Pools:
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close, timeout=_CLOSE_WITHIN)
 
-    def _options(self) -> dict[str, Any]:
-        return {"prepare_threshold": self._prepare_threshold}
+    def _threshold(self) -> int | None:
+        return 5 if self._prepares() else None
 
     def _sizes(self) -> dict[str, Any]:
         return {"min_size": 0, "max_size": self._most, "timeout": _WAIT, "max_idle": 60.0, "name": "pgqueue handlers"}
@@ -107,4 +109,3 @@ class Pools:
 
     def _reset_either(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         connection.row_factory = tuple_row
-        connection.prepare_threshold = self._prepare_threshold

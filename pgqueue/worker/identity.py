@@ -51,8 +51,9 @@ def set_supervisor(name: str, pid: int) -> None:
 class Identity:
     """The information that a worker registers. `instance` names this worker and no other, under whatever name."""
 
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, is_pooled: Callable[[], bool] | None = None) -> None:
         self._config = config
+        self._is_pooled = is_pooled or (lambda: config.pooled)
         self.instance = secrets.token_hex(8)
         self.has_name = False
 
@@ -72,7 +73,7 @@ class Identity:
             "heartbeat": round(self.heartbeat, 3),
             "clock": round(time.time(), 3),
             "listen": self._config.listen,
-            "pooled": self._config.pooled,
+            "pooled": self._is_pooled(),
             # For explain(): which queues it serves first.
             "strategy": self._config.strategy,
             **({"weights": list(weights)} if (weights := self._config.weights) and len(set(weights)) > 1 else {}),

@@ -338,6 +338,28 @@ def test_a_worker_detects_a_pooler_logs_it_and_works(
         assert worker.wait() == 0
 
 
+async def test_transactions_of_handlers_prepare_nothing_behind_a_pooler_that_the_worker_found_by_itself(
+    pooler: PgBouncer, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task(store_result=True, max_attempts=1)
+    def pays(job: Job) -> None:
+        with job.transaction() as connection:
+            for _ in range(8):
+                connection.execute("select count(*) from pg_class where oid < 100")
+
+    @app.task(store_result=True, max_attempts=1)
+    async def pays_async(job: Job) -> None:
+        async with job.transaction() as connection:
+            for _ in range(8):
+                await connection.execute("select count(*) from pg_class where oid < 100")
+
+    async with busy_neighbours(pooler), working(app, pooler.dsn, concurrency=4, poll_interval=0.2):
+        jobs = [enqueue(conn, task) for task in ("pays", "pays_async") for _ in range(15)]
+        assert await done(conn, *jobs, timeout=60) == ["succeeded"] * 30
+
+
 @pytest.mark.covers("A10")
 async def test_a_worker_waits_for_an_exhausted_pool_and_for_a_pooler_that_restarts(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture

@@ -433,7 +433,7 @@ async def test_a_link_without_prepared_statements_works_in_read_committed_and_se
             sql.Identifier(database.name)
         )
     )
-    pooled = Link(database.dsn, Outage(database.dsn, pooled=True), prepare=False)
+    pooled = Link(database.dsn, Outage(database.dsn, pooled=True))
     try:
         ask = Call(b"select current_setting('transaction_isolation')", (), lambda rows: rows[0][0])
         assert await pooled.perform(ask) == "read committed"
