@@ -221,7 +221,7 @@ class Job:
                 raise InvalidArgument(f"progress must be a finite number, not {number}", hint="leave total out")
         # Any number and any text: a bad one must not spoil the batch in which it is stored.
         if note is not None:
-            note = note.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+            note = note[:1000].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
         self._state.progress = (float(done), None if total is None else float(total), note)
         self._state.around.on_progress(self)
 

@@ -126,7 +126,7 @@ class Steps:
         return db.complete_step(*self._pair, name, result, self._others)
 
     def _encoded(self, value: Any) -> str:
-        return to_result(None if value is None else self._encode({"result": value})["result"])
+        return to_result(None if value is None else self._encode({"result": value})["result"]).decode()
 
     def _give_back(self, call: Call[Any]) -> Plan:
         # From here on another worker may have the job, which is no loss.

@@ -24,6 +24,7 @@ from psycopg.types.json import set_json_loads
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader
 
+from pgqueue.db.arrays import Texts, TextsDumper
 from pgqueue.errors import (
     AccessDenied,
     DuplicateJob,
@@ -95,6 +96,7 @@ def _adapters(loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
     set_json_loads(json.loads, adapters)
     for name, loader in loaders.items():
         adapters.register_loader(name, loader)
+    adapters.register_dumper(Texts, TextsDumper)
     return adapters
 
 

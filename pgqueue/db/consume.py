@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from pgqueue.db.arrays import Texts, texts
 from pgqueue.db.call import (
     Call,
     Row,
@@ -30,11 +31,12 @@ class JobRow(NamedTuple):
     `outcome`: "reserved": a claimed job, with all columns; `leader` is the id of
     the leader of its batch, None for a job that belongs to none. Any other: how a job that was reported ended, with its
     id, its reservation, and a `note`. "unclaimed": the claim failed, and the ends are stored.
+    "unreadable": a claimed job whose row no text in UTF-8 can show.
     """
 
     id: int
     task: str
-    args: bytes
+    args: bytes | None
     headers: bytes | None
     queue: str
     key: str | None
@@ -63,6 +65,26 @@ _RESERVE = (
         {"outcome": b"'reserved'::text", "note": b"null::text"}.get(name, name.encode()) for name in JobRow._fields
     )
     + b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text)"
+)
+
+# The same, where some rows cannot be read: those have the outcome "unreadable", and no args.
+_RESERVE_LEGIBLE = (
+    b"select "
+    + b", ".join(
+        {
+            "task": b"pgqueue.legible(to_jsonb(r.task)) #>> '{}'",
+            "args": b"case when c.ok then r.args end",
+            "headers": b"case when c.ok then r.headers end",
+            "queue": b"pgqueue.legible(to_jsonb(r.queue)) #>> '{}'",
+            "key": b"pgqueue.legible(to_jsonb(r.key)) #>> '{}'",
+            "outcome": b"case when c.ok then 'reserved' else 'unreadable' end::text",
+            "note": b"null::text",
+        }.get(name, b"r." + name.encode())
+        for name in JobRow._fields
+    )
+    + b" from pgqueue.reserve(%s::text, %s::integer, %s::text[], %s::integer[], %s::interval, %s::text) r"
+    + b" cross join lateral (select pgqueue.legible(w.whole) = w.whole as ok"
+    + b" from (select jsonb_build_array(r.task, r.args, r.headers, r.queue, r.key) as whole) w offset 0) c"
 )
 
 # From 1970, the epoch of Unix, to that of PostgreSQL.
@@ -100,10 +122,17 @@ def exchange(
     claim: Claim,
     max_jobs: int,
     completed: Sequence[tuple[int, int]] = (),
-    results: Sequence[str | None] | None = None,
+    results: Sequence[bytes | None] | None = None,
     failed: Sequence[Failure] = (),
+    *,
+    ask: bool = True,
+    careful: bool = False,
 ) -> Call[list[JobRow]]:
-    """Report ended jobs and claim others; a claim alone goes to `reserve`, which costs the server less."""
+    """Report ended jobs and claim others; a claim alone goes to `reserve`, which costs the server less.
+
+    Without `ask` an attempt on which a retry function is to decide is left undecided. A `careful` claim reads also
+    jobs that a claim could not return.
+    """
     params: tuple[object, ...] = (
         claim.worker,
         max_jobs,
@@ -113,8 +142,8 @@ def exchange(
         claim.strategy,
     )
     if not completed and not failed:
-        return Call(_RESERVE, params, _read_jobs, raw=True)
-    params += (*_pair_texts(completed), None if results is None else list(results))
+        return Call(_RESERVE_LEGIBLE if careful else _RESERVE, params, _read_jobs, raw=True)
+    params += (*_pair_texts(completed), None if results is None else Texts(results))
     text = (
         b"select " + _COLUMNS + b" from pgqueue.exchange(%s::text, %s::integer, %s::text[], %s::integer[],"
         b" %s::interval, %s::text, %s::bigint[], %s::bigint[], %s::text[]::jsonb[]"
@@ -126,18 +155,20 @@ def exchange(
         )
         params += (
             *_pair_texts([(each.job_id, each.reservation) for each in failed]),
-            [error_text(each.error) for each in failed],
-            [None if each.retry_in is None else interval_text(each.retry_in) for each in failed],
+            Texts(error_text(each.error) for each in failed),
+            texts(None if each.retry_in is None else interval_text(each.retry_in) for each in failed),
             [each.retry for each in failed],
-            [each.policy for each in failed],
+            texts(each.policy for each in failed),
             [each.cancel for each in failed],
         )
+        if not ask:
+            text += b", ask => false"
     return Call(text + b")", params, _read_jobs, raw=True)
 
 
 def complete(job_id: int, reservation: int, result: object = None) -> Call[bool]:
     """Complete one job in the connection's transaction; reads whether it was still held."""
-    text = None if result is None else to_result(result)
+    text = None if result is None else to_result(result).decode()
     params = (job_id, reservation, text)
     return Call(b"select pgqueue.complete(%s::bigint, %s::bigint, %s::text::jsonb)", params, read_first)
 
@@ -163,7 +194,7 @@ def fail(failure: Failure) -> Call[str | None]:
         (
             failure.job_id,
             failure.reservation,
-            error_text(failure.error),
+            error_text(failure.error).decode(),
             failure.retry_in,
             failure.retry,
             failure.policy,

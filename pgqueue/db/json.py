@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,8 +29,12 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 def to_json(value: object, what: str) -> str:
     """Write `value` as JSON text. Raises InvalidArgument, naming `what`, for what JSON cannot hold."""
+    return _dumped(value, what).decode()
+
+
+def _dumped(value: object, what: str) -> bytes:
     try:
-        return orjson.dumps(value, _decimal_as_text).decode()
+        return orjson.dumps(value, _decimal_as_text)
     except TypeError as error:
         raise InvalidArgument(
             f"{what} cannot be written as JSON: {error}",
@@ -94,22 +97,23 @@ class Document(Mapping[str, Any]):
 _MAX_RESULT = 16_000_000
 
 
-def to_result(value: object) -> str:
+def to_result(value: object) -> bytes:
     """Write a result as JSON text that PostgreSQL can hold. Raises InvalidArgument for what it cannot."""
-    text = to_json(value, "result")
-    if len(text) > _MAX_RESULT:
+    text = _dumped(value, "result")
+    if len(text) > _MAX_RESULT and (characters := len(text.decode())) > _MAX_RESULT:
         raise InvalidArgument(
-            f"result has {len(text)} characters of JSON", hint=f"return at most {_MAX_RESULT}, or a reference to it"
+            f"result has {characters} characters of JSON", hint=f"return at most {_MAX_RESULT}, or a reference to it"
         )
-    if re.search(r"(?<!\\)(?:\\\\)*\\u0000", text):
+    # Without escaped backslashes, each one left begins an escape.
+    if b"\\u0000" in text and b"\\u0000" in text.replace(b"\\\\", b""):
         raise InvalidArgument("result holds a NUL character", hint="PostgreSQL cannot store it as JSON: remove it")
     return text
 
 
-def error_text(error: Mapping[str, object]) -> str:
+def error_text(error: Mapping[str, object]) -> bytes:
     """Write the error of a failed attempt as JSON that PostgreSQL can hold."""
     # PostgreSQL's jsonb has no \u0000; in the message of an error it carries nothing.
-    return to_json(error, "error").replace("\\u0000", "\\ufffd")
+    return _dumped(error, "error").replace(b"\\u0000", b"\\ufffd")
 
 
 def loaded(value: Any) -> Any:

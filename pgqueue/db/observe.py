@@ -160,7 +160,11 @@ def workers() -> Call[list[dict[str, Any]]]:
 
 def worker(name: str) -> Call[dict[str, Any] | None]:
     """Read one worker."""
-    return Call(b"select to_jsonb(w) from pgqueue.worker_status w where w.worker = %s::text", (name,), read_maybe_first)
+    return Call(
+        b"select pgqueue.legible(to_jsonb(w)) from pgqueue.worker_status w where w.worker = %s::text",
+        (name,),
+        read_maybe_first,
+    )
 
 
 def schedules() -> Call[list[dict[str, Any]]]:

@@ -26,8 +26,7 @@ class Pools:
     A connection comes back without an open transaction, and with the settings of psycopg that it had at first. What a
     handler SET for the session stays; SET LOCAL ends with the transaction.
 
-    prepares   returns whether statements may be prepared; asked each time, for a worker may find out later that a pooler
-               in transaction mode stands between
+    prepares   whether statements may be prepared; asked each time, for a worker may find a pooler late
     """
 
     def __init__(self, dsn: str, most: int, *, prepares: Callable[[], bool]) -> None:

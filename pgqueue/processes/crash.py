@@ -55,7 +55,7 @@ async def give_back(dsns: Sequence[str], worker: WorkerProcess, held: list[tuple
 
 async def _give_back(dsn: str, worker: WorkerProcess, held: list[tuple[int, int]]) -> None:
     dsn = worker_dsn(dsn, f"pgqueue {worker.name}")
-    link = Link(dsn, Outage(dsn), prepare=False)
+    link = Link(dsn, Outage(dsn, pooled=True))
     try:
         given_back = await link.perform(consume.crashed(worker.name, held))
     except Exception as error:

@@ -13,11 +13,12 @@ import psycopg
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
 from pgqueue.db.call import Call
+from pgqueue.db.consume import JobRow
 from pgqueue.worker.connection import Link
 from pgqueue.worker.events import Events
 from pgqueue.worker.exchange import Exchange, Reply
 from pgqueue.worker.handoff import Handoffs
-from pgqueue.worker.held import End, Held, batches
+from pgqueue.worker.held import End, Held, batches, set_aside
 from pgqueue.worker.leases import Leases
 from pgqueue.worker.links import Links
 from pgqueue.worker.runner import Runner
@@ -31,6 +32,9 @@ log = logging.getLogger("pgqueue.worker")
 _EMPTY_CLAIMS = 3
 _EMPTY_PAUSE = 0.15
 
+# Jobs that cannot be read have failed after this time, as a rule, in seconds.
+_FAILED_BY_THEN = 1.0
+
 # Slots that hand-offs have filled for this time, in seconds, are full: the worker is not idle any more.
 _FULL_FOR = 0.02
 
@@ -41,7 +45,7 @@ _ARRIVED_WITHIN = 1.0
 class Claimer:
     """Claims with `claim_forever`, and sizes the claims that go along with reported ends.
     `report_and_claim` performs a claim, with the ends that wait, and has `took` called with the reply. `is_behind`
-    tells whether too many ends wait. `give_back` takes a job that was handed to this worker and cannot start.
+    tells whether too many ends wait. `give_back` takes a job that this worker holds and cannot start.
     `jobs_wait` is true when the last claim came back full; `claimed_at` is the monotonic time of the last answer.
     `before_claim` is called before the capacity is read; it may change it.
     """
@@ -173,6 +177,8 @@ class Claimer:
         rows = reply.claimed or []
         now = time.monotonic()
         self.claimed_at = now
+        if self._exchange.is_careful:
+            rows = self._set_aside(rows, reply.deadline)
         taken = [Held(row, reply.deadline, now) for row in rows if row.leader is None]
         for held in taken:
             self._leases.add(held)
@@ -197,6 +203,18 @@ class Claimer:
             # The worker became quiet while the claim was in flight.
             self._runner.give_back_unstarted()
         return len(taken)
+
+    def _set_aside(self, rows: list[JobRow], deadline: float) -> list[JobRow]:
+        rows, unreadable, put_back = set_aside(rows, deadline)
+        for held in unreadable:
+            log.error("%s cannot be read, and fails", held)
+            self._leases.add(held)
+            self._give_back(held)
+        for held in put_back:
+            self._leases.add(held)
+            # Later: else their batch could take the others along, before they have failed.
+            asyncio.get_running_loop().call_later(_FAILED_BY_THEN, self._give_back, held)
+        return rows
 
     def _with_slots(self, taken: list[Held]) -> list[Held]:
         """Return the jobs of a claim, without those whose slots hand-offs took meanwhile: they are given back."""

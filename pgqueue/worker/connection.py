@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 
+from pgqueue.db import sessions
 from pgqueue.db.call import Call, perform_async
 from pgqueue.db.json import from_json
 from pgqueue.errors import ConfigError, InvalidArgument, LockTimeout, PgQueueError, UnsupportedOption
@@ -55,8 +56,10 @@ class Link:
     cannot solve (a refused value, a locked row) are raised. A call that is not answered within `within` seconds counts
     as a broken connection, so a silently lost peer is detected.
 
-    Without `prepare` nothing is left in the session, neither prepared statements nor settings, for behind a pooler
+    Behind a pooler nothing is left in the session, neither prepared statements nor settings, for behind a pooler
     each transaction may run in another one.
+
+    With `ends_after` the server ends a call after that number of seconds, also behind a pooler.
 
     A call may be carried out twice when its reply was lost, so every call must be safe to repeat: the fence makes
     complete, fail and release so, and the worker gives back what a lost claim reserved: see `Exchange`.
@@ -67,19 +70,23 @@ class Link:
         dsn: str,
         outage: Outage,
         *,
-        prepare: bool = True,
         on_connect: Callable[[Link], Awaitable[None]] | None = None,
         longest_pause: float = LONGEST_PAUSE,
         within: float = CALL_TIMEOUT,
+        ends_after: float | None = None,
     ) -> None:
+        # With ends_after, that of the last call: see sessions.limit_statement.
+        self.session: tuple[int, int] | None = None
         self.sent_at = 0.0
         self.connects = 0
         self._dsn = dsn
         self._outage = outage
-        self._prepare = prepare
+        # What the present connection was made with.
+        self._prepares = False
         self._on_connect = on_connect
         self._longest_pause = longest_pause
         self._within = min(within, CALL_TIMEOUT)
+        self._ends_after = ends_after
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._connected_at = 0.0
         self._begins = False
@@ -90,26 +97,38 @@ class Link:
         """Whether no call is under way."""
         return not self._turn.locked()
 
-    async def perform(self, call: Call[T], *, patient: bool = True, within: float | None = None) -> T:
+    async def perform(
+        self,
+        call: Call[T],
+        *,
+        patient: bool = True,
+        within: float | None = None,
+        gives_up: Callable[[BaseException], bool] | None = None,
+    ) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 
-        If it is not answered `within` seconds, fewer than is usual for this link, it is sent again on a new connection.
+        If it is not answered `within` seconds, not those that are usual for this link, it is sent again on a new
+        connection.
 
         Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
         psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
+
+        `gives_up` decides on an error that the call met on a connection that had just answered: it is raised.
         """
         pause = FIRST_PAUSE
         with Trouble(self._outage) as trouble:
             while True:
                 answers = self._outage.answers
+                is_sent = False
                 # Each attempt is a turn of its own: a call that hangs again and again, behind a lock or because it is
                 # too much for this server, must not keep the others waiting, an extension of leases least of all.
                 async with self._turn:
                     try:
-                        if self._connected_at < self._outage.began_at:
+                        if self._connected_at < self._outage.began_at or (self._prepares and self._outage.pooled):
                             await self.close()
                         if self._connection is None:
                             await self._connect()
+                        is_sent = True
                         return await self.perform_now(call, within)
                     except (InvalidArgument, LockTimeout):
                         raise
@@ -119,10 +138,11 @@ class Link:
                         raise
                     except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
                         await self.close()
-                        if self._prepare and shows_pooler(error):
-                            self._prepare = False
+                        if self._prepares and shows_pooler(error):
                             self._outage.is_pooled()
                             continue
+                        if is_sent and gives_up is not None and gives_up(error):
+                            raise
                         if not patient:
                             raise_if_lasting(error)
                         trouble.met(error)
@@ -139,7 +159,7 @@ class Link:
         """Run `call` once, on the connection as it is. For `on_connect`."""
         assert self._connection is not None
         self.sent_at = time.monotonic()
-        within = self._within if within is None else min(within, self._within)
+        within = self._within if within is None else min(within, CALL_TIMEOUT)
         return await answered(self._connection, self._perform(self._connection, call), within)
 
     async def close(self) -> None:
@@ -151,7 +171,8 @@ class Link:
 
     async def _connect(self) -> None:
         self._connected_at = time.monotonic()
-        self._connection = await connect(self._dsn, prepare=self._prepare)
+        self._prepares = not self._outage.pooled
+        self._connection = await connect(self._dsn, prepare=self._prepares)
         # If that is not the session's default, each call begins a transaction of the right level.
         level = await answered(self._connection, _isolation(self._connection), self._within)
         self._begins = level != "read committed"
@@ -161,9 +182,11 @@ class Link:
             await self._on_connect(self)
 
     async def _perform(self, connection: psycopg.AsyncConnection[Any], call: Call[T]) -> T:
-        if not self._begins:
+        if not self._begins and self._ends_after is None:
             return await perform_async(connection, call)
         async with connection.transaction():
+            if self._ends_after is not None:
+                self.session = await perform_async(connection, sessions.limit_statement(self._ends_after))
             return await perform_async(connection, call)
 
 
@@ -233,6 +256,16 @@ def raise_if_lasting(error: BaseException) -> None:
 # Trouble with the connection or a pooler, too many connections, out of memory or disk, a deadlock, shutting down,
 # starting up, cancelled by a timeout or a person, idle for too long, a read-only server.
 _PASSING = re.compile(r"08|53|40|57P0[1235]|57014|25P0[34]|25006")
+
+
+def is_too_much(error: BaseException) -> bool:
+    """Return whether a call may have been too much for this server: no answer in time, cancelled, out of memory."""
+    return isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) in ("57014", "53200")
+
+
+def is_cut_off(error: BaseException) -> bool:
+    """Return whether the connection broke during a call, with no error of the server."""
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None
 
 
 def shows_pooler(error: BaseException) -> bool:

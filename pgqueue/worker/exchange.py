@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pgqueue.db import consume
 from pgqueue.db.consume import JobRow
 from pgqueue.errors import InvalidArgument
-from pgqueue.worker.connection import Link
+from pgqueue.logs import one_line
+from pgqueue.worker.connection import CALL_TIMEOUT, Link, is_cut_off, is_too_much
+from pgqueue.worker.ends import LARGE
 from pgqueue.worker.held import End, Held
 
 log = logging.getLogger("pgqueue.worker")
@@ -21,6 +23,9 @@ _APART = 5.0
 
 # A job is reserved before its commit, which may take this many seconds.
 _COMMITS_WITHIN = 10.0
+
+# After a claim that met a row that cannot be read, claims are careful for this time, in seconds.
+_CAREFUL = 60.0
 
 # Reservations given back unknown of which a notification may still come, at most.
 _REMEMBERED = 10_000
@@ -61,6 +66,7 @@ class Exchange:
         self._claim = claim
         self._on_unsure = on_unsure
         self._apart_until = 0.0
+        self._careful_until = 0.0
 
     @property
     def coming(self) -> int:
@@ -77,17 +83,36 @@ class Exchange:
         """Whether ends and claims must not share a statement now."""
         return time.monotonic() < self._apart_until
 
-    def go_apart(self, why: object) -> None:
-        """Send ends and claims in separate statements for some seconds."""
-        self._apart_until = time.monotonic() + _APART
-        log.warning("ends and claims are sent separately for %g s (%s)", _APART, why)
+    @property
+    def is_careful(self) -> bool:
+        """Whether claims may have rows that cannot be read."""
+        return time.monotonic() < self._careful_until
 
-    async def perform(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> Reply:
+    def go_apart(self, why: object, seconds: float = _APART) -> None:
+        """Send ends and claims in separate statements for some seconds."""
+        self._apart_until = time.monotonic() + seconds
+        log.warning("ends and claims are sent separately for %g s (%s)", seconds, why)
+
+    def can_be_careful(self, refusal: InvalidArgument) -> bool:
+        """Return whether a claim failed by a row that cannot be read; then the next ones set such rows aside."""
+        # character_not_in_repertoire, untranslatable_character
+        if self.is_careful or getattr(refusal.__cause__, "sqlstate", None) not in ("22021", "22P05"):
+            return False
+        self._careful_until = time.monotonic() + _CAREFUL
+        self.go_apart(one_line(refusal), _CAREFUL)
+        return True
+
+    async def perform(
+        self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True, ask: bool = False
+    ) -> Reply:
         """Report how the jobs of `batch` ended and claim up to `max_jobs`, in one statement and one commit.
 
         Raises InvalidArgument when the server refuses something and has changed nothing. Any other error leaves it
-        open whether anything was stored.
+        open whether anything was stored; with ends one is also raised when they may be too much for the server (see
+        `is_too_much`), or when the connection breaks while a large one is on its way. With `ask` the server asks the
+        retry functions of tasks; without, it leaves what they decide on undecided.
         """
+        is_large = sum(held.size for held in batch) > LARGE
         completed = [held for held in batch if held.ended is End.SUCCEEDED]
         failed = [held for held in batch if held.ended is End.FAILED]
         claim = object()
@@ -101,8 +126,18 @@ class Exchange:
                 [held.pair for held in completed],
                 results if any(result is not None for result in results) else None,
                 [_failure(held) for held in failed],
+                ask=ask,
+                careful=self.is_careful,
             )
-            rows = await link.perform(call, patient=patient and not (batch and max_jobs))
+            rows = await link.perform(
+                call,
+                patient=patient and not (batch and max_jobs),
+                # Bytes take their time, whatever the lease is.
+                within=CALL_TIMEOUT if is_large else None,
+                gives_up=(lambda error: is_too_much(error) or ((is_large or ask) and is_cut_off(error)))
+                if batch
+                else None,
+            )
         except InvalidArgument:
             raise
         except BaseException:
@@ -117,7 +152,7 @@ class Exchange:
             # The ends are stored all the same. The claim alone then raises its error.
             self.go_apart(rows.pop().note)
             max_jobs = 0
-        if failed or (rows and rows[0].outcome != "reserved"):
+        if failed or (batch and rows and rows[0].outcome != "reserved"):
             reply.outcomes = {(row.id, row.reservation): row for row in rows if row.outcome != "reserved"}
             rows = rows[len(reply.outcomes) :]
         if max_jobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from datetime import timedelta
+from types import TracebackType
 
 from pgqueue.signals import as_interval
 from pgqueue.worker.held import Verdict
@@ -12,25 +13,43 @@ from pgqueue.worker.held import Verdict
 # Frames of the worker itself do not help the reader of a traceback.
 _OURS = os.path.dirname(__file__)
 
+# Characters of a message and of a traceback that are kept, as the server keeps them (pgqueue._with_error). An exception
+# may hold megabytes: what an SQL error or a failed request quotes.
+_MESSAGE = 4000
+_TRACEBACK = 20_000
+
 
 def describe(error: BaseException) -> dict[str, object]:
     """Write an exception for the job's errors: class, message and traceback, as text that PostgreSQL can hold."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its message cannot be shown)"
     where = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename.startswith(_OURS):
         where = where.tb_next
-    trace = "".join(traceback.format_exception(kind, error, where, limit=-50))
-    return {"class": name, "message": clean(message), "traceback": clean(trace)}
+    return {"class": name, "message": clean(_message(error)), "traceback": _trace(kind, error, where)}
 
 
 def clean(text: str) -> str:
-    """Return text that PostgreSQL can hold."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    """Return the beginning of a text, as PostgreSQL can hold it."""
+    return text[:_MESSAGE].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def clean_trace(text: str) -> str:
+    """Return the end of a traceback, as PostgreSQL can hold it."""
+    return text[-_TRACEBACK:].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+
+
+def _trace(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> str:
+    # Part by part: a long message must not push out the frames that lead to it.
+    parts = traceback.TracebackException(kind, error, where, limit=-50).format()
+    return clean_trace("".join([clean(part) if len(part) <= _MESSAGE else f"{clean(part)}...\n" for part in parts]))
 
 
 def verdict(answer: object) -> Verdict:

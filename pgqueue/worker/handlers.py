@@ -7,8 +7,9 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pgqueue.app import App
 from pgqueue.db.json import read_time, to_result
@@ -18,7 +19,7 @@ from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
 from pgqueue.tasks import Task
 from pgqueue.worker import job_log
-from pgqueue.worker.failure import clean, describe, verdict
+from pgqueue.worker.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.held import End, Held, Verdict, arguments
 from pgqueue.worker.isolation import STARTS_AT_ONCE, Isolation, restore_thread
 from pgqueue.worker.running_jobs import RunningJobs
@@ -27,6 +28,9 @@ from pgqueue.worker.threads import NoThread, Outcome, Threads, contained
 T = TypeVar("T")
 
 log = logging.getLogger("pgqueue.worker")
+
+# A result of more parts is encoded in a thread.
+_LONG = 10_000
 
 # Two threads may ask for the job of one handler at once.
 _making_job = threading.Lock()
@@ -162,9 +166,8 @@ class Handlers:
             return describe(error)
         try:
             formatted = formatter(error)
-            return {
-                name: clean(str(formatted[name])) for name in ("class", "message", "traceback") if name in formatted
-            }
+            keep = {"class": clean, "message": clean, "traceback": clean_trace}
+            return {name: cut(str(formatted[name])) for name, cut in keep.items() if name in formatted}
         except Exception:
             log.exception("the error formatter failed; the error is stored as by default")
             return describe(error)
@@ -235,7 +238,7 @@ class Handlers:
                 if inspect.isgenerator(result) or inspect.isasyncgen(result):
                     raise TypeError("it returned a generator, of which nothing has run")
                 if held.stores_result:
-                    held.result = to_result(result)
+                    held.result = await self._encoded(held, result)
         except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
                 # The worker ends, not the job.
@@ -267,6 +270,13 @@ class Handlers:
         context.run(self._enter, held)
         call = partial(context.run, self._call_function, held, task)
         return await self.outlasting(self._start_in_thread(held, call))
+
+    async def _encoded(self, held: Held, result: object) -> bytes:
+        if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
+            # Objects that Python writes, such as Decimals, take a second for some megabytes.
+            with suppress(NoThread):
+                return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
+        return to_result(result)
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
         held.error = _inside(held, partial(self.describe, error))

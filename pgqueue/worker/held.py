@@ -69,7 +69,7 @@ class Held:
     reason: str = ""
     ended: End | None = None
     error: dict[str, object] | None = None
-    result: str | None = None
+    result: bytes | None = None
     delay: float = 0.0
     snooze: timedelta | str = ""
     verdict: Verdict = Verdict()
@@ -78,6 +78,8 @@ class Held:
     payloads: dict[str, list[Any]] | None = None
     members: Sequence[Held] = ()
     leader: Held | None = None
+    # How often the server did not take its end, while it answered other calls.
+    refused: int = 0
     # Another session had locked its row when its end was reported.
     is_locked: bool = False
 
@@ -101,6 +103,13 @@ class Held:
     def timeout(self) -> float | None:
         """How long the attempt may take, in seconds."""
         return None if self.row.timeout is None else self.row.timeout.total_seconds()
+
+    @property
+    def size(self) -> int:
+        """About how many bytes its end has: its result, or its error, which is short."""
+        if self.result is not None:
+            return len(self.result)
+        return 0 if self.error is None else sum(len(str(value)) for value in self.error.values())
 
     @property
     def is_started(self) -> bool:
@@ -130,6 +139,30 @@ class Held:
     def __str__(self) -> str:
         row = self.row
         return f"job {row.id} (task {row.task}, queue {row.queue}, attempt {row.attempt})"
+
+
+def set_aside(rows: Sequence[JobRow], deadline: float) -> tuple[list[JobRow], list[Held], list[Held]]:
+    """Return the rows to run, the jobs to fail at once because they cannot be read, and others to give back after that.
+
+    The payloads beside one that cannot be read wait for another claim: they would take it to their own end.
+    """
+    unreadable = [row for row in rows if row.outcome == "unreadable"]
+    spoilt = {(row.leader, row.key) for row in unreadable if row.leader is not None}
+    failed = []
+    for row in unreadable:
+        held = Held(row, deadline)
+        held.ended, held.verdict = End.FAILED, Verdict(retry=False)
+        held.error = {
+            "class": "Unreadable",
+            "message": "its args, headers or names have bytes that cannot be read as UTF-8",
+        }
+        failed.append(held)
+    first = {(row.leader, row.key): row for row in reversed(rows) if (row.leader, row.key) in spoilt}
+    put_back = [Held(row, deadline) for row in first.values() if row.outcome != "unreadable"]
+    for held in put_back:
+        held.ended = End.RELEASED
+    left = [row for row in rows if row.outcome != "unreadable" and (row.leader, row.key) not in spoilt]
+    return left, failed, put_back
 
 
 def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:

@@ -19,24 +19,31 @@ from pgqueue.worker.handoff import Handoffs
 from pgqueue.worker.listener import Listener
 from pgqueue.worker.outage import LONGEST_PAUSE, Outage
 
+# The server ends a retry function after this time, in seconds; one that catches that loses its session after the longer
+# one.
+ASK_WITHIN = 3.0
+ANSWER_WITHIN = 5.0
+
 OnConnect = Callable[[Link], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The two connections for claims and reports of ends, and one for leases and other calls that must not wait."""
+    """The two connections for claims and reports of ends, one for leases and other calls that must not wait, and one on
+    which retry functions are asked, made when it is needed."""
 
     first: Link
     second: Link
     keeping: Link
+    deciding: Link
 
     def free(self) -> Link:
-        """Return the first of the two that has no call under way, or else the second."""
-        return self.first if self.first.is_free else self.second
+        """Return the first of the two that has no call under way, or else the first: the second may have a long one."""
+        return self.second if self.second.is_free and not self.first.is_free else self.first
 
     async def close(self) -> None:
         """Close all of them."""
-        for link in (self.first, self.second, self.keeping):
+        for link in (self.first, self.second, self.keeping, self.deciding):
             await link.close()
 
 
@@ -45,12 +52,12 @@ def make_links(
 ) -> Links:
     """Return the links of a worker, none of them connected yet."""
     lease = config.lease
-    prepare = not config.pooled
     return Links(
-        Link(dsn, outage, prepare=prepare, on_connect=on_connect_first, within=max(lease / 2, 2.0)),
-        Link(dsn, outage, prepare=prepare, on_connect=on_connect, within=max(lease / 2, 8.0)),
+        Link(dsn, outage, on_connect=on_connect_first, within=max(lease / 2, 2.0)),
+        Link(dsn, outage, on_connect=on_connect, within=max(lease / 2, 8.0)),
         # An outage of a lease's length must not be stretched by our own pauses until the leases are lost.
-        Link(dsn, outage, prepare=prepare, longest_pause=min(lease / 6, LONGEST_PAUSE), within=max(lease / 3, 1.0)),
+        Link(dsn, outage, longest_pause=min(lease / 6, LONGEST_PAUSE), within=max(lease / 3, 1.0)),
+        Link(dsn, outage, within=ANSWER_WITHIN, ends_after=ASK_WITHIN),
     )
 
 

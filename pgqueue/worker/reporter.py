@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import psycopg
 
@@ -15,8 +15,11 @@ from pgqueue.errors import InvalidArgument, LockTimeout, PgQueueError
 from pgqueue.job import Job
 from pgqueue.logs import one_line
 from pgqueue.worker.connection import Link
+from pgqueue.worker.deciding import Deciding
+from pgqueue.worker.ends import LARGE, Ends
 from pgqueue.worker.events import Events
 from pgqueue.worker.exchange import Exchange, Reply
+from pgqueue.worker.failure import clean
 from pgqueue.worker.held import End, Held, Verdict
 from pgqueue.worker.job_log import JobLog
 from pgqueue.worker.leases import Leases
@@ -25,14 +28,14 @@ from pgqueue.worker.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
-# Ends that one statement reports at most.
-_BATCH = 1000
-
-# No new jobs while this many ends wait to be stored: the database is behind.
-_BACKLOG = 5000
-
-# The end of a job whose row another session has locked is reported again after this time, in seconds.
+# The end of a job whose row another session has locked, or that the server did not take, is reported again after this
+# time, in seconds.
 _LOCKED = 1.0
+
+# An end that the server did not take so often, while it answered others, is stored as a failure; and how long such an
+# answer may take, in seconds.
+_TRIES = 3
+_ANSWERS_WITHIN = 5.0
 
 # A task that this worker does not know is logged once in this time, in seconds.
 _REMIND = 60.0
@@ -74,20 +77,31 @@ class Reporter:
         self._capacity_beside = capacity_beside
         self._on_claimed = on_claimed
         # To be completed or failed; and to be released, snoozed, or reported again after a lock.
-        self._ends: deque[Held] = deque()
+        self._ends = Ends()
         self._returns: deque[Held] = deque()
         self._end_came = asyncio.Event()
+        self._large_came = asyncio.Event()
+        self._deciding = Deciding(links.deciding, links.keeping, exchange, settle=self._settle, ended=self.ended)
         self._warned: dict[str, float] = {}
 
     @property
     def is_done(self) -> bool:
         """Whether every end is being reported or stored."""
-        return not self._ends and not self._returns
+        return not (self._ends.has_small or self._ends.has_large or self._returns)
 
     @property
     def is_behind(self) -> bool:
         """Whether too many ends wait: the worker should claim nothing."""
-        return len(self._ends) >= _BACKLOG
+        return self._ends.are_behind
+
+    @property
+    def loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """What must run, by name: ends go by one of three ways, none of which waits for another."""
+        return {
+            "finishing": self.report_forever,
+            "large results": self._report_large_forever,
+            "retry functions": self._deciding.decide_forever,
+        }
 
     def ended(self, held: Held) -> None:
         """Report the end of a job soon."""
@@ -103,7 +117,9 @@ class Reporter:
         elif held.is_locked or held.ended in (End.RELEASED, End.SNOOZED):
             self._returns.append(held)
         else:
-            self._ends.append(held)
+            self._ends.add(held)
+            if self._ends.has_large:
+                self._large_came.set()
         self._end_came.set()
         self._state.freed.set()
 
@@ -112,35 +128,51 @@ class Reporter:
         while True:
             await self._end_came.wait()
             self._end_came.clear()
-            while not self.is_done:
+            while self._ends.has_small or self._returns:
                 if self._returns:
                     await self._report_returns()
                 capacity = await self._capacity_beside()
-                if batch := self._take():
+                if batch := self._ends.take():
                     await self._report(self._links.free(), capacity, batch)
+                self._state.freed.set()
+
+    async def _report_large_forever(self) -> None:
+        while True:
+            await self._large_came.wait()
+            self._large_came.clear()
+            while batch := self._ends.take(large=True):
+                await self._report(self._links.second, 0, batch)
                 self._state.freed.set()
 
     async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
         """Claim jobs, and report ends along with it; returns how many single jobs or batches came."""
-        batch = [] if self._exchange.is_apart else self._take()
+        batch = [] if self._exchange.is_apart else self._ends.take()
         return await self._report(link, max_jobs, batch, patient=patient)
 
     async def close(self) -> None:
         """Write the pending lines of the job log."""
         await self._job_log.close()
 
-    def _take(self) -> list[Held]:
-        return [self._ends.popleft() for _ in range(min(len(self._ends), _BATCH))]
-
     async def _report(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> int:
         try:
             reply = await self._exchange.perform(link, max_jobs, batch, patient=patient)
         except InvalidArgument as refusal:
             if not batch:
+                if self._exchange.can_be_careful(refusal):
+                    return await self._report(link, max_jobs, batch, patient=patient)
                 raise
+            if max_jobs:
+                # Perhaps it is the claim that was refused: that says nothing about the ends.
+                self._exchange.go_apart(one_line(refusal))
+                return await self._report(link, 0, batch)
             await self._report_apart(link, batch, refusal)
             return 0
         except BaseException as error:
+            if batch and (isinstance(error, TimeoutError) or (isinstance(error, psycopg.Error) and not max_jobs)):
+                if max_jobs:
+                    self._exchange.go_apart(one_line(error))
+                await self._report_less(batch, error)
+                return 0
             # A job whose end got lost here would be extended for ever.
             self._put_back(batch)
             if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
@@ -148,6 +180,7 @@ class Reporter:
                 return 0
             raise
         if batch:
+            self._ends.stored()
             self._settle(reply)
         return 0 if reply.claimed is None else self._on_claimed(reply, max_jobs)
 
@@ -156,6 +189,33 @@ class Reporter:
         for held in batch:
             if held.pair in self._leases.held:
                 self.ended(held)
+
+    async def _report_less(self, batch: list[Held], error: BaseException) -> None:
+        """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
+        size = sum(held.size for held in batch)
+        log.warning("%d ends, %d bytes, were not stored (%s)", len(batch), size, one_line(error))
+        if len(batch) > 1:
+            self._ends.were_too_many(batch)
+            self._put_back(batch)
+            return
+        [held] = batch
+        if size > LARGE and await self._server_answers(held):
+            held.refused += 1
+        if held.refused >= _TRIES:
+            why = f"a result of {size} bytes could not be stored: {one_line(error)}"
+            log.error("%s: %s", held, why)
+            _simplify(held, InvalidArgument(why, hint="return less, or a reference to it"))
+            self._put_back(batch)
+        else:
+            asyncio.get_running_loop().call_later(_LOCKED, self._put_back, batch)
+
+    async def _server_answers(self, held: Held) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                await self._links.keeping.perform(consume.started([held.pair]))
+            return True
+        except (TimeoutError, psycopg.Error, PgQueueError):
+            return False
 
     async def _report_apart(self, link: Link, batch: list[Held], refusal: PgQueueError) -> None:
         """Report ends one by one when one of them cannot be stored as it is; and that one in another way."""
@@ -201,6 +261,8 @@ class Reporter:
             row = reply.outcomes[held.pair]
             if row.outcome == "locked":
                 self._report_later(held)
+            elif row.outcome == "undecided":
+                self._deciding.add(held)
             else:
                 self._leases.remove(held)
                 self._settle_failure(held, row.outcome, row.note)
@@ -226,13 +288,15 @@ class Reporter:
     async def _report_returns(self) -> None:
         batch = list(self._returns)
         self._returns.clear()
+        locked = Ends()
         try:
             for held in batch:
                 held.is_locked = False
-            locked = [held for held in batch if held.ended in (End.SUCCEEDED, End.FAILED)]
-            if locked:
-                # Separately, so that the others do not wait with them.
-                await self._report(self._links.second, 0, locked)
+                if held.ended in (End.SUCCEEDED, End.FAILED):
+                    locked.add(held)
+            # Separately, so that the others do not wait with them.
+            while several := locked.take() or locked.take(large=True):
+                await self._report(self._links.second, 0, several)
             delays: dict[float, list[Held]] = {}
             for held in batch:
                 if held.ended is End.SNOOZED:
@@ -242,6 +306,8 @@ class Reporter:
             for delay, several in delays.items():
                 await self._release(several, delay)
         except BaseException:
+            while several := locked.take() or locked.take(large=True):
+                self._put_back(several)
             self._put_back([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
             raise
 
@@ -297,7 +363,8 @@ def _simplify(held: Held, refusal: PgQueueError) -> bool:
     """Change an end that the server refused into one that it can store; False when nothing simpler is left."""
     if held.ended is End.SUCCEEDED:
         held.ended = End.FAILED
-        held.error = {"class": "Result", "message": one_line(refusal)}
+        held.result = None
+        held.error = {"class": "Result", "message": clean(one_line(refusal))}
         return True
     if held.verdict.retry_in is not None or held.verdict.policy is not None:
         # The decision of the rule or signal is not possible: the retry policy decides.
@@ -309,7 +376,7 @@ def _simplify(held: Held, refusal: PgQueueError) -> bool:
     name = str((held.error or {}).get("class", ""))
     plain: dict[str, object] = {
         "class": name.encode("ascii", "replace").decode(),
-        "message": one_line(refusal).encode("ascii", "replace").decode(),
+        "message": clean(one_line(refusal)).encode("ascii", "replace").decode(),
     }
     if held.error == plain:
         return False

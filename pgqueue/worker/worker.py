@@ -89,15 +89,15 @@ class Worker:
         self._slots = slots
         self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
         self._progress = Progress(self._links.keeping)
-        self._steps = StepLink(Link(dsn, self._outage, prepare=not config.pooled, within=max(config.lease / 2, 8.0)))
-        self._pools = Pools(dsn, config.concurrency, prepare=not config.pooled)
+        self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))
+        self._pools = Pools(dsn, config.concurrency, prepares=lambda: not self._outage.pooled)
         self._surroundings = self._make_surroundings()
         self._reporter = self._make_reporter()
         self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
         self._runner.on_run = self.counts.started
         # A claim that waits for capacity looks again.
         self._runner.on_free = self._state.freed.set if slots is None else slots.freed
-        self._identity = Identity(config)
+        self._identity = Identity(config, lambda: self._outage.pooled)
         self._registration = Registration(
             config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
         )
@@ -273,7 +273,7 @@ class Worker:
         config = self.config
         loops: dict[str, Loop] = {
             "claiming": self._claimer.claim_forever,
-            "finishing": self._reporter.report_forever,
+            **self._reporter.loops,
             "leases": self._leases.extend_forever,
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,

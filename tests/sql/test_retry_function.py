@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, job, reserve_one, state, value
+from tests.calls import call, enqueue, job, reserve_one, state, table, value
 
 NOON = "2030-01-01 12:00+00"
 PINNED = "set search_path = pg_catalog, pg_temp"
@@ -216,3 +216,32 @@ def test_it_is_taken_back_with_null_and_an_operator_may_switch_it_off(conn: psyc
     conn.execute("update pgqueue.tasks set retry_delay = null")
     assert delay() == 7
     assert state(conn, job_id) == "failed"
+
+
+def test_exchange_leaves_to_a_later_call_what_a_function_is_to_decide(conn: psycopg.Connection, clock: Clock) -> None:
+    create(conn, "select interval '1 h'")
+    call(conn, "set_retry_function", "asked", "app.policy")
+    jobs = [enqueue(conn, task) for task in ("asked", "asked", "asked", "other", "done")]
+    held = {row.id: row.reservation for row in table(conn, "reserve", "w", 5)}
+    *failed, completed = jobs
+
+    def exchange(*failing: int, **named: object) -> dict[int, str]:
+        rows = table(
+            conn, "exchange", "w", failed=list(failing), failed_reservations=[held[each] for each in failing], **named
+        )
+        return {row.id: row.outcome for row in rows}
+
+    # A failure that says by itself what comes next is decided.
+    said = exchange(
+        *failed,
+        completed=[completed],
+        completed_reservations=[held[completed]],
+        retry=[True, False, True, True],
+        policies=[None, None, "fixed", None],
+        ask=False,
+    )
+    assert said == dict(zip(failed, ["undecided", "dead", "failed", "failed"], strict=True))
+    assert [state(conn, each) for each in jobs] == ["executing", "dead", "failed", "failed", "succeeded"]
+    assert job(conn, jobs[0]).errors is None
+    assert exchange(jobs[0], ask=True) == {jobs[0]: "failed"}
+    assert job(conn, jobs[0]).due_at - clock.now() == timedelta(hours=1)

@@ -33,7 +33,8 @@ create or replace function pgqueue.exchange(
     cancel boolean[] default null,
     extended bigint[] default '{}',
     extended_reservations bigint[] default '{}',
-    started boolean[] default null
+    started boolean[] default null,
+    ask boolean default true
 )
 returns table (
     outcome text, id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer,
@@ -109,7 +110,7 @@ begin
                 exchange.failed, exchange.failed_reservations, exchange.errors, exchange.retry_in, exchange.retry,
                 exchange.policies, exchange.cancel
             ) else '{}' end,
-            exchange.lease
+            exchange.lease, exchange.ask
         );
         if v_reports is not null then
             return query
@@ -154,18 +155,24 @@ begin
             exchange.worker, exchange.max_jobs, exchange.queues, exchange.weights, exchange.lease, exchange.strategy
         ) r;
     exception when others or query_canceled then
-        return query select t.* from pgqueue._exchange_row('unclaimed', null, null, null, sqlstate || ': ' || sqlerrm) t;
+        return query
+        select t.*
+        from pgqueue._exchange_row(
+            'unclaimed', null, null, null, pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}'
+        ) t;
     end;
 end
 $$;
 
 comment on function pgqueue.exchange(
     text, integer, text[], integer[], interval, text, bigint[], bigint[], jsonb[], bigint[], bigint[], jsonb[], interval[],
-    boolean[], text[], boolean[], bigint[], bigint[], boolean[]
+    boolean[], text[], boolean[], bigint[], bigint[], boolean[], boolean
 ) is
     'complete_many(), fail_many(), extend() and reserve() in one call and one commit, for a busy worker; each part may be left out. '
     'outcome: reserved, a new job, as reserve() returns it (in claim order, after all others); '
-    'failed, dead or cancelled for each job that failed (note: its policy_error); extended, or cancel if it is asked to cancel, '
+    'failed, dead or cancelled for each job that failed (note: its policy_error); undecided, if ask is false, for one on which a retry '
+    'function is to decide: nothing of it was stored, report it again with ask, apart from others, for such a function may not return; '
+    'extended, or cancel if it is asked to cancel, '
     'for each job that goes on; lost: its reservation is no longer held; locked: another session has locked the row of this ended job: '
     'nothing was stored, its lease is extended, report it again. Jobs that were completed have no row. '
     'unclaimed, last: the claim failed, for the reason in note, and the rest is stored. '
@@ -262,7 +269,12 @@ comment on function pgqueue._check_exchange(
 
 -- Ends jobs, and returns a report of each that failed, and of each that could not end; null: there is none.
 create or replace function pgqueue._end_jobs(
-    p_completed bigint[], p_reservations bigint[], p_results jsonb[], p_failures pgqueue.failure[], p_lease interval
+    p_completed bigint[],
+    p_reservations bigint[],
+    p_results jsonb[],
+    p_failures pgqueue.failure[],
+    p_lease interval,
+    p_ask boolean
 )
 returns pgqueue.end_report[]
 language plpgsql
@@ -300,7 +312,7 @@ begin
                 v_finished := pgqueue._finish(v_completed, v_reservations, true, 'succeeded', v_results);
             end if;
             if v_failures <> '{}' then
-                v_failed := pgqueue._fail(v_failures, false);
+                v_failed := pgqueue._fail(v_failures, false, p_ask);
             end if;
             exit;
         exception when lock_not_available or deadlock_detected then
@@ -350,7 +362,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval) is
+comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval, boolean) is
     'Private: completes and fails jobs, save those that other sessions keep locked, and reports what is not simply completed.';
 
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])

@@ -10,6 +10,7 @@ language plpgsql
 stable
 -- A subtransaction.
 parallel unsafe
+security definer
 set search_path = pg_catalog, pg_temp
 as $$
 begin

@@ -7,7 +7,7 @@
 -- If a failure asks for something impossible, p_strict refuses it; else the policy of the job decides. A job that is named
 -- twice fails once.
 
-create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean)
+create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean, p_ask boolean default true)
 returns pgqueue.failed_attempt[]
 language plpgsql
 volatile
@@ -23,7 +23,8 @@ as $$
 declare
     v_attempt pgqueue.failed_attempt;
     v_attempts pgqueue.failed_attempt[] := '{}'::pgqueue.failed_attempt[];
-    v_may_ask boolean := true;
+    -- Null: no retry function is asked. False: no other one.
+    v_may_ask boolean := case when p_ask then true end;
     v_members bigint[];
     v_member bigint;
 begin
@@ -36,6 +37,10 @@ begin
         v_attempt.may_ask := v_may_ask;
         v_attempt := pgqueue._decide(v_attempt, p_strict);
         v_may_ask := v_attempt.may_ask;
+        if v_attempt.state = 'undecided' then
+            v_attempts := v_attempts || v_attempt;
+            continue;
+        end if;
         v_members := null;
         if v_attempt.members is not null then
             v_members := pgqueue._part_members(v_attempt);
@@ -67,7 +72,7 @@ begin
         select
             a.state, array_agg(a.job_id) as ids, array_agg(a.reservation) as reservations, array_agg(a.error) as errors
         from unnest(v_attempts) a
-        where a.state <> 'failed' and a.members is null
+        where a.state not in ('failed', 'undecided') and a.members is null
         group by a.state
     ) e;
     perform pgqueue._retry_failed(array(select a from unnest(v_attempts) a where a.state = 'failed'));
@@ -75,8 +80,9 @@ begin
 end
 $$;
 
-comment on function pgqueue._fail(pgqueue.failure[], boolean) is
-    'Private: ends attempts that failed, and returns the new states of their jobs; a job whose reservation is no longer held has no row.';
+comment on function pgqueue._fail(pgqueue.failure[], boolean, boolean) is
+    'Private: ends attempts that failed, and returns the new states of their jobs; a job whose reservation is no longer held has no row. '
+    'p_ask: false leaves an attempt on which a retry function is to decide as it is, and returns it as undecided.';
 
 create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
 returns setof pgqueue.failed_attempt
@@ -139,7 +145,7 @@ comment on function pgqueue._lock_failed(pgqueue.failure[]) is
     'Private: locks the jobs of these failures that are still held, in id order, and returns them with the retry options of their tasks and queues.';
 
 -- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
--- for it; may_ask is false once a retry function was canceled.
+-- for it; may_ask is false once a retry function was canceled, null where none is asked.
 create or replace function pgqueue._decide(p_attempt pgqueue.failed_attempt, p_strict boolean)
 returns pgqueue.failed_attempt
 language plpgsql
@@ -181,6 +187,8 @@ begin
                 v_policy, v_attempt.retry_delay, v_attempt.retry_jitter, v_attempt.attempts - 1, v_attempt.retry_cap,
                 v_attempt.retry_delays
             );
+        elsif v_attempt.may_ask is null then
+            v_attempt.state := 'undecided';
         else
             if v_attempt.may_ask then
                 select a.delay, a.flaw, a.canceled
@@ -257,7 +265,8 @@ set enable_bitmapscan = off
 as $$
 declare
     v_alone constant boolean := case p_attempt.state
-        when 'dead' then coalesce(p_attempt.retry, true)
+        -- No handler has seen the batch of a leader that cannot be read.
+        when 'dead' then coalesce(p_attempt.retry, true) or p_attempt.error ->> 'class' is not distinct from 'Unreadable'
         when 'cancelled' then not p_attempt.cancel
         else false
     end;
@@ -338,7 +347,9 @@ begin
                 followers = case when j.has_steps then j.followers end,
                 errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now)
             from unnest(p_attempts) a
-            where j.id = a.job_id
+            -- By ctid: see _finish.
+            cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = a.job_id limit 1) l
+            where j.ctid = l.row_ctid
             returning j.queue, j.priority, j.ready_at
         )
         select f.queue, f.priority, min(f.ready_at) as ready_at

@@ -144,7 +144,7 @@ begin
         exception when others or assert_failure or query_canceled then
             -- query_canceled too: a statement_timeout, or a worker that waited for 30 s, ends a function that does
             -- not return, and the job is retried all the same.
-            flaw := sqlstate || ': ' || sqlerrm;
+            flaw := pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}';
             canceled := sqlstate = '57014';
         end;
     end if;

@@ -1,0 +1,178 @@
+"""Ends that are much for a worker and its server: long messages, large results, batches that are not answered."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+
+import psycopg
+import pytest
+
+from pgqueue import App
+from pgqueue.db.consume import JobRow
+from pgqueue.db.json import to_result
+from pgqueue.errors import InvalidArgument
+from pgqueue.worker.ends import Ends
+from pgqueue.worker.failure import describe
+from pgqueue.worker.held import Held
+from tests.calls import enqueue, job, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+
+def test_a_long_message_is_cut_where_the_error_is_described_and_keeps_its_frames() -> None:
+    def breaks() -> None:
+        raise ValueError("é" * 5_000_000) from KeyError("x" * 5_000_000)
+
+    with pytest.raises(ValueError, match="é") as caught:
+        breaks()
+    described = describe(caught.value)
+    assert described["message"] == "é" * 4000
+    trace = str(described["traceback"])
+    assert len(trace) < 20_000
+    assert "in breaks" in trace
+    assert "KeyError: 'xxx" in trace
+
+
+@pytest.mark.parametrize("value", ["\0", "\\\0", ["a", "\\\\\0"], {"a\0": 1}])
+def test_a_result_with_a_nul_is_refused(value: object) -> None:
+    with pytest.raises(InvalidArgument, match="NUL"):
+        to_result(value)
+
+
+@pytest.mark.parametrize("value", ["\\u0000", "\\\\u0000", "\\\\", "é\\"])
+def test_a_result_that_only_looks_like_a_nul_is_none(value: str) -> None:
+    assert to_result(value)
+
+
+def test_a_batch_has_few_bytes_and_large_ends_go_apart() -> None:
+    ends = Ends()
+    for size in (200_000,) * 30 + (300_000,) + (15_000_000,) * 2 + (0,) * 3:
+        ends.add(_succeeded(size))
+    small, large = _sizes(ends), _sizes(ends, large=True)
+    assert small == [[200_000] * 20, [200_000] * 10 + [0] * 3]
+    assert large == [[300_000], [15_000_000], [15_000_000]]
+    assert not ends.are_behind
+
+
+def test_many_bytes_that_wait_keep_a_worker_from_claiming() -> None:
+    ends = Ends()
+    for _ in range(5):
+        ends.add(_succeeded(15_000_000))
+    assert ends.are_behind
+    ends.take(large=True)
+    assert not ends.are_behind
+
+
+async def test_a_batch_that_the_server_does_not_take_is_halved_until_it_does(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    _refuse(conn, "count(*) > 3 from inserted")
+    app, come = App(), asyncio.Event()
+
+    @app.task
+    async def waits() -> None:
+        await come.wait()
+
+    jobs = [enqueue(conn, "waits") for _ in range(20)]
+    async with working(app, database.dsn, concurrency=20) as worker:
+        await wait_until_async(lambda: worker.status()["running"] == 20)
+        come.set()
+        assert await done(conn, *jobs) == ["succeeded"] * 20
+    assert value(conn, "select max(attempts) from pgqueue.history") == 1
+
+
+async def test_a_result_that_the_server_never_takes_is_stored_as_a_failure_that_says_so(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    _refuse(conn, "max(octet_length(result::text)) > 300000 from inserted")
+    app = App()
+
+    @app.task(store_result=True, max_attempts=1)
+    async def returns(size: int) -> str:
+        return "x" * size
+
+    large = enqueue(conn, "returns", {"size": 500_000})
+    async with working(app, database.dsn) as worker:
+        await wait_until_async(lambda: worker.status()["held"] == 1)
+        small = enqueue(conn, "returns", {"size": 5})
+        assert await done(conn, small, large, timeout=60) == ["succeeded", "dead"]
+    [error] = job(conn, large).errors
+    assert error["class"] == "Result"
+    assert error["message"].startswith("a result of 500002 bytes could not be stored: ")
+
+
+async def test_large_results_and_texts_of_errors_are_stored_as_they_are(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    text = '{"a\\": "é, NULL}\n' * 30_000
+
+    @app.task(store_result=True)
+    async def returns() -> str:
+        return text
+
+    @app.task(store_result=True)
+    async def numbers() -> list[Decimal]:
+        return [Decimal(1)] * 20_000
+
+    @app.task(max_attempts=1)
+    async def fails() -> None:
+        raise ValueError('"\\ {NULL}, é\n')
+
+    jobs = [enqueue(conn, name) for name in ("returns", "numbers", "fails")]
+    async with working(app, database.dsn):
+        assert await done(conn, *jobs) == ["succeeded", "succeeded", "dead"]
+    assert job(conn, jobs[0]).result == text
+    assert job(conn, jobs[1]).result == ["1"] * 20_000
+    assert job(conn, jobs[2]).errors[0]["message"] == '"\\ {NULL}, é\n'
+
+
+async def test_ends_are_stored_where_a_text_null_is_no_null(database: Database, conn: psycopg.Connection) -> None:
+    conn.execute(f'alter database "{database.name}" set array_nulls = off'.encode())
+    app = App()
+
+    @app.task(store_result=True)
+    async def succeeds(number: int) -> int | None:
+        return number or None
+
+    @app.task(max_attempts=1)
+    async def fails() -> None:
+        raise ValueError("no")
+
+    async with working(app, database.dsn):
+        jobs = [enqueue(conn, "succeeds", {"number": number}) for number in (0, 1)]
+        assert await done(conn, *jobs, enqueue(conn, "fails")) == ["succeeded", "succeeded", "dead"]
+    assert [job(conn, job_id).result for job_id in jobs] == [None, 1]
+
+
+def _succeeded(size: int) -> Held:
+    row = JobRow(1, "t", b"", None, "q", None, 0, 1, 1, 1, 0, 0, 0, None, None, 0, 0, True, "reserved", None)
+    held = Held(row, 0.0)
+    held.result = b"x" * size if size else None
+    return held
+
+
+def _sizes(ends: Ends, *, large: bool = False) -> list[list[int]]:
+    found = []
+    while batch := ends.take(large=large):
+        found.append([held.size for held in batch])
+    return found
+
+
+def _refuse(conn: psycopg.Connection, what: str) -> None:
+    """Have the server cancel each statement that ends such jobs, as it does with one that takes too long."""
+    conn.execute(
+        f"""
+        create function public.refuse() returns trigger language plpgsql as $$
+        begin
+            if (select {what}) then
+                raise exception 'too much' using errcode = 'query_canceled';
+            end if;
+            return null;
+        end $$;
+        create trigger refuse after insert on pgqueue.history
+        referencing new table as inserted for each statement execute function public.refuse();
+        """.encode()
+    )

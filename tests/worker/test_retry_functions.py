@@ -1,0 +1,61 @@
+"""Retry functions of the database that do not return: no end of another task waits for one."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from pgqueue import App
+from tests.calls import call, enqueue, job, state, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+_NEVER_RETURNS = "perform pg_sleep(3600);"
+_CATCHES = "loop begin perform pg_sleep(3600); exit; exception when query_canceled then null; end; end loop;"
+
+
+@pytest.mark.parametrize("body", [_NEVER_RETURNS, _CATCHES], ids=["does not return", "catches that it is cancelled"])
+async def test_no_other_end_waits_for_a_function_that_does_not_return(
+    body: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def fails() -> None:
+        raise ValueError("no")
+
+    @app.task
+    async def works() -> None: ...
+
+    conn.execute(
+        f"""
+        create schema app;
+        create function app.policy(job jsonb, error jsonb) returns interval language plpgsql
+        set search_path = pg_catalog, pg_temp as $$ begin {body} return '1 h'; end $$;
+        """.encode()
+    )
+    call(conn, "set_retry_function", "fails", "app.policy")
+    failing = enqueue(conn, "fails")
+    async with working(app, database.dsn):
+        await wait_until_async(lambda: _asks(conn))
+        jobs = [enqueue(conn, "works") for _ in range(20)]
+        assert await done(conn, *jobs) == ["succeeded"] * 20
+        # The job itself is retried by the default policy: the session that asked has ended.
+        await wait_until_async(lambda: state(conn, failing) == "failed")
+        assert "app.policy" in (said := job(conn, failing).errors[0]["policy_error"]) or "no answer" in said
+        # Nobody waits for the next one meanwhile.
+        again = enqueue(conn, "fails")
+        await wait_until_async(lambda: state(conn, again) == "failed")
+        assert "not asked" in job(conn, again).errors[0]["policy_error"]
+        assert not _asks(conn)
+
+
+def _asks(conn: psycopg.Connection) -> bool:
+    return bool(
+        value(
+            conn,
+            "select exists (select from pg_stat_activity"
+            " where datname = current_database() and wait_event = 'PgSleep')",
+        )
+    )
