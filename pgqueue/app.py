@@ -11,7 +11,7 @@ from pgqueue.db.declare import check_schedule_options
 from pgqueue.errors import ConfigError, DuplicateTask
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
-from pgqueue.options import ScheduleSettings, TaskOptions, TaskSettings
+from pgqueue.options import ScheduleSettings, TaskOptions, TaskSettings, is_name
 from pgqueue.tasks import JobTask, P, R, Task
 from pgqueue.workflows import Group
 
@@ -96,8 +96,8 @@ class App(Hooks):
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
             chosen = name if name is not None else getattr(function, "__name__", "")
-            if not 1 <= len(chosen.encode()) <= 128:
-                raise ConfigError(f"a task's name must have 1 to 128 bytes: {chosen!r}")
+            if not is_name(chosen):
+                raise ConfigError(f"a task's name must have 1 to 128 bytes, and no NUL or lone surrogate: {chosen!r}")
             task = _made(chosen, function, options, self)
             if chosen in self.tasks:
                 raise _duplicate(chosen, self.tasks[chosen].function, function)
@@ -134,6 +134,10 @@ class App(Hooks):
             if not isinstance(task, Task):
                 raise ConfigError("only a task has a schedule", hint="put @app.schedule(...) above @app.task")
             chosen = name if name is not None else task.name
+            if not is_name(chosen):
+                raise ConfigError(
+                    f"a schedule's name must have 1 to 128 bytes, and no NUL or lone surrogate: {chosen!r}"
+                )
             if chosen in self.schedules:
                 raise DuplicateTask(
                     f"two schedules are declared as {chosen!r}", hint="give one of them another: name=..."

@@ -317,5 +317,10 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
 
 
 def _check_name(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, str) or not 1 <= len(value.encode()) <= 128):
+    if value is not None and (not isinstance(value, str) or not is_name(value)):
         raise ConfigError(f"{name} is {value!r}", hint="give a name of 1 to 128 bytes")
+
+
+def is_name(value: str) -> bool:
+    """Return whether a database takes a text as the name of a task or queue."""
+    return 1 <= len(value.encode("utf-8", "surrogatepass")) <= 128 and not re.search(r"[\0\ud800-\udfff]", value)

@@ -6,8 +6,9 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import orjson
 import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
@@ -37,7 +38,7 @@ PROCRASTINATE = Source(
     "procrastinate_jobs",
     # Jobs of one `lock` run one at a time, in order. A higher priority runs first, as here.
     """
-    select j.id, j.task_name as task, j.args as payload, j.queue_name as queue,
+    select j.id, j.task_name as task, j.args::text as payload, j.queue_name as queue,
         nullif(least(greatest(j.priority, -100), 100), 0) as priority, j.scheduled_at as run_at, j.lock as key,
         j.queueing_lock as dedupe, null::integer as max_attempts, null::jsonb as headers
     from {table} j
@@ -55,7 +56,7 @@ PGQUEUER = Source(
     select j.id, j.entrypoint as task, j.payload, null::text as queue,
         nullif(least(greatest(j.priority, -100), 100), 0) as priority,
         case when j.execute_after > now() then j.execute_after end as run_at, null::text as key,
-        j.dedupe_key as dedupe, null::integer as max_attempts, j.headers
+        j.dedupe_key as dedupe, null::integer as max_attempts, j.headers::text as headers
     from {table} j
     where j.status = 'queued' and j.id > %(after)s
     order by j.id limit %(most)s for update of j skip locked
@@ -69,7 +70,7 @@ GRAPHILE_WORKER = Source(
     "_private_jobs",
     # A named queue runs one job at a time: here a key. A lower priority runs first there, a higher one here.
     """
-    select j.id, t.identifier as task, j.payload, null::text as queue,
+    select j.id, t.identifier as task, j.payload::text as payload, null::text as queue,
         nullif(least(greatest(-j.priority, -100), 100), 0) as priority,
         case when j.run_at > now() then j.run_at end as run_at, q.queue_name as key, j.key as dedupe,
         j.max_attempts - j.attempts as max_attempts, null::jsonb as headers
@@ -88,10 +89,10 @@ PGMQ = Source(
     "",
     # A read message is invisible while a consumer works on it; an unread one, because it was sent with a delay.
     """
-    select j.msg_id as id, %(queue)s::text as task, j.message as payload, null::text as queue,
+    select j.msg_id as id, %(queue)s::text as task, j.message::text as payload, null::text as queue,
         null::integer as priority, case when j.vt > now() then j.vt end as run_at, null::text as key,
         null::text as dedupe,
-        null::integer as max_attempts, j.headers
+        null::integer as max_attempts, j.headers::text as headers
     from {table} j
     where (j.vt <= now() or j.read_ct = 0) and j.msg_id > %(after)s
     order by j.msg_id limit %(most)s for update of j skip locked
@@ -150,20 +151,29 @@ class Reader:
 
 def _job(row: Mapping[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in row.items() if name != "payload" and value is not None}
+    if "headers" in options:
+        options["headers"] = orjson.Fragment(options["headers"])
     return {**options, "args": _args(row["payload"])}
 
 
-def _args(payload: object) -> dict[str, Any]:
-    """Return a payload as arguments: an object as it is, anything else as the argument `payload`."""
-    if isinstance(payload, bytes | memoryview):
-        raw = bytes(payload)
+def _args(payload: str | bytes | None) -> object:
+    """Return a payload as arguments: an object as it is, anything else as the argument `payload`.
+
+    JSON stays the text that it is: Python would round numbers of more than 17 digits.
+    """
+    if isinstance(payload, bytes):
         try:
-            payload = json.loads(raw)
+            payload = payload.decode()
+            # What PostgreSQL does not take for JSON is a text.
+            json.loads(payload, parse_constant=_refuse)
+        except UnicodeDecodeError:
+            return {"payload_base64": base64.b64encode(cast(bytes, payload)).decode()}
         except ValueError:
-            try:
-                payload = raw.decode()
-            except UnicodeDecodeError:
-                return {"payload_base64": base64.b64encode(raw).decode()}
-    if payload is None:
+            return {"payload": payload}
+    if payload is None or payload.strip() == "null":
         return {}
-    return payload if isinstance(payload, dict) else {"payload": payload}
+    return orjson.Fragment(payload if payload.lstrip().startswith("{") else f'{{"payload": {payload}}}')
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

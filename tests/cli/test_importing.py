@@ -91,6 +91,16 @@ def test_many_are_moved_in_order_and_at_once(database: Database, procrastinate: 
 
 
 @needs("procrastinate")
+def test_every_number_arrives_as_it_was(database: Database, procrastinate: psycopg.Connection) -> None:
+    args = '{"wei": 100000000000000000001, "edge": 18446744073709551616, "rate": 0.1234567890123456789012, "e": 1e400}'
+    procrastinate.execute(
+        "insert into procrastinate_jobs (queue_name, task_name, args) values ('q', 't', %s), ('q', 't', '{}')", [args]
+    )
+    assert "2 jobs moved" in run(database, "procrastinate")
+    assert value(procrastinate, "select args = %s::jsonb from pgqueue.jobs order by id limit 1", args) is True
+
+
+@needs("procrastinate")
 def test_one_that_is_refused_undoes_everything_or_is_left(
     database: Database, procrastinate: psycopg.Connection
 ) -> None:

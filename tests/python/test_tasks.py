@@ -72,10 +72,14 @@ def test_an_app_includes_another_once_and_refuses_its_own_names() -> None:
         one.include(third)
 
 
-@pytest.mark.parametrize("name", ["", "x" * 129, "é" * 65])
+@pytest.mark.parametrize("name", ["", "x" * 129, "é" * 65, "a\0b", "\ud800"])
 def test_a_name_that_the_queue_would_refuse_is_refused_where_it_is_written(name: str) -> None:
     with pytest.raises(ConfigError, match="1 to 128 bytes"):
         App().task(name=name)(lambda: None)
+    with pytest.raises(ConfigError, match="1 to 128 bytes"):
+        App().task(name="t", queue=name)(lambda: None)
+    with pytest.raises(ConfigError, match="1 to 128 bytes"):
+        App().schedule("@daily", name=name)(App().task(name="t")(lambda: None))
 
 
 def test_a_handler_without_a_name_of_its_own_needs_one() -> None:
