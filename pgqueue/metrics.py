@@ -33,7 +33,7 @@ OF_DATABASE = {
     "pgqueue_queue_jobs": "Jobs of a queue by state; due: waiting or failed, and may start now; scheduled: not yet.",
     "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
     "pgqueue_queue_paused": "1 while a queue is paused.",
-    "pgqueue_workers": "Workers that serve a queue, with a heartbeat within a minute.",
+    "pgqueue_workers": "Living workers that claim from a queue.",
     "pgqueue_limit_executing": "Jobs that a limit counts.",
     "pgqueue_limit_parked": "Jobs that wait for a limit.",
     "pgqueue_schedule_lag_seconds": "Seconds since a schedule was due and has not run.",

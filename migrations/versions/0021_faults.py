@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "addb60ceca757d7453fed271f0d80621d802335f7e4f83b4a90889fa43f78e94"
+SQL_DIGEST = "747b536d38a45341edda9b8191e8ab00d34f2671b349974524c988be01e53432"
 
 
 def upgrade() -> None:
@@ -73,4 +73,9 @@ def downgrade() -> None:
         alter table pgqueue.samples drop column is_large, drop column counted_at;
         comment on column pgqueue.samples.counted_to is 'Where counting stopped: a number as high as this means at least that many. Null: the numbers are exact.';
         """  # noqa: E501
+    )
+    run_sql(
+        "comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is"
+        " left of its waiting; p: the children of a job that ended; r: the children of a job that was retried;"
+        " g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event.';"
     )

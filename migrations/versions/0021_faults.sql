@@ -76,3 +76,5 @@ alter table pgqueue.samples add column is_large boolean not null default false, 
 comment on column pgqueue.samples.is_large is 'Whether the queue has too many jobs to be counted in each sample.';
 comment on column pgqueue.samples.counted_at is 'When the numbers were counted, save executing and oldest_due_at; null: never whole yet.';
 comment on column pgqueue.samples.counted_to is 'Where counting stopped: a number as high as this means at least that many. Null: the numbers were exact at counted_at.';
+
+comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; d: a child whose dead or cancelled parent may be on its way back; g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event; s: an ended job, with steps to move to history.';

@@ -1,4 +1,4 @@
--- How many attempts a job has: one rule for claims, fail and explain. Inlined everywhere.
+-- How many attempts a job has: one rule for claims, what is handed to an idle worker, and explain. Inlined.
 
 create or replace function pgqueue._max_attempts(p_of_job integer, p_of_task integer, p_accumulate boolean)
 returns integer

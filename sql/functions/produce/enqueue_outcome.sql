@@ -1,7 +1,7 @@
--- enqueue_outcome: enqueue, with the outcome. Every single job with a dedupe key is enqueued by it.
+-- enqueue_outcome: enqueue, with the outcome. Both enqueue a job with a dedupe key by _enqueue_row.
 --
--- Without a dedupe key it equals enqueue. With one it may wait, for an open transaction that holds the same key or its job,
--- until dedupe_wait (5 s) has passed: 55P03. It never returns null. For its locks see _dedupe.
+-- Without a dedupe key it calls enqueue. With one it may wait, for an open transaction that holds the same key or its job,
+-- until dedupe_wait (5 s) has passed: 55P03. For its locks see _dedupe.
 
 create or replace function pgqueue.enqueue_outcome(
     task text,

@@ -34,7 +34,7 @@ begin
                 when found then 'It is a job, and not a member of a group.'
                 else 'There is no such group, or it has ended. Nothing was enqueued.'
             end,
-            'Give the id that open_group() returned, or that of a member that is executing.'
+            'Give the id that open_group() returned, or that of a member that has not ended.'
         );
     end if;
     if exists (select from pgqueue.jobs j where j.id = v_found.group_id and j.cancel_requested_at is not null) then
@@ -48,7 +48,7 @@ begin
     elsif v_found.blocked_on is distinct from '@open' then
         perform pgqueue._refuse(
             format('group %s is closed', p_group_id), 'Nothing was enqueued.',
-            'Enqueue all members before close_group(); a member that is executing gives its own id as group_id.', '55000'
+            'Enqueue all members before close_group(); a member that has not ended gives its own id as group_id.', '55000'
         );
     end if;
     return v_found.group_id;
