@@ -187,6 +187,11 @@ class Job:
         return self._state.stage
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether `sleep`, `wait` or `wait_event` has given this attempt back until later."""
+        return self._state.steps is not None and self._state.steps.is_suspended
+
+    @property
     def stores_result(self) -> bool:
         """Whether the return value of the handler is stored."""
         return self._state.stores_result

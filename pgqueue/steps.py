@@ -6,9 +6,13 @@ thread, `perform_async` on the event loop.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -20,8 +24,8 @@ from pgqueue.db.json import from_json, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
 from pgqueue.signals import Suspended
 
-# A step yields statements and calls of its function.
-Wanted: TypeAlias = "Call[Any] | Callable[[], Any]"
+# A step yields statements, calls of its function, and what it waits for.
+Wanted: TypeAlias = "Call[Any] | Callable[[], Any] | Future[None]"
 Plan: TypeAlias = Generator[Wanted, Any, Any]
 
 Encode: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
@@ -54,6 +58,7 @@ class Steps:
         self._named: set[str] = set()
         # Completed in the handler's own transactions.
         self._handed_over: set[str] = set()
+        self._gate = _Gate()
 
     def step(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Plan to call a function, unless its result is stored."""
@@ -64,7 +69,20 @@ class Steps:
                 raise self._lost()
         if name in self._known:
             return self._decode({"result": self._known[name]})["result"] if self._known[name] is not None else None
-        value = yield partial(function, *args, **kwargs)
+        yield from self._gate.enter(name)
+        try:
+            return (yield from self._run(name, partial(function, *args, **kwargs)))
+        finally:
+            self._gate.leave(name)
+
+    def _run(self, name: str, function: Callable[[], Any]) -> Plan:
+        token = _inside.set(_inside.get() | {name})
+        try:
+            value = yield function
+        finally:
+            # A loop that ends closes what it has left in another context.
+            with suppress(ValueError):
+                _inside.reset(token)
         result = self._encoded(value)
         # A function that completes the step in its own transaction decides whether it is stored: if that is rolled
         # back, or lost in a failover, so are the step's writes, and a record made here would claim that they exist.
@@ -72,7 +90,8 @@ class Steps:
             raise self._lost()
         # Converted as the next attempt will read it.
         stored = from_json(result)
-        self._known[name] = stored
+        if self._known is not None:
+            self._known[name] = stored
         return None if stored is None else self._decode({"result": stored})["result"]
 
     def completion(self, name: str, result: Any) -> Call[bool]:
@@ -87,37 +106,31 @@ class Steps:
 
         return replace(call, read=read)
 
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the job has been given back until later."""
+        return self._gate.suspended is not None
+
     def sleep(self, name: str, delay: timedelta | str) -> Plan:
         """Plan to sleep."""
         self._name(name)
-        over = yield from self._give_back(db.sleep_step(*self._pair, name, delay, self._others))
-        if over is None:
-            raise self._lost()
-        if not over:
-            raise Suspended(f"it sleeps: {name}")
-        self._leaving(False)
+        call = db.sleep_step(*self._pair, name, delay, self._others)
+        yield from self._give_back(call, lambda over: over is False, f"it sleeps: {name}")
 
     def wait(self, jobs: Sequence[int]) -> Plan:
         """Plan to wait for jobs, and read their states and results."""
-        state = yield from self._give_back(db.suspend(*self._pair, jobs, self._others))
-        if state is None:
-            raise self._lost()
-        if state == "suspended":
-            raise Suspended(f"it waits for {len(jobs)} jobs")
-        self._leaving(False)
+        call = db.suspend(*self._pair, jobs, self._others)
+        yield from self._give_back(call, lambda state: state == "suspended", f"it waits for {len(jobs)} jobs")
         return (yield db.outcomes(jobs))
 
     def wait_event(self, event: str, timeout: timedelta | str | None, step: str | None) -> Plan:
         """Plan to wait for an event, and read its payload."""
         name = event if step is None else step
         self._name(name)
-        found = yield from self._give_back(db.await_event(*self._pair, name, event, timeout, self._others))
-        if found is None:
-            raise self._lost()
-        arrived, payload = found
-        if arrived is None:
-            raise Suspended(f"it waits for the event {event}")
-        self._leaving(False)
+        call = db.await_event(*self._pair, name, event, timeout, self._others)
+        arrived, payload = yield from self._give_back(
+            call, lambda found: found is not None and found[0] is None, f"it waits for the event {event}"
+        )
         if not arrived:
             raise EventTimeout(f"the event {event} did not come within {timeout}")
         return payload
@@ -128,15 +141,26 @@ class Steps:
     def _encoded(self, value: Any) -> str:
         return to_result(None if value is None else self._encode({"result": value})["result"]).decode()
 
-    def _give_back(self, call: Call[Any]) -> Plan:
+    def _give_back(self, call: Call[Any], suspends: Callable[[Any], bool], reason: str) -> Plan:
+        """Ask to give the job back, when its running steps have ended: raises Suspended, or goes on with the answer."""
+        yield from self._gate.close()
+        suspended = None
         # From here on another worker may have the job, which is no loss.
         self._leaving(True)
         try:
-            return (yield call)
-        except BaseException:
-            # Refused, or lost on its way: see `perform`. The handler may go on, and has to learn of a loss.
-            self._leaving(False)
-            raise
+            answer = yield call
+            if answer is None:
+                raise self._lost()
+            if suspends(answer):
+                suspended = reason
+        finally:
+            if suspended is None:
+                # Also where it was refused, or lost on its way: the handler may go on, and has to learn of a loss.
+                self._leaving(False)
+            self._gate.open(suspended)
+        if suspended is not None:
+            raise Suspended(suspended)
+        return answer
 
     def _name(self, name: str) -> None:
         if name in self._named:
@@ -146,10 +170,84 @@ class Steps:
         self._named.add(name)
 
     def _lost(self) -> LeaseLost:
-        self._leaving(False)
         return LeaseLost(
             f"the lease of job {self._pair[0]} is lost", hint="let the handler end: another worker has the job"
         )
+
+
+# The steps of whose functions this is a part: a step may be made of steps, or sleep.
+_inside: ContextVar[frozenset[str]] = ContextVar("pgqueue_inside_steps", default=frozenset())
+
+
+class _Gate:
+    """Lets the running steps of a job end before it is given back, and starts none meanwhile.
+
+    The branches of a handler run side by side, in a `gather` or in threads. What is inside a step does not wait for it.
+    """
+
+    def __init__(self) -> None:
+        self.suspended: str | None = None
+        self._lock = threading.Lock()
+        self._running: set[str] = set()
+        # Two, where one is inside a step for which the other waits.
+        self._closers = 0
+        self._waiting: list[Future[None]] = []
+
+    def enter(self, step: str) -> Plan:
+        """Plan to start a step."""
+        yield from self._pass(partial(self._try_enter, step))
+
+    def leave(self, step: str) -> None:
+        """A step has ended."""
+        with self._lock:
+            self._running.discard(step)
+        self._wake()
+
+    def close(self) -> Plan:
+        """Plan to give the job back: wait for the running steps."""
+        yield from self._pass(self._try_close)
+        try:
+            yield from self._pass(lambda: self._running <= _inside.get())
+        except BaseException:
+            self.open(None)
+            raise
+
+    def open(self, suspended: str | None) -> None:
+        """The job was given back, or was not."""
+        with self._lock:
+            self.suspended = suspended or self.suspended
+            self._closers -= 1
+        self._wake()
+
+    def _try_enter(self, step: str) -> bool:
+        may = not self._closers or bool(_inside.get())
+        if may:
+            self._running.add(step)
+        return may
+
+    def _try_close(self) -> bool:
+        may = not self._closers or bool(_inside.get())
+        self._closers += may
+        return may
+
+    def _pass(self, attempt: Callable[[], bool]) -> Plan:
+        while True:
+            with self._lock:
+                if self.suspended is not None:
+                    raise Suspended(self.suspended)
+                if attempt():
+                    return
+                changed: Future[None] = Future()
+                self._waiting.append(changed)
+            yield changed
+
+    def _wake(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for changed in waiting:
+            # Its branch may have been cancelled.
+            if changed.set_running_or_notify_cancel():
+                changed.set_result(None)
 
 
 def perform(plan: Plan, ask: Callable[[Call[Any]], Any]) -> Any:
@@ -162,7 +260,10 @@ def perform(plan: Plan, ask: Callable[[Call[Any]], Any]) -> Any:
                 wanted = plan.send(answer)
             except StopIteration as stop:
                 return stop.value
-            answer = ask(wanted) if isinstance(wanted, Call) else wanted()
+            if isinstance(wanted, Call):
+                answer = ask(wanted)
+            else:
+                answer = wanted.result() if isinstance(wanted, Future) else wanted()
 
 
 async def perform_async(plan: Plan, ask: Callable[[Call[Any]], Awaitable[Any]]) -> Any:
@@ -174,6 +275,9 @@ async def perform_async(plan: Plan, ask: Callable[[Call[Any]], Awaitable[Any]]) 
                 wanted = plan.send(answer)
             except StopIteration as stop:
                 return stop.value
-            answer = await ask(wanted) if isinstance(wanted, Call) else wanted()
+            if isinstance(wanted, Call):
+                answer = await ask(wanted)
+                continue
+            answer = asyncio.wrap_future(wanted) if isinstance(wanted, Future) else wanted()
             if inspect.isawaitable(answer):
                 answer = await answer

@@ -82,7 +82,10 @@ async def around_execution(job: Job, call_next: Callable[[], Any]) -> Any:
             span.set_attribute("pgqueue.job.signal", type(signal).__name__)
             raise
         except BaseException as error:
-            _failed(span, trace, error)
+            if job.is_suspended:
+                span.set_attribute("pgqueue.job.signal", "Suspended")
+            else:
+                _failed(span, trace, error)
             raise
 
 

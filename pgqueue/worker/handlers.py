@@ -243,7 +243,7 @@ class Handlers:
             if self._closed:
                 # The worker ends, not the job.
                 raise
-            if held.interrupt is None or held.is_completed:
+            if held.interrupt is None or held.is_completed or held.is_suspended:
                 # The handler's own: it awaited something that was cancelled.
                 await self._failed(held, task, error)
             else:
@@ -251,15 +251,13 @@ class Handlers:
         except NoThread:
             # It has not run: no attempt of it failed.
             raise
-        except Suspended:
-            self._on_end(held, End.SUSPENDED)
         except Signal as signal:
             self._signalled(held, signal)
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
             await self._failed(held, task, error)
         else:
-            self._on_end(held, End.SETTLED if held.is_completed else End.SUCCEEDED)
+            self._on_end(held, held.end_of_return)
 
     async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
         """Call a handler with its middleware around it, an async one in a task, a sync one in a thread."""
@@ -279,6 +277,9 @@ class Handlers:
         return to_result(result)
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        if held.is_suspended:
+            self._raised_after_suspension(held, error)
+            return
         held.error = _inside(held, partial(self.describe, error))
         if held.is_completed:
             log.warning(
@@ -291,6 +292,13 @@ class Handlers:
             return
         await self._judge(held, task, error)
         self._on_end(held, End.FAILED)
+
+    def _raised_after_suspension(self, held: Held, error: BaseException) -> None:
+        # A task group hands on what each of its branches raised.
+        others = error.split(Suspended)[1] if isinstance(error, BaseExceptionGroup) else error
+        if others is not None and not isinstance(others, Suspended):
+            log.warning("%s was given back until later, and its handler raised %r besides", held, others)
+        self._on_end(held, End.SUSPENDED)
 
     async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
         """Ask the task's rule what to do after this error."""
@@ -310,6 +318,9 @@ class Handlers:
                 log.error("%s: %s; its retry policy decides", held, broken_rule)
 
     def _signalled(self, held: Held, signal: Signal) -> None:
+        if held.is_suspended:
+            self._raised_after_suspension(held, signal)
+            return
         if held.is_completed:
             log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
             self._on_end(held, End.SETTLED)

@@ -127,6 +127,18 @@ class Held:
         return self.job is not None and self.job.stage is Stage.COMPLETED
 
     @property
+    def is_suspended(self) -> bool:
+        """Whether the handler has given the job back until later, however it ends then."""
+        return self.job is not None and self.job.is_suspended
+
+    @property
+    def end_of_return(self) -> End:
+        """How an attempt ends whose handler returns."""
+        if self.is_suspended:
+            return End.SUSPENDED
+        return End.SETTLED if self.is_completed else End.SUCCEEDED
+
+    @property
     def stores_result(self) -> bool:
         """Whether the result is to be stored."""
         return self.row.store_result if self.job is None else self.job.stores_result

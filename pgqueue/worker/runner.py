@@ -412,7 +412,7 @@ class Runner:
 
     def _ended_in_thread(self, held: Held, seconds: float, now: float) -> None:
         self._pace.ran(seconds, now)
-        self._end(held, End.SETTLED if held.is_completed else End.SUCCEEDED)
+        self._end(held, held.end_of_return)
 
     def _end(self, held: Held, end: End) -> None:
         if held.ended is not None:

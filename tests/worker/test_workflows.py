@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -414,3 +417,147 @@ async def test_the_examples_run(
     ).fetchall()
     assert members == (100, 100)
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
+async def test_a_sleep_beside_a_step_lets_it_end_and_starts_no_other(
+    database: Database, conn: psycopg.Connection, in_thread: bool
+) -> None:
+    app = App()
+    calls: list[str] = []
+
+    async def handle(job: Job) -> None:
+        started, go = asyncio.Event(), asyncio.Event()
+
+        async def charge() -> None:
+            calls.append("charge")
+            started.set()
+            await go.wait()
+
+        async def pay() -> None:
+            await job.step("charge", charge)
+            await job.step("mail", calls.append, "mail")
+
+        async def rest() -> None:
+            if not calls:
+                await started.wait()
+            sleeping = asyncio.create_task(job.sleep("rest", "0.5 s"))
+            await asyncio.sleep(0)
+            go.set()
+            await sleeping
+
+        await asyncio.gather(pay(), rest())
+
+    def handle_in_thread(job: Job) -> None:
+        started, go = threading.Event(), threading.Event()
+
+        def charge() -> None:
+            calls.append("charge")
+            started.set()
+            go.wait(20)
+
+        def pay() -> None:
+            job.step("charge", charge)
+            job.step("mail", calls.append, "mail")
+
+        with ThreadPoolExecutor(1) as pool:
+            paid = pool.submit(pay)
+            if not calls:
+                started.wait(20)
+            # Soon after the sleep began to wait.
+            threading.Timer(0.2, go.set).start()
+            job.sleep("rest", "0.5 s")
+            paid.result()
+
+    app.task(name="handle")(handle_in_thread if in_thread else handle)
+    job_id = enqueue(conn, "handle")
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert calls == ["charge", "mail"]
+    assert (job(conn, job_id).attempts, job(conn, job_id).losses) == (1, 0)
+
+
+async def test_a_sleep_in_a_task_group_is_no_failure(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    runs: list[bool] = []
+
+    @app.task
+    async def handle(job: Job) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(job.sleep("a", "0.2 s"))
+            group.create_task(job.sleep("b", "0.2 s"))
+        runs.append(True)
+
+    job_id = handle.enqueue(conn)
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert runs == [True]
+    assert (job(conn, job_id).attempts, job(conn, job_id).losses, job(conn, job_id).errors) == (1, 0, None)
+    assert "lost" not in caplog.text
+
+
+async def test_a_handler_that_swallows_its_suspension_sleeps_all_the_same(
+    database: Database, conn: psycopg.Connection, in_thread: bool
+) -> None:
+    app = App()
+    runs: list[Any] = []
+
+    async def handle(job: Job) -> None:
+        runs.append(await asyncio.gather(job.sleep("rest", "0.2 s"), return_exceptions=True))
+
+    def handle_in_thread(job: Job) -> None:
+        with suppress(BaseException):
+            job.sleep("rest", "0.2 s")
+        runs.append(1)
+
+    app.task(name="handle")(handle_in_thread if in_thread else handle)
+    job_id = enqueue(conn, "handle")
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert len(runs) == 2
+    assert (job(conn, job_id).attempts, job(conn, job_id).losses) == (1, 0)
+
+
+async def test_a_sleep_inside_a_step_does_not_wait_for_it(
+    database: Database, conn: psycopg.Connection, in_thread: bool
+) -> None:
+    app = App()
+
+    def handle(job: Job) -> None:
+        job.step("outer", job.sleep, "inner", "0.2 s")
+
+    async def handle_later(job: Job) -> None:
+        await job.step("outer", job.sleep, "inner", "0.2 s")
+
+    app.task(name="handle")(handle if in_thread else handle_later)
+    job_id = enqueue(conn, "handle")
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    assert job(conn, job_id).attempts == 1
+
+
+@pytest.mark.parametrize("wait", ["wait", "sleep", "wait_event"])
+async def test_a_refused_wait_that_the_handler_catches_leaves_the_job_as_it_was(
+    wait: str, database: Database, conn: psycopg.Connection, in_thread: bool
+) -> None:
+    app = App()
+    stages: list[str] = []
+    arguments: dict[str, tuple[Any, ...]] = {"wait": ([99999],), "sleep": ("rest", "soon"), "wait_event": ("",)}
+
+    async def handle(job: Job) -> None:
+        with pytest.raises(InvalidArgument):
+            await getattr(job, wait)(*arguments[wait])
+        stages.append(job.stage.value)
+
+    def handle_in_thread(job: Job) -> None:
+        with pytest.raises(InvalidArgument):
+            getattr(job, wait)(*arguments[wait])
+        stages.append(job.stage.value)
+
+    app.task(name="handle")(handle_in_thread if in_thread else handle)
+    job_id = enqueue(conn, "handle")
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["succeeded"]
+    # While it is open, a lost lease is told.
+    assert stages == ["open"]
