@@ -155,17 +155,12 @@ def enqueue_batch(
         results = enqueue_batch(connection, [{"task": "a", "delay": "1 h"}, {"task": "b", "args": {"x": 1}}])
         failed = [result.error for result in results if result.error]
     """
-    if not telemetry.is_on():
-        return drivers.run(connection, produce.enqueue_batch(_named(job) for job in jobs))
-    given = [_named(job) for job in jobs]
-
-    def traced(batch: Enqueuing) -> list[BatchResult] | Awaitable[list[BatchResult]]:
-        context = batch.options.get("headers") or {}
-        with_context = ({**job, "headers": {**(job.get("headers") or {}), **context}} for job in given)
-        return drivers.run(connection, produce.enqueue_batch(with_context if context else given))
-
     result: list[BatchResult] | Awaitable[list[BatchResult]]
-    result = telemetry.around_enqueue(Enqueuing("batch", [{} for _ in given], {}), traced)
+    result = telemetry.around_batch(
+        "batch",
+        (_named(job) for job in jobs),
+        lambda given: drivers.run(connection, produce.enqueue_batch(given)),
+    )
     return result
 
 

@@ -8,7 +8,7 @@ conventions for messaging.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from pgqueue.job import Job
@@ -46,6 +46,23 @@ def around_enqueue(jobs: Enqueuing, call_next: Callable[[Enqueuing], Any]) -> An
         return _awaited(result, span, trace)
     _end(span, trace, result, None)
     return result
+
+
+def around_batch(
+    name: str, jobs: Iterable[Mapping[str, Any]], run: Callable[[Iterable[Mapping[str, Any]]], Any]
+) -> Any:
+    """Enqueue jobs with options of their own by `run`; with a tracer provider, in one producer span."""
+    if not is_on():
+        return run(jobs)
+    given = list(jobs)
+
+    def traced(batch: Enqueuing) -> Any:
+        context = batch.options.get("headers") or {}
+        return run(
+            [{**job, "headers": {**(job.get("headers") or {}), **context}} for job in given] if context else given
+        )
+
+    return around_enqueue(Enqueuing(name, [{} for _ in given], {}), traced)
 
 
 async def _awaited(result: Awaitable[T], span: Any, trace: Any) -> T:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Protocol
 
+from pgqueue import telemetry
 from pgqueue.db import drivers, produce
 from pgqueue.db import steps as db
 from pgqueue.db.results import BatchResult
@@ -30,7 +31,8 @@ class _TaskLike(Protocol):
 def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
     """Enqueue jobs that run one after the other, each when the one before has succeeded, and return their ids.
 
-    Jobs are what `Task.job` returns. On an async connection, await it.
+    Jobs are what `Task.job` returns. On an async connection, await it. All or none: where one is refused, this raises
+    InvalidArgument, nothing was enqueued, and the transaction goes on.
 
         chain(connection, fetch.job(1), load.job(), report.using(run_if="finished").job())
     """
@@ -40,7 +42,9 @@ def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
         if number:
             each["depends_on"] = [*(job.get("depends_on") or ()), f"chain {number - 1}"]
         linked.append(each)
-    answer: Any = drivers.run(connection, produce.enqueue_batch(linked))
+    answer: Any = telemetry.around_batch(
+        "chain", linked, lambda given: drivers.run(connection, produce.enqueue_batch(given, all_or_none=True))
+    )
     return _chained_async(answer) if drivers.is_async(connection) else _chained(answer)
 
 
@@ -113,6 +117,8 @@ async def _chained_async(answer: Any) -> list[int]:
 def _chained(results: list[BatchResult]) -> list[int]:
     ids = []
     for number, result in enumerate(results):
+        if result.outcome == "undone":
+            continue
         if result.job_id is None:
             raise _refused(number, result)
         ids.append(result.job_id)

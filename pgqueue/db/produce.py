@@ -68,10 +68,11 @@ def enqueue_outcome(
     )
 
 
-def enqueue_batch(jobs: Iterable[Mapping[str, object]]) -> Call[list[BatchResult]]:
+def enqueue_batch(jobs: Iterable[Mapping[str, object]], *, all_or_none: bool = False) -> Call[list[BatchResult]]:
     """Jobs with options of their own; reads the outcome of each."""
+    function = b"enqueue_all" if all_or_none else b"enqueue_batch"
     return Call(
-        b"select job_id, outcome, error::text from pgqueue.enqueue_batch(%s::jsonb[]) order by ord",
+        b"select job_id, outcome, error::text from pgqueue." + function + b"(%s::jsonb[]) order by ord",
         ([_batch_job(number, job) for number, job in enumerate(jobs)],),
         lambda rows: [_batch_result(*row) for row in rows],
     )

@@ -110,16 +110,18 @@ async def test_every_way_to_enqueue_carries_the_context(
     pgqueue.enqueue_many(conn, "c", [{}, {}])
     pgqueue.enqueue_outcome(conn, "d")
     pgqueue.enqueue_batch(conn, [{"task": "e", "headers": {"own": 2}}, {"task": "f"}])
+    pgqueue.chain(conn, {"task": "g", "headers": {"own": 3}}, {"task": "h"})
     rows = conn.execute("select task, headers from pgqueue.jobs order by id").fetchall()
-    assert [task for task, _ in rows] == ["a", "b", "c", "c", "d", "e", "f"]
+    assert [task for task, _ in rows] == ["a", "b", "c", "c", "d", "e", "f", "g", "h"]
     ids = {f"{span.context.span_id:016x}": span.name for span in spans()}
     assert [ids[headers["traceparent"].split("-")[2]] for _, headers in rows] == [
         "enqueue a", "enqueue b", "enqueue c", "enqueue c", "enqueue d", "enqueue batch", "enqueue batch",
+        "enqueue chain", "enqueue chain",
     ]  # fmt: skip
-    assert [headers.get("own") for _, headers in rows] == [None, 1, None, None, None, 2, None]
+    assert [headers.get("own") for _, headers in rows] == [None, 1, None, None, None, 2, None, 3, None]
     with pytest.raises(InvalidArgument):
-        await pgqueue.enqueue(connection, "g", queue="")
-    [refused] = named(spans, "enqueue g")
+        await pgqueue.enqueue(connection, "wrong", queue="")
+    [refused] = named(spans, "enqueue wrong")
     assert refused.status.status_code is trace.StatusCode.ERROR
     await connection.close()
 

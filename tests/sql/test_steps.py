@@ -225,9 +225,7 @@ def test_an_event_wakes_all_its_waiters(conn: psycopg.Connection, clock: Clock) 
         woken += len(reserve(conn, 2000))
         clock.advance("100 ms")
     assert woken == 1200
-    assert (
-        value(conn, 'select count(*) from pgqueue.steps where result = \'{"arrived": true, "payload": "now"}\'') == 1200
-    )
+    assert value(conn, "select count(*) from pgqueue.steps where result -> 'payload' = '\"now\"'") == 1200
 
 
 def test_a_job_does_not_wait_for_what_waits_for_it(conn: psycopg.Connection) -> None:
@@ -292,3 +290,55 @@ def test_a_job_does_not_wait_for_what_waits_for_its_key(conn: psycopg.Connection
         call(conn, "suspend", held.id, held.reservation, depends_on=[waited])
     elsewhere = enqueue(conn, key="k", queue="q")
     assert call(conn, "suspend", held.id, held.reservation, depends_on=[elsewhere]) == "suspended"
+
+
+def refused(conn: psycopg.Connection, held: Row, function: str, *args: object) -> str:
+    with pytest.raises(psycopg.DataError) as raised:
+        table(conn, function, held.id, held.reservation, *args)
+    return raised.value.diag.message_primary or ""
+
+
+def test_a_wait_for_another_event_under_the_same_step_is_refused_with_both_names(conn: psycopg.Connection) -> None:
+    held = begin(conn)
+    call(conn, "emit_event", "paid:1", Jsonb("for one"))
+    assert await_event(conn, held, "paid:1") == [(True, "for one")]
+    for _ in range(2):
+        message = refused(conn, held, "await_event", "wait", "paid:2")
+        assert message == "step 'wait' waits for event 'paid:1', not for 'paid:2'"
+        call(conn, "snooze", held.id, held.reservation, "0")
+        held = reserve_one(conn)
+    assert await_event(conn, held, "paid:1") == [(True, "for one")]
+
+
+def test_a_wait_that_goes_on_is_not_for_another_event(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    held = begin(conn)
+    assert await_event(conn, held, "paid:1", timeout="1 min") == [(None, None)]
+    clock.advance("2 min")
+    held = reserve_one(conn)
+    assert (
+        refused(conn, held, "await_event", "wait", "paid:2") == "step 'wait' waits for event 'paid:1', not for 'paid:2'"
+    )
+    assert await_event(conn, held, "paid:1", timeout="1 min") == [(False, None)]
+    assert (
+        refused(conn, held, "await_event", "wait", "paid:2") == "step 'wait' waits for event 'paid:1', not for 'paid:2'"
+    )
+
+
+def test_an_event_that_wakes_a_job_names_itself_in_the_step(conn: psycopg.Connection) -> None:
+    held = begin(conn)
+    assert await_event(conn, held, "paid:1") == [(None, None)]
+    call(conn, "emit_event", "paid:1", Jsonb(1))
+    maintain(conn)
+    held = reserve_one(conn)
+    assert (
+        refused(conn, held, "await_event", "wait", "paid:2") == "step 'wait' waits for event 'paid:1', not for 'paid:2'"
+    )
+
+
+def test_a_wait_or_sleep_under_the_name_of_another_step_is_refused(conn: psycopg.Connection) -> None:
+    held = begin(conn)
+    step(conn, held, "charge", {"id": 7})
+    assert refused(conn, held, "await_event", "charge", "paid") == "step 'charge' is not a wait for an event"
+    assert refused(conn, held, "sleep_step", "charge", timedelta(minutes=1)) == "step 'charge' is not a sleep"
+    assert state(conn, held.id) == "executing"

@@ -55,6 +55,17 @@ def test_a_chain_is_one_job_after_the_other(conn: psycopg.Connection) -> None:
         pgqueue.chain(conn, fetch.job(1), fetch.using(queue="").job(2))
 
 
+def test_a_refused_chain_leaves_nothing_behind(database: Database, conn: psycopg.Connection) -> None:
+    own = database.connect(autocommit=False)
+    for connection in (conn, own):
+        with pytest.raises(InvalidArgument, match="job 1 of the chain: "):
+            pgqueue.chain(connection, {"task": "a"}, {"task": "b", "depends_on": [99999]}, {"task": "c"})
+    # The transaction goes on.
+    pgqueue.chain(own, {"task": "d"})
+    own.commit()
+    assert value(conn, "select array_agg(task) from pgqueue.jobs") == ["d"]
+
+
 async def test_a_chain_on_an_async_connection(database: Database, conn: psycopg.Connection) -> None:
     async_conn = await database.connect_async()
     ids = await pgqueue.chain(async_conn, {"task": "a"}, {"task": "b"})

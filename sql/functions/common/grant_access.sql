@@ -237,6 +237,7 @@ as $$
             ('enqueue_many', '{producer,operator}'),
             ('enqueue_outcome', '{producer,operator}'),
             ('enqueue_batch', '{producer,operator}'),
+            ('enqueue_all', '{producer,operator}'),
             ('open_group', '{producer,operator}'),
             ('close_group', '{producer,operator}'),
             ('stage', '{producer,operator}'),

@@ -29,8 +29,30 @@ begin
     if not pgqueue._hold_for_step(await_event.job_id, await_event.reservation, true) then
         return;
     end if;
-    select s.result into v_step from pgqueue.steps s where s.job_id = await_event.job_id and s.name = await_event.step;
-    if not found then
+    select s.result, s.result ->> 'event' as event, coalesce(s.result ? 'arrived', false) as is_wait
+    into v_step
+    from pgqueue.steps s
+    where s.job_id = await_event.job_id and s.name = await_event.step;
+    if found and not v_step.is_wait then
+        perform pgqueue._refuse(
+            format('step %s is not a wait for an event', quote_literal(await_event.step)),
+            'This job has completed a step of that name.', 'Give the wait a name of its own.'
+        );
+    elsif not found then
+        select null::jsonb as result, w.name as event into v_step
+        from pgqueue.event_waits w
+        where w.job_id = await_event.job_id and w.step = await_event.step and w.name <> await_event.event;
+    end if;
+    if v_step.event <> await_event.event then
+        perform pgqueue._refuse(
+            format(
+                'step %s waits for event %s, not for %s',
+                quote_literal(await_event.step), quote_literal(v_step.event), quote_literal(await_event.event)
+            ),
+            'This job has begun that wait, perhaps by older code.', 'Give the wait for another event another name of step.'
+        );
+    end if;
+    if v_step.result is null then
         select w.since, w.until into v_wait
         from pgqueue.event_waits w
         where w.name = await_event.event and w.job_id = await_event.job_id and w.step = await_event.step;
@@ -39,11 +61,11 @@ begin
         where e.name = await_event.event and e.kept_until > coalesce(v_wait.since, v_now);
         if found then
             perform pgqueue._store_step(
-                await_event.job_id, await_event.step, jsonb_build_object('arrived', true, 'payload', v_event.payload)
+                await_event.job_id, await_event.step, jsonb_build_object('event', await_event.event, 'arrived', true, 'payload', v_event.payload)
             );
         else
             if v_wait.until <= v_now then
-                perform pgqueue._store_step(await_event.job_id, await_event.step, '{"arrived": false}');
+                perform pgqueue._store_step(await_event.job_id, await_event.step, jsonb_build_object('event', await_event.event, 'arrived', false));
             else
                 perform pgqueue._wait_for_event(
                     await_event.job_id, await_event.step, await_event.event,
@@ -133,7 +155,7 @@ begin
         ) o
     ) l;
     v_ready_at := pgqueue._ready_at(null);
-    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('arrived', true, 'payload', v_event.payload))
+    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('event', p_name, 'arrived', true, 'payload', v_event.payload))
     from pgqueue.event_waits w
     where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     for v_lane in

@@ -21,10 +21,16 @@ begin
     if not pgqueue._hold_for_step(sleep_step.job_id, sleep_step.reservation, true) then
         return null;
     end if;
-    v_until := (
-        select (s.result ->> 'until')::timestamptz from pgqueue.steps s where s.job_id = sleep_step.job_id and s.name = sleep_step.name
-    );
-    if v_until is null then
+    select (s.result ->> 'until')::timestamptz
+    into v_until
+    from pgqueue.steps s
+    where s.job_id = sleep_step.job_id and s.name = sleep_step.name;
+    if found and v_until is null then
+        perform pgqueue._refuse(
+            format('step %s is not a sleep', quote_literal(sleep_step.name)),
+            'This job has completed a step of that name.', 'Give the sleep a name of its own.'
+        );
+    elsif not found then
         v_until := pgqueue._after(v_now, sleep_step."for");
         perform pgqueue._store_step(sleep_step.job_id, sleep_step.name, jsonb_build_object('until', v_until));
     end if;

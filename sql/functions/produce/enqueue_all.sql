@@ -1,0 +1,42 @@
+-- enqueue_all: as enqueue_batch, all jobs or none. A refused job is reported, and does not abort the caller's transaction.
+--
+-- The exception block is the savepoint: what the others had enqueued is undone with it, notifications as well.
+
+create or replace function pgqueue.enqueue_all(jobs jsonb[])
+returns table (ord bigint, job_id bigint, outcome text, error jsonb)
+language plpgsql
+volatile
+parallel unsafe
+security definer
+rows 100
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_results jsonb;
+begin
+    begin
+        v_results := (select jsonb_agg(to_jsonb(b) order by b.ord) from pgqueue.enqueue_batch(enqueue_all.jobs) b);
+        if v_results @? '$[*] ? (@.outcome == "error")' then
+            raise sqlstate 'PQ000';
+        end if;
+    exception when sqlstate 'PQ000' then
+        v_results := (
+            select jsonb_agg(
+                case when r.row ->> 'outcome' = 'error' then r.row else r.row || '{"job_id": null, "outcome": "undone"}' end
+                order by r.n
+            )
+            from jsonb_array_elements(v_results) with ordinality r (row, n)
+        );
+    end;
+    return query
+    select r.ord, r.job_id, r.outcome, r.error
+    from jsonb_to_recordset(v_results) r (ord bigint, job_id bigint, outcome text, error jsonb)
+    order by r.ord;
+end
+$$;
+
+comment on function pgqueue.enqueue_all(jsonb[]) is
+    'Enqueue jobs as enqueue_batch() does, all or none: where one is refused, its outcome is error, that of the others is undone, and '
+    'nothing was enqueued; the transaction goes on. '
+    'select * from pgqueue.enqueue_all(array[''{"task": "fetch", "ref": "a"}'', ''{"task": "load", "depends_on": ["a"]}'']::jsonb[]);';
