@@ -51,6 +51,7 @@ def downgrade() -> None:
     run_sql("alter table pgqueue.grants drop column role_oid;")
     run_sql(
         """
+        drop table pgqueue.traces;
         drop index pgqueue.jobs_key_stepped;
         comment on column pgqueue.jobs.leader is
             'For a job executing in a batch of an accumulating task: the job that stands for all payloads of its key; '

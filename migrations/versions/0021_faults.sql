@@ -78,3 +78,14 @@ comment on column pgqueue.samples.counted_at is 'When the numbers were counted, 
 comment on column pgqueue.samples.counted_to is 'Where counting stopped: a number as high as this means at least that many. Null: the numbers were exact at counted_at.';
 
 comment on column pgqueue.notes.kind is 'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; d: a child whose dead or cancelled parent may be on its way back; g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event; s: an ended job, with steps to move to history.';
+-- What did not succeed leaves a trace also where history keeps nothing: a child that is being enqueued must not run for it.
+create table pgqueue.traces (
+    id bigint primary key,
+    state text not null,
+    open text[]
+);
+comment on table pgqueue.traces is
+    'Private: a job that did not succeed, and of which history keeps nothing, for as long as a transaction of its time is open.';
+comment on column pgqueue.traces.id is 'The job.';
+comment on column pgqueue.traces.state is 'How it ended: dead, cancelled or deleted.';
+comment on column pgqueue.traces.open is 'The virtual ids of the transactions that were open when maintain first met it; null: not yet.';

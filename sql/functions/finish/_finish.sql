@@ -107,9 +107,14 @@ begin
                     offset 0
                 ) k
                 where k.keep_for > '0'
+                returning id
             )
             select
                 coalesce(array_agg(g.id), '{}') as ids,
+                -- History keeps nothing of these.
+                case
+                    when p_state <> 'succeeded' then array(select x.id from gone x where x.id not in (select k.id from kept k))
+                end as unkept,
                 array_agg(
                     row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps)::pgqueue.ended_job
                 ) filter (
@@ -129,6 +134,9 @@ begin
         end;
     end loop;
 
+    if v_gone.unkept <> '{}' then
+        perform pgqueue._leave_traces(v_gone.unkept, p_state::text);
+    end if;
     if v_gone.more is not null then
         perform pgqueue._follow_ends(v_gone.more, p_executing, p_state, p_error);
     end if;

@@ -198,6 +198,7 @@ begin
         when 'tidy_starts' then
             perform pgqueue._tidy_starts(v_now);
         when 'tidy_dependencies' then
+            perform pgqueue._tidy_traces();
             select r.released, r.next_cursor into v_found from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             run.unparked := run.unparked + v_found.released;
             next_cursor := v_found.next_cursor;

@@ -49,6 +49,7 @@ as $$
 declare
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_some_vanish constant boolean := pgqueue._some_vanish();
     v_gone record;
 begin
     with wanted as materialized (
@@ -58,10 +59,12 @@ begin
         delete from pgqueue.jobs j
         using wanted w
         where j.id = w.id and j.state <> v_executing
-        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers
+        returning j.id, j.queue, j.key, j.dedupe, j.depends_on, j.group_id, j.has_steps, j.followers, j.task, j.retention
     )
     select
         coalesce(array_agg(g.id), '{}') as ids,
+        array_agg(g.id) filter (where g.retention <= '0' or (v_some_vanish and pgqueue._vanishes(g.task, g.queue, g.retention)))
+            as unkept,
         array_agg(g.queue) filter (where g.key is not null) as queues,
         array_agg(g.key) filter (where g.key is not null) as keys,
         array_agg(g.id) filter (where g.key is not null) as keyed_ids,
@@ -73,6 +76,7 @@ begin
             filter (where g.has_steps and g.followers is not null) as leaders
     into v_gone
     from gone g;
+    perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
     -- A later statement: its snapshot shows the jobs that are blocked behind these.
     if v_gone.keys is not null then
@@ -111,20 +115,26 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
+    v_some_vanish constant boolean := pgqueue._some_vanish();
     v_gone record;
 begin
     with gone as (
         delete from pgqueue.history h
         using unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
         where h.granularity = w.granularity and h.kept_until = w.kept_until and h.id = w.id
-        returning h.id, h.dedupe, h.depends_on
+        returning h.id, h.dedupe, h.depends_on, h.state, h.task, h.queue, h.retention
     )
     select
         count(*) as number,
+        array_agg(g.id) filter (
+            where g.state <> 'succeeded'
+                and (g.retention <= '0' or (v_some_vanish and pgqueue._vanishes(g.task, g.queue, g.retention)))
+        ) as unkept,
         array_agg(g.id) filter (where g.dedupe is not null) as dedupe_ids,
         array_agg(g.id) filter (where g.depends_on is not null) as children
     into v_gone
     from gone g;
+    perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
     if v_gone.children is not null then
         perform pgqueue._drop_dependencies(v_gone.children, false);

@@ -120,15 +120,9 @@ set enable_seqscan = off
 set jit = off
 as $$
     select
-        p.id, l.task is not null, h.state::text,
-        coalesce(
-            l.retention,
-            (select coalesce(t.retention_succeeded, q.retention_succeeded)
-            from (values (1)) one (row)
-            left join pgqueue.effective_tasks t on t.name = l.task
-            left join pgqueue.queues q on q.name = l.queue),
-            (select s.retention_succeeded from pgqueue.settings s where s.one)
-        ) <= '0'
+        p.id, l.task is not null,
+        coalesce(h.state::text, (select x.state from pgqueue.traces x where l.task is null and x.id = p.id)),
+        pgqueue._vanishes(l.task, l.queue, l.retention)
     from unnest(p_ids) p (id)
     left join lateral (
         select j.task, j.queue, j.retention from pgqueue.jobs j where j.id = p.id limit 1

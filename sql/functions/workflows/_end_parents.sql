@@ -270,6 +270,11 @@ begin
     cross join lateral (
         select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
     ) l;
+    -- A trace is written before its job can be found missing.
+    select v_ended || array_agg(t.id), v_ends || array_agg(t.state)
+    into v_ended, v_ends
+    from pgqueue.traces t
+    where t.id = any (v_parents) and t.id <> all (v_alive || coalesce(v_ended, '{}'));
     select array_agg(p.id)
     into v_lost
     from pgqueue._find_parents(

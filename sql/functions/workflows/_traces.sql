@@ -1,0 +1,85 @@
+-- Traces: how jobs ended of which history keeps nothing. Their children, which are perhaps not committed yet, cannot tell a parent
+-- that succeeded from one that did not: both are gone. So a parent that did not succeed leaves a trace for as long as any
+-- transaction that was open then, and until the children that it has are settled.
+--
+-- A trace that is committed is visited twice. The first visit records which transactions are open: all that were open at its
+-- commit and have not ended are among them. The second finds none of these open any more, and deletes it.
+-- Every transaction holds a lock on its virtual id, which any role may see.
+
+create or replace function pgqueue._leave_traces(p_ids bigint[], p_state text)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    insert into pgqueue.traces (id, state)
+    select u.id, p_state from unnest(p_ids) u (id)
+    on conflict (id) do nothing;
+end
+$$;
+
+comment on function pgqueue._leave_traces(bigint[], text) is
+    'Private: records how jobs ended of which nothing else is left.';
+
+create or replace function pgqueue._tidy_traces()
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = on
+as $$
+declare
+    v_open text[];
+begin
+    if not exists (select from pgqueue.traces) then
+        return;
+    end if;
+    v_open := array(select distinct l.virtualtransaction from pg_locks l where l.pid is distinct from pg_backend_pid());
+    -- Later statements, which see what these transactions committed.
+    delete from pgqueue.traces t
+    where not t.open && v_open
+        and not exists (select from pgqueue.dependencies d where d.parent = t.id and d.ended is null);
+    update pgqueue.traces t set open = v_open where t.open is null;
+end
+$$;
+
+comment on function pgqueue._tidy_traces() is
+    'Private: deletes the traces that no transaction and no child needs any more.';
+
+create or replace function pgqueue._vanishes(p_task text, p_queue text, p_retention interval)
+returns boolean
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(
+        p_retention,
+        (select coalesce(t.retention_succeeded, q.retention_succeeded)
+        from (values (1)) one (row)
+        left join pgqueue.effective_tasks t on t.name = p_task
+        left join pgqueue.queues q on q.name = p_queue),
+        (select s.retention_succeeded from pgqueue.settings s where s.one)
+    ) <= '0'
+$$;
+
+comment on function pgqueue._vanishes(text, text, interval) is
+    'Private: whether history keeps nothing of such a job when it succeeds.';
+
+create or replace function pgqueue._some_vanish()
+returns boolean
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select exists (select from pgqueue.settings s where s.retention_succeeded <= '0')
+        or exists (select from pgqueue.effective_tasks t where t.retention_succeeded <= '0')
+        or exists (select from pgqueue.queues q where q.retention_succeeded <= '0')
+$$;
+
+comment on function pgqueue._some_vanish() is
+    'Private: whether history keeps nothing of some succeeded jobs, by the settings, a task or a queue.';
