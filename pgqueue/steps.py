@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from pgqueue.db import steps as db
 from pgqueue.db.call import Call, Row
-from pgqueue.db.json import from_json, to_result
+from pgqueue.db.json import from_json, readable, to_result
 from pgqueue.errors import DuplicateStep, EventTimeout, LeaseLost
 from pgqueue.signals import Suspended
 
@@ -68,7 +68,7 @@ class Steps:
             if self._known is None:
                 raise self._lost()
         if name in self._known:
-            return self._decode({"result": self._known[name]})["result"] if self._known[name] is not None else None
+            return self._decoded(name, self._known[name])
         yield from self._gate.enter(name)
         try:
             return (yield from self._run(name, partial(function, *args, **kwargs)))
@@ -92,7 +92,7 @@ class Steps:
         stored = from_json(result)
         if self._known is not None:
             self._known[name] = stored
-        return None if stored is None else self._decode({"result": stored})["result"]
+        return self._decoded(name, stored)
 
     def completion(self, name: str, result: Any) -> Call[bool]:
         """Return the statement that completes a step in a transaction of the handler's."""
@@ -121,7 +121,10 @@ class Steps:
         """Plan to wait for jobs, and read their states and results."""
         call = db.suspend(*self._pair, jobs, self._others)
         yield from self._give_back(call, lambda state: state == "suspended", f"it waits for {len(jobs)} jobs")
-        return (yield db.outcomes(jobs))
+        outcomes = yield db.outcomes(jobs)
+        for job_id, (_, result) in outcomes.items():
+            readable(result, f"the result of job {job_id}")
+        return outcomes
 
     def wait_event(self, event: str, timeout: timedelta | str | None, step: str | None) -> Plan:
         """Plan to wait for an event, and read its payload."""
@@ -133,10 +136,14 @@ class Steps:
         )
         if not arrived:
             raise EventTimeout(f"the event {event} did not come within {timeout}")
-        return payload
+        return readable(payload, f"the payload of the event {event}")
 
     def _complete(self, name: str, result: str) -> Call[bool]:
         return db.complete_step(*self._pair, name, result, self._others)
+
+    def _decoded(self, name: str, stored: Any) -> Any:
+        readable(stored, f"the result of the step {name}")
+        return None if stored is None else self._decode({"result": stored})["result"]
 
     def _encoded(self, value: Any) -> str:
         return to_result(None if value is None else self._encode({"result": value})["result"]).decode()

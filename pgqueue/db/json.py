@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -34,13 +37,39 @@ def to_json(value: object, what: str) -> str:
 
 def _dumped(value: object, what: str) -> bytes:
     try:
-        return orjson.dumps(value, _decimal_as_text)
+        text = orjson.dumps(value, _decimal_as_text)
     except TypeError as error:
         raise InvalidArgument(
             f"{what} cannot be written as JSON: {error}",
             hint="use str, int (64 bit), float, bool, None, list, dict with str keys, datetime, UUID, Decimal, Enum,"
             " dataclass",
         ) from error
+    # Written as null: a text without any needs no second look.
+    if b"null" in text and (lost := _not_finite(value)) is not None:
+        raise InvalidArgument(
+            f"{what} cannot be written as JSON: it holds the number {lost}",
+            hint="JSON has finite numbers only: give None, or a text such as 'NaN'",
+        )
+    return text
+
+
+def _not_finite(value: object) -> float | None:
+    """Return a number in `value` that is not finite."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, Enum):
+            each = each.value
+        if isinstance(each, float):
+            if not math.isfinite(each):
+                return each
+        elif isinstance(each, dict):
+            left.extend(each.values())
+        elif isinstance(each, list | tuple):
+            left.extend(each)
+        elif is_dataclass(each):
+            left.extend(getattr(each, field.name, None) for field in fields(each))
+    return None
 
 
 def _decimal_as_text(value: object) -> str:
@@ -52,7 +81,7 @@ def _decimal_as_text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Replaces JSON that PostgreSQL can hold and this process cannot: a number beyond a float, nesting beyond 1000.
+    """Replaces JSON that PostgreSQL can hold and this process cannot: a number of 5,000 digits, nesting beyond 1000.
 
     A value, and not an exception: one job's args must not make the whole reply of `reserve` unreadable, for then
     every worker would claim that job again and again, and lose all that it claimed with it.
@@ -62,11 +91,28 @@ class Unreadable:
 
 
 def from_json(text: bytes | str) -> Any:
-    """Read JSON, or return `Unreadable`."""
+    """Read JSON, or return `Unreadable`. Integers are exact, whatever their length."""
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        # orjson reads an integer beyond 64 bits as a float.
+        long = (_LONG if isinstance(text, str) else _LONG_BYTES).search(text)  # type: ignore[arg-type]
+        return orjson.loads(text) if long is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
         return Unreadable(str(error))
+
+
+# A number of 19 digits, or the like in a text, which is then only read more slowly.
+_LONG = re.compile(r"(?:^|[\s:\[,])-?\d{19}")
+_LONG_BYTES = re.compile(_LONG.pattern.encode())
+
+
+def readable(value: Any, what: str) -> Any:
+    """Return a value for a handler. Raises InvalidArgument for one that cannot be read here."""
+    if isinstance(value, Unreadable):
+        raise InvalidArgument(
+            f"{what} cannot be read here: {value.reason}",
+            hint="store it with numbers of less than 4,000 digits, nested less than 1000 deep",
+        )
+    return value
 
 
 class Document(Mapping[str, Any]):

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
 from pgqueue.app import App
-from pgqueue.db.json import read_time, to_result
+from pgqueue.db.json import Unreadable, read_time, to_result
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
@@ -178,8 +178,8 @@ class Handlers:
         return Job(
             row.id,
             row.task,
-            held.args,
-            held.headers,
+            {} if isinstance(held.args, Unreadable) else held.args,
+            None if isinstance(held.headers, Unreadable) else held.headers,
             row.queue,
             row.key,
             row.priority,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from pgqueue.db.consume import JobRow
-from pgqueue.db.json import Unreadable, read_json
+from pgqueue.db.json import Unreadable, read_json, readable
 from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
 from pgqueue.tasks import Task
@@ -231,11 +231,7 @@ def _require_readable(held: Held) -> None:
     if held.row.headers is not None:
         values.append(("headers", held.headers))
     for what, value in values:
-        if isinstance(value, Unreadable):
-            raise InvalidArgument(
-                f"{what} cannot be read here: {value.reason}",
-                hint="enqueue it with numbers that a float can hold, nested less than 1000 deep",
-            )
+        readable(value, what)
 
 
 def _decoded(held: Held, task: Task[Any, Any]) -> dict[str, Any]:

@@ -311,7 +311,7 @@ async def test_arguments_that_do_not_fit_fail_the_job_with_a_clear_error(
 
 
 @pytest.mark.covers("A1")
-@pytest.mark.parametrize("args", ['{"n": 1e400}', '{"n": ' + "[" * 1100 + "]" * 1100 + "}"], ids=["number", "depth"])
+@pytest.mark.parametrize("args", ['{"n": 1e5000}', '{"n": ' + "[" * 1100 + "]" * 1100 + "}"], ids=["number", "depth"])
 async def test_arguments_that_python_cannot_read_fail_their_own_job_and_no_other(
     args: str, database: Database, conn: psycopg.Connection
 ) -> None:
