@@ -20,6 +20,7 @@ PER_SHARD = {
     "jobs_pkey": "ids are of a shard's own range: id >> 44 is the shard",
     "dedupe_keys_pkey": "a dedupe key goes to the shard of its key, else of its own hash",
     "dependencies_pkey": "parent and child are on one shard: a child goes where its parents are",
+    "traces_pkey": "a trace is on the shard of its job, where its children are",
     "steps_pkey": "a step is on the shard of its job",
     "event_waits_pkey": "a wait is on the shard of its job",
     "notes_pkey": "numbers of a shard's own sequence",
