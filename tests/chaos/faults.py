@@ -92,24 +92,41 @@ def fleet_frozen(scene: Scene, rng: random.Random) -> str | None:
 
 def interpreter_held(scene: Scene, rng: random.Random) -> str | None:
     """Handlers that keep the interpreter's lock: nothing else runs in their workers for longer than 5 s."""
+    _enqueue(scene, "holding", 2)
+    time.sleep(7)
+    return None
+
+
+def large_ends(scene: Scene, rng: random.Random) -> str | None:
+    """Results of 8 MB, and exceptions with messages of 20 MB: other ends go on meanwhile."""
+    for task in ("large_result", "large_error"):
+        _enqueue(scene, task, 3)
+    time.sleep(rng.random() * 3)
+    return None
+
+
+def unreadable_rows(scene: Scene, rng: random.Random) -> str | None:
+    """Rows with bytes that no text in UTF-8 has. The checker reads every row, so a scene has a database in UTF-8."""
+    return "a database in UTF-8 holds no row that cannot be read: tests/worker/test_unreadable.py has such databases"
+
+
+def _enqueue(scene: Scene, task: str, count: int) -> None:
     log = ProducerLog(scene.records.directory)
     with suppress(psycopg.Error), scene.control() as conn:
-        for _ in range(2):
+        for _ in range(count):
             token = secrets.token_hex(6)
             conn.execute("begin")
             row = conn.execute(
-                "select pgqueue.enqueue('holding', %s, queue => 'mixed')", [Jsonb({"token": token})]
+                "select pgqueue.enqueue(%s, %s, queue => 'mixed')", [task, Jsonb({"token": token})]
             ).fetchone()
             assert row is not None
-            log.intends(token, [Intent(row[0], "holding", "mixed", None, 0.0)])
+            log.intends(token, [Intent(row[0], task, "mixed", None, 0.0)])
             outcome = UNKNOWN
             try:
                 conn.execute("commit")
                 outcome = COMMITTED
             finally:
                 log.learns(token, outcome, 1)
-    time.sleep(7)
-    return None
 
 
 # Done to connections.
@@ -309,6 +326,8 @@ CLIENT_FAULTS: list[Fault] = [
     worker_stopped,
     fleet_frozen,
     interpreter_held,
+    large_ends,
+    unreadable_rows,
     backends_terminated,
     statements_cancelled,
     network_frozen,

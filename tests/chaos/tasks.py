@@ -122,6 +122,19 @@ def holding(job: Job, token: str) -> None:
             sys.setswitchinterval(usual)
 
 
+@app.task(**_STUBBORN, store_result=True)
+async def large_result(job: Job, token: str) -> str:
+    with witness.running(job.id, job.reservation):
+        return token * (8_000_000 // len(token))
+
+
+@app.task(**_STUBBORN)
+def large_error(job: Job, token: str) -> None:
+    with witness.running(job.id, job.reservation):
+        if random.random() < 0.5:
+            raise Refused(f"{token}\n" * (20_000_000 // len(token)))
+
+
 @app.task(**_STUBBORN)
 def stubborn(job: Job, token: str) -> None:
     """Goes on when its lease is lost."""
