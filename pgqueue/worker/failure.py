@@ -47,9 +47,21 @@ def _message(error: BaseException) -> str:
 
 
 def _trace(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> str:
-    # Part by part: a long message must not push out the frames that lead to it.
-    parts = traceback.TracebackException(kind, error, where, limit=-50).format()
-    return clean_trace("".join([clean(part) if len(part) <= _MESSAGE else f"{clean(part)}...\n" for part in parts]))
+    found = traceback.TracebackException(kind, error, where, limit=-50, compact=True)
+    # Messages are cut before they are written: that splits them into lines, and a long one would push out the frames.
+    waiting: list[traceback.TracebackException | None] = [found]
+    while waiting:
+        each = waiting.pop()
+        if each is not None:
+            each._str = _beginning(each._str)  # type: ignore[attr-defined]
+            each.__notes__ = each.__notes__ and [_beginning(note) for note in each.__notes__]
+            waiting += [each.__cause__, each.__context__, *(getattr(each, "exceptions", None) or ())]
+    return clean_trace("".join(found.format()))
+
+
+def _beginning(text: object) -> str:
+    whole = str(text)
+    return whole if len(whole) <= _MESSAGE else f"{whole[:_MESSAGE]}..."
 
 
 def verdict(answer: object) -> Verdict:

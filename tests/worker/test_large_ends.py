@@ -23,14 +23,17 @@ from tests.workers import done, working
 
 def test_a_long_message_is_cut_where_the_error_is_described_and_keeps_its_frames() -> None:
     def breaks() -> None:
-        raise ValueError("é" * 5_000_000) from KeyError("x" * 5_000_000)
+        error = ValueError("é\n" * 5_000_000)
+        error.add_note("n" * 5_000_000)
+        raise error from KeyError("x" * 5_000_000)
 
     with pytest.raises(ValueError, match="é") as caught:
         breaks()
     described = describe(caught.value)
-    assert described["message"] == "é" * 4000
+    assert described["message"] == "é\n" * 2000
     trace = str(described["traceback"])
     assert len(trace) < 20_000
+    assert "\nnnnn" in trace
     assert "in breaks" in trace
     assert "KeyError: 'xxx" in trace
 
