@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import psycopg
+from psycopg import pq
 from psycopg.abc import Buffer
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.dbapi20 import register_dbapi20_adapters
@@ -46,8 +47,9 @@ Row = tuple[Any, ...]
 class Call(Generic[T]):
     """One statement, ready to run.
 
-    `raw` asks for rows in binary format with jsonb and times as they come, for `read_json` and `read_time` to read
-    when they are needed: most rows of a claim are never read.
+    Rows come in binary format: so DateStyle, IntervalStyle and the like of the session, which a pooler may keep us from
+    setting, change nothing. `raw` leaves jsonb and times as they come, for `read_json` and `read_time` to read when
+    they are needed: most rows of a claim are never read.
     """
 
     text: bytes
@@ -60,7 +62,7 @@ def perform(connection: psycopg.Connection[Any], call: Call[T]) -> T:
     """Run `call` in the connection's current transaction."""
     try:
         with (RawCursor if call.raw else Cursor)(connection, row_factory=tuple_row) as cursor:
-            cursor.execute(call.text, call.params, binary=call.raw)
+            cursor.execute(call.text, call.params, binary=True)
             return call.read(cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error, call) from error
@@ -72,7 +74,7 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
     """Run `call` in the connection's current transaction."""
     try:
         async with (AsyncRawCursor if call.raw else AsyncCursor)(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(call.text, call.params, binary=call.raw)
+            await cursor.execute(call.text, call.params, binary=True)
             return call.read(await cursor.fetchall())
     except psycopg.Error as error:
         raise translated(error, call) from error
@@ -82,6 +84,8 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
 
 class _Text(Loader):
     """Reads text where client_encoding is SQL_ASCII, for which psycopg returns bytes."""
+
+    format = pq.Format.BINARY
 
     def load(self, data: Buffer) -> str:
         return bytes(data).decode(errors="backslashreplace")

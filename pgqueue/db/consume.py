@@ -244,18 +244,6 @@ def crashed(worker: str, held: Sequence[tuple[int, int]]) -> Call[list[int]]:
     )
 
 
-def progress(reports: Sequence[tuple[int, int, float, float | None, str | None]]) -> Call[list[bool]]:
-    """Store progress as (id, reservation, done, total, note); reads which jobs are still held."""
-    columns = [list(column) for column in zip(*reports, strict=True)]
-    return Call(
-        b"select pgqueue.progress(w.id, w.reservation, w.done, w.total, w.note)"
-        b" from unnest(%s::bigint[], %s::bigint[], %s::float8[], %s::float8[], %s::text[])"
-        b" w (id, reservation, done, total, note)",
-        tuple(columns),
-        read_column,
-    )
-
-
 def hold(held: Sequence[tuple[int, int]]) -> Call[bool]:
     """Lock jobs for this transaction; reads whether all are still held."""
     if len(held) == 1:

@@ -218,7 +218,7 @@ def settings() -> Call[dict[str, Any]]:
 
 def sampled_at() -> Call[str | None]:
     """Read when the last sample was taken."""
-    return Call(b"select max(at)::text from pgqueue.samples where span = 10", (), read_maybe_first)
+    return Call(b"select to_jsonb(max(at)) #>> '{}' from pgqueue.samples where span = 10", (), read_maybe_first)
 
 
 def series(queue: str, seconds: int) -> Call[list[Row]]:

@@ -1,4 +1,4 @@
-"""Statements of a job that goes on where it stopped, and of events."""
+"""Statements of a job that reports progress or goes on where it stopped, and of events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias
 
-from pgqueue.db.call import Call, Row, T, pairs, read_first
+from pgqueue.db.call import Call, Row, T, pairs, read_column, read_first
 from pgqueue.db.json import from_json, interval_text, to_json
 
 # The first jobs of the other keys of a call, with their reservations.
@@ -91,6 +91,20 @@ def outcomes(jobs: Sequence[int]) -> Call[dict[int, tuple[str | None, Any]]]:
         b" left join lateral pgqueue.outcome(w.id) o on true",
         (list(jobs),),
         lambda rows: {row[0]: (row[1], _read(row[2])) for row in rows},
+    )
+
+
+def progress(reports: Sequence[tuple[int, int, float, float | None, str | None]]) -> Call[list[bool]]:
+    """Store progress as (id, reservation, done, total, note); reads which jobs are still held."""
+    names = ("id", "reservation", "done", "total", "note")
+    rows = [dict(zip(names, report, strict=True)) for report in reports]
+    # Not arrays: with array_nulls = off they have no nulls.
+    return Call(
+        b"select pgqueue.progress(w.id, w.reservation, w.done, w.total, w.note)"
+        b" from jsonb_to_recordset(%s::text::jsonb)"
+        b" w (id bigint, reservation bigint, done float8, total float8, note text)",
+        (to_json(rows, "progress"),),
+        read_column,
     )
 
 

@@ -26,7 +26,11 @@ Pool = AsyncConnectionPool[Connection]
 TIMEOUT = 5
 _ACTS_WITHIN = 60
 
-_READS = f"set local transaction_read_only = on; set local statement_timeout = '{TIMEOUT}s'".encode()
+# The pages write intervals in words, and read them in this style.
+_READS = (
+    f"set local transaction_read_only = on; set local statement_timeout = '{TIMEOUT}s';"
+    " set local intervalstyle = 'postgres'"
+).encode()
 _ACTS = f"set local statement_timeout = '{_ACTS_WITHIN}s'".encode()
 
 

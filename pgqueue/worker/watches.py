@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from pgqueue.db import consume
+from pgqueue.db import consume, steps
 from pgqueue.job import Job
 from pgqueue.worker.connection import Link
 from pgqueue.worker.held import End, Held
@@ -38,7 +38,7 @@ class Progress:
                 (job.id, job.reservation, *job.latest_progress) for job in reported if job.latest_progress is not None
             ]
             if rows:
-                await self._link.perform(consume.progress(rows))
+                await self._link.perform(steps.progress(rows))
 
 
 async def share_forever(runner: Runner, link: Link, name: str) -> None:

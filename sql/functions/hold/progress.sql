@@ -17,6 +17,8 @@ parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
+-- Else that of the client's session may round what is stored.
+set extra_float_digits = 1
 set jit = off
 as $$
 declare

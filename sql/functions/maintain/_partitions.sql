@@ -134,6 +134,8 @@ language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
+-- Rows of history are updated and deleted, which not every access method can.
+set default_table_access_method = 'heap'
 set timezone = 'UTC'
 set datestyle = 'ISO, YMD'
 as $$

@@ -96,7 +96,7 @@ parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select p_sqlstate || ': ' || left(p_message, 500)
-        || coalesce(' (in ' || substring(p_context from 'function ((?!pgqueue\.)[^\s(]+)\(') || ')', '')
+        || coalesce(' (in ' || substring(p_context from e'function ((?!pgqueue\\.)[^\\s(]+)\\(') || ')', '')
 $$;
 
 comment on function pgqueue._error_text(text, text, text) is
