@@ -48,7 +48,8 @@ _SESSION = {
     "actor": "Who did it, for `pgqueue.audit`. Default: the role.",
     "via": "By which program it was done, for `pgqueue.audit`. Default: `sql`.",
     "notify": "`off`: enqueue sends no NOTIFY, for bulk loads and before PREPARE TRANSACTION. Workers then poll.",
-    "fast_path": "`off`: claims and ends take the general path, and enqueue hands no job to a worker. For tests.",
+    "hand_off": "`off`: enqueue announces each job, and hands none to a worker. For tests.",
+    "fast_path": "The former name of `pgqueue.hand_off`.",
 }
 # Written by functions for themselves: leave them alone.
 _SESSION_INTERNAL = {"offered", "woken", "maintenance_run", "step_under_way"}

@@ -89,3 +89,34 @@ comment on table pgqueue.traces is
 comment on column pgqueue.traces.id is 'The job.';
 comment on column pgqueue.traces.state is 'How it ended: dead, cancelled or deleted.';
 comment on column pgqueue.traces.open is 'The virtual ids of the transactions that were open when maintain first met it; null: not yet.';
+-- A rule costs those whom it touches: what a claim finds of it.
+-- How many execute under a limit_key. Other jobs do not pay for it.
+create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where state = 'executing' and limit_key is not null;
+-- The limits of all values that begin so are looked up apart from those of one value.
+create index limits_prefix on pgqueue.limits (length(target) desc) where kind = 'limit_key' and right(target, 1) = '*';
+
+create type pgqueue.candidate as (
+    row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean
+);
+comment on type pgqueue.candidate is 'Private: a job that a claim has locked, with what decides whether it may start: see _find.';
+create type pgqueue.touched_limit as (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, wanted integer
+);
+comment on type pgqueue.touched_limit is 'Private: a limit that jobs of a claim are under: see _within_limits.';
+
+create type pgqueue.claimed_job as (
+    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
+    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
+    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
+);
+comment on type pgqueue.claimed_job is 'Private: a row of reserve().';
+create type pgqueue.start as (row_ctid tid, kind text, slot integer, opens boolean);
+comment on type pgqueue.start is
+    'Private: a job that a claim starts one by one: plain, keyed, or gather (with the other payloads of its key); opens: it is the first in its slot.';
+drop type pgqueue.verdict, pgqueue.open_batch;
+create type pgqueue.turn as (queue text, slots integer[]);
+comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and these slots.';
+create type pgqueue.draw as (
+    turns pgqueue.turn[], among text[], undrawn integer[], jobs pgqueue.claimed_job[], filled pgqueue.turn[]
+);
+comment on type pgqueue.draw is 'Private: what slots of a claim drew, and what became of it: see _next_turn.';

@@ -11,13 +11,15 @@ from pgqueue.schema import bundled
 
 # One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
 UNPINNED = {
-    "_after", "_ahead_of_payload",
-    "_channel", "_clock", "_due_lanes", "_ended_key_rows", "_ended_member_rows", "_ended_rows", "_exactly",
-    "_exchange_row", "_first_line", "_first_ready", "_fits", "_fits_ended", "_fits_live", "_has_notes", "_head",
-    "_is_declared", "_is_marked", "_is_plain", "_key_head", "_latest_plan", "_live_member_rows", "_live_rows",
-    "_lock_class", "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts", "_may_notify", "_microseconds",
-    "_next_reservation", "_old_snapshot", "_open_parents", "_ready_at_unchecked", "_retention_of", "_schedule_rule",
-    "_state_again", "_steps", "_unfinished_queue_rows", "_unfinished_rows", "_utc_offset", "_verdict", "_waits_for",
+    "_after", "_ahead", "_ahead_of_payload", "_capacity_of", "_channel", "_clock", "_due_lanes", "_ended_key_rows",
+    "_ended_member_rows", "_ended_rows", "_exactly", "_exchange_row", "_executing_under", "_first_line",
+    "_first_ready", "_fits", "_fits_ended", "_fits_live", "_has_notes", "_head", "_is_declared", "_is_marked",
+    "_is_plain", "_key_head", "_latest_plan", "_limits_among", "_limits_of", "_live_by_id", "_live_by_number",
+    "_live_executing", "_live_held", "_live_limited", "_live_member_rows", "_live_of_group", "_live_of_key",
+    "_live_ready", "_live_rows", "_lock_class", "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts",
+    "_may_notify", "_microseconds", "_next_reservation", "_old_snapshot", "_open_parents", "_ready_at_unchecked",
+    "_retention_of", "_rules_on", "_schedule_rule", "_state_again", "_steps", "_unfinished_queue_rows",
+    "_unfinished_rows", "_utc_offset", "_verdict", "_waits_for",
 }  # fmt: skip
 
 

@@ -88,21 +88,19 @@ def callers(name: str) -> list[str]:
     ]
 
 
-def test_a_job_becomes_executing_in_four_statements() -> None:
+def test_a_job_becomes_executing_in_three_statements() -> None:
     # In the SET of an UPDATE, not in a condition.
     claims = re.compile(r"(?:set|,)\s+state = 'executing'")
     assert [each.name for each in functions() for _ in claims.findall(each.text)] == [
         "_gather",
         "_take",
-        "_mark_rows",
         "_hand_off",
     ]
 
 
-def test_reserve_has_one_claim_loop() -> None:
-    assert callers("_claim_lane") == ["_claim_lanes"]
-    assert callers("_claim_lanes") == ["reserve"]
-    assert callers("_find_plain") == ["reserve"]
+def test_a_claim_finds_decides_and_takes_in_one_loop() -> None:
+    assert callers("_find") == callers("_decide_starts") == callers("_take_keyed") == ["reserve"]
+    assert callers("_take") == ["_take_keyed", "_take_keyed", "_take_keyed", "reserve"]
 
 
 def test_the_page_that_introduces_the_schema_names_every_public_function() -> None:

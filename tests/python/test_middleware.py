@@ -425,7 +425,7 @@ async def test_errors_outside_handlers_have_a_hook(
 
         monkeypatch.setattr(worker._claimer, "claim", crash)
         # Announced: a hand-off passes the claim by.
-        conn.execute("set pgqueue.fast_path = off")
+        conn.execute("set pgqueue.hand_off = off")
         enqueue(conn, "t")
         await wait_until_async(lambda: errors)
     assert errors[0] == ("a bug", "claiming loop")

@@ -15,7 +15,7 @@ NOON = "2030-01-01 12:00+00"
 
 
 def key_head(conn: psycopg.Connection) -> int:
-    head: int = value(conn, "select pgqueue._key_head()")
+    head: int = value(conn, "select id from pgqueue._key_head()")
     return head
 
 

@@ -74,7 +74,9 @@ def gated(source: str) -> list[str]:
     return [f"{source[:place]}perform public.gate();\n{source[place:]}" for place in places]
 
 
-@pytest.mark.parametrize("function", ["_leave_limits", "_unblock", "_recheck_limits", "_capacity", "_take_capacity"])
+@pytest.mark.parametrize(
+    "function", ["_leave_limits", "_unblock", "_recheck_limits", "_within_limits", "_block_on_limits"]
+)
 def test_a_cancel_at_any_point_leaves_no_lock_of_a_limit(database: Database, function: str) -> None:
     conn = database.connect()
     limit(conn, "task", "t", max_executing=1)
@@ -87,11 +89,14 @@ def test_a_cancel_at_any_point_leaves_no_lock_of_a_limit(database: Database, fun
         conn.execute(variant.encode())
         first, second = database.session(), database.session()
         enqueue_many(conn, 2)
-        began = second.start("select id, reservation from pgqueue.reserve('w')")
+        # One starts and one is blocked, and the limit is due to be checked.
+        conn.execute("insert into pgqueue.limit_waits (name, next_at) values ('task:t', now())")
+        began = second.start("select id, reservation from pgqueue.reserve('w', 2)")
         wait_until(lambda: began.done() or second.waits_behind(gate))  # noqa: B023
         if began.done():
             [(job_id, reservation)] = began.result()
-            ended = first.start("select pgqueue.complete(%s, %s)", [job_id, reservation])
+            # Not complete(), which waits a millisecond and then again: the cancel could fall in between.
+            ended = first.start("select pgqueue.complete_many(array[%s], array[%s])", [job_id, reservation])
             wait_until(lambda: ended.done() or first.waits_behind(gate))  # noqa: B023
         else:
             ended = began

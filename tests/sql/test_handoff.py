@@ -157,18 +157,35 @@ def test_a_transaction_that_is_rolled_back_hands_off_nothing(database: Database,
     assert reserve(conn, 10) == []
 
 
+def test_rules_that_do_not_touch_the_job_bar_no_hand_off(database: Database, conn: psycopg.Connection) -> None:
+    for kind in ("queue", "task", "key", "limit_key"):
+        call(conn, "set_limit", kind, "other", 1)
+    enqueue(conn, queue="other", delay="1 hour")
+    call(conn, "configure_queue", "other", weight=5)
+    call(conn, "pause_queue", "other")
+    idle = Idle(database)
+    job_id = enqueue(conn)
+    assert [each.id for each in idle.handed()] == [job_id]
+
+
 def _in_a_paused_queue(conn: psycopg.Connection) -> None:
     call(conn, "pause_queue", "default")
     enqueue(conn)
 
 
-def _beside_a_limit(conn: psycopg.Connection) -> None:
-    call(conn, "set_limit", "task", "other", 1)
+def _under_a_limit_of_its_task(conn: psycopg.Connection) -> None:
+    call(conn, "set_limit", "task", "t", 1)
+    enqueue(conn)
+
+
+def _under_a_limit_of_its_queue(conn: psycopg.Connection) -> None:
+    # Not by set_limit, which wakes the worker as well.
+    conn.execute("insert into pgqueue.limits (kind, target, max_executing) values ('queue', 'default', 1)")
     enqueue(conn)
 
 
 def _with_the_setting(conn: psycopg.Connection) -> None:
-    conn.execute("set pgqueue.fast_path = off")
+    conn.execute("set pgqueue.hand_off = off")
     enqueue(conn)
 
 
@@ -176,7 +193,8 @@ def _with_the_setting(conn: psycopg.Connection) -> None:
     "enqueue_it",
     [
         _in_a_paused_queue,
-        _beside_a_limit,
+        _under_a_limit_of_its_task,
+        _under_a_limit_of_its_queue,
         _with_the_setting,
         lambda conn: enqueue(conn, key="k"),
         lambda conn: enqueue(conn, limit_key="k"),
@@ -187,7 +205,8 @@ def _with_the_setting(conn: psycopg.Connection) -> None:
     ],
     ids=[
         "paused",
-        "limit",
+        "limit of its task",
+        "limit of its queue",
         "setting",
         "key",
         "limit_key",
@@ -212,7 +231,7 @@ def test_a_job_is_announced_with_the_time_of_its_commit(
 ) -> None:
     clock.set("2030-01-01 12:00+00")
     idle = Idle(database)
-    call(conn, "set_limit", "task", "other", 1)
+    call(conn, "set_limit", "task", "t", 1)
     with conn.transaction():
         enqueue(conn, **options)
         clock.advance("2 s")
@@ -390,7 +409,7 @@ def test_a_worker_is_told_what_was_handed_to_it_and_should_have_come(
     call(conn, "idle", "w", handoff_channel=idle.channel, listener=idle.conn.info.backend_pid)
     lost = enqueue(conn)
     # Claimed, and of another worker.
-    conn.execute("set pgqueue.fast_path = off")
+    conn.execute("set pgqueue.hand_off = off")
     enqueue(conn)
     reserve(conn, 1, "w")
     enqueue(conn)

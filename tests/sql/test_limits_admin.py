@@ -25,7 +25,9 @@ def put(conn: psycopg.Connection, count: int = 1, **columns: object) -> None:
 
 
 def count(conn: psycopg.Connection, kind: str, target: str, up_to: int = 100) -> int:
-    found: int = value(conn, "select pgqueue._count_executing(%s, %s, %s)", kind, target, up_to)
+    found: int = value(
+        conn, "select executing from pgqueue._executing_under(%s, %s, %s, '-infinity')", kind, target, up_to
+    )
     return found
 
 

@@ -94,7 +94,7 @@ async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_r
             terminate(conn, [pid])
             conn.execute("set pgqueue.notify = on")
             # The next claim finds its connection dead. A job that is handed to the worker needs no claim.
-            conn.execute("set pgqueue.fast_path = off")
+            conn.execute("set pgqueue.hand_off = off")
             woken = enqueue(conn)
             assert await done(conn, woken, lost.id) == ["succeeded", "succeeded"]
             assert job(conn, lost.id).attempts == 1

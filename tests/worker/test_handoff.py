@@ -168,10 +168,10 @@ async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_anothe
     async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
         await ready(conn, a)
         claimed, arrives = late_claims(a)
-        conn.execute("set pgqueue.fast_path = off")
+        conn.execute("set pgqueue.hand_off = off")
         announced = enqueue(conn)
         await claimed.wait()
-        conn.execute("reset pgqueue.fast_path")
+        conn.execute("reset pgqueue.hand_off")
         handed = enqueue(conn, "t", {"waits": True})
         await wait_until_async(lambda: jobs.ran[handed])
         arrives.set()
@@ -315,7 +315,7 @@ async def test_a_hand_off_that_does_not_arrive_comes_back_when_the_registration_
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
         # Another job keeps it busy.
-        conn.execute("set pgqueue.fast_path = off")
+        conn.execute("set pgqueue.hand_off = off")
         a._claimer.leave_idle()
         assert await done(conn, job_id) == ["succeeded"]
         a._claimer.handed_off(heard[0])

@@ -296,7 +296,7 @@ async def test_what_was_not_started_within_its_lease_is_not_started_under_it(
         await wait_until_async(lambda: is_asleep(conn, "a"))
         with conn.transaction():
             # One claim brings both.
-            conn.execute("set local pgqueue.fast_path = off")
+            conn.execute("set local pgqueue.hand_off = off")
             blocking = enqueue(conn, "blocks")
             waits = enqueue(conn, "waits")
         await wait_until_async(lambda: taken and job(conn, blocking).state != "executing")

@@ -100,7 +100,7 @@ async def test_a_worker_fills_its_last_slot_while_the_others_are_in_use(
 
     app.task(of_loop if is_async else in_thread, name="t")
     # Announced, and claimed.
-    conn.execute("set pgqueue.fast_path = off")
+    conn.execute("set pgqueue.hand_off = off")
     async with working(app, database.dsn, concurrency=4, poll_interval=NEVER) as worker:
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         ids = []
@@ -141,7 +141,7 @@ async def test_a_worker_woken_for_nothing_still_wakes_at_the_next_due_time(
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         # In one transaction with its end, by another worker: the wake-up finds nothing.
         with conn.transaction():
-            conn.execute("set local pgqueue.fast_path = off")
+            conn.execute("set local pgqueue.hand_off = off")
             enqueue(conn)
             [(job_id, reservation)] = conn.execute("select id, reservation from pgqueue.reserve('other')").fetchall()
             call(conn, "complete", job_id, reservation)

@@ -24,7 +24,7 @@ begin
             from (
                 select
                 from pgqueue.jobs j
-                where j.key is not null and j.id < pgqueue._key_head()
+                where j.key is not null and j.id < (select k.id from pgqueue._key_head() k)
                 order by j.id
                 limit 1
             ) below;

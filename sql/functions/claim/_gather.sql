@@ -4,13 +4,13 @@
 -- A payload that suspended itself is in no batch until the jobs that it waits for have ended.
 -- A batch that has a step stands still: a step is done for the payloads that were there. It comes back whole, and payloads that
 -- came later are in the next batch. Its rows have has_steps, its members its leader; they are found by their ids. If another
--- session has locked one of them, the claim passes the batch by (55P03, see _mark).
+-- session has locked one of them, the claim defers the batch (55P03, see _take_keyed).
 -- Where payloads are equal, the one with the smallest score runs; the others end as succeeded, merged into it. The batch
 -- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
 -- members end as it ends.
 
 create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
-returns tid[]
+returns bigint[]
 language plpgsql
 volatile
 parallel unsafe
@@ -33,7 +33,6 @@ declare
     v_merged_ids bigint[];
     v_merged_reservations bigint[];
     v_kept_ids bigint[];
-    v_marked tid[];
 begin
     select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id
     into v_job
@@ -72,36 +71,32 @@ begin
         ) p
     ) g;
 
-    with marked as (
-        update pgqueue.jobs j
-        set
-            state = 'executing',
-            leader = v_ids[1],
-            followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
-            blocked_on = null,
-            reservation = pgqueue._next_reservation(j.reservation),
-            attempts = v_attempts + 1,
-            reserved_at = p_now,
-            reserved_by = p_worker,
-            lease = p_lease,
-            lease_expires_at = case when w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
-            grace_given = false
-        from unnest(v_ids) with ordinality w (id, n)
-        where j.id = w.id
-        returning w.n, j.ctid as row_ctid
-    )
-    select array_agg(m.row_ctid order by m.n) into v_marked from marked m;
+    update pgqueue.jobs j
+    set
+        state = 'executing',
+        leader = v_ids[1],
+        followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
+        blocked_on = null,
+        reservation = pgqueue._next_reservation(j.reservation),
+        attempts = v_attempts + 1,
+        reserved_at = p_now,
+        reserved_by = p_worker,
+        lease = p_lease,
+        lease_expires_at = case when w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
+        grace_given = false
+    from unnest(v_ids) with ordinality w (id, n)
+    where j.id = w.id;
     if v_merged_ids is not null then
         perform pgqueue._finish(
             v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids
         );
     end if;
-    return v_marked;
+    return v_ids;
 end
 $$;
 
 comment on function pgqueue._gather(tid, timestamptz, text, interval) is
-    'Private: makes one batch of the payloads of a key of an accumulating task, and returns the ctids of its jobs, by score.';
+    'Private: makes one batch of the payloads of a key of an accumulating task, and returns its jobs, by score.';
 
 create or replace function pgqueue._free_payloads(p_row_ctid tid, p_now timestamptz)
 returns tid[]

@@ -1,20 +1,15 @@
 -- The head of jobs with keys: the id below which no job with a key lives. See _heads for why it may move.
 
+-- Inlined: no SET, and stable.
 create or replace function pgqueue._key_head()
-returns bigint
-language plpgsql
+returns table (id bigint)
+language sql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+rows 1
 as $$
-begin
-    if pgqueue._is_marked('key') then
-        return 0::bigint;
-    end if;
-    return (select h.head_id from pgqueue._head('', 1::smallint, false) h);
-end
+    select case when exists (select from pgqueue.head_marks m where m.reason = 'key') then 0 else h.head_id end
+    from pgqueue._head('', 1::smallint, false) h
 $$;
 
 comment on function pgqueue._key_head() is 'Private: no job with a key that lives has an id below this.';

@@ -108,7 +108,6 @@ as $$
 declare
     -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
-    v_head bigint;
     v_position record;
     v_id bigint;
     v_priority smallint;
@@ -126,12 +125,12 @@ begin
     if p_job_ids is not null then
         perform pgqueue._note_open_claims(p_job_ids, p_queues, p_keys);
     end if;
-    -- Read here, so that it is not above a job that a claim, ended by now, has blocked.
-    v_head := pgqueue._key_head();
-    -- Most keys have no blocked job: one query asks for all, for a turn of this loop costs more.
+    -- Most keys have no blocked job: one query asks for all, for a turn of this loop costs more. It reads the head here, so
+    -- that it is not above a job that a claim, ended by now, has blocked.
     for v_position in
-        select d.queue, d.key
-        from (
+        select d.queue, d.key, h.id as head
+        from (select k.id from pgqueue._key_head() k offset 0) h
+        cross join (
             select distinct p.queue, p.key
             from unnest(p_queues, p_keys) p (queue, key)
             where p.key is not null
@@ -146,7 +145,7 @@ begin
                 and j.key = d.key
                 and j.state = v_blocked
                 and j.blocked_on is null
-                and j.id >= v_head
+                and j.id >= h.id
             order by j.queue, j.key, j.id
             limit 1
         ) f on true
@@ -163,7 +162,7 @@ begin
                 and j.key = v_position.key
                 and j.state = v_blocked
                 and j.blocked_on is null
-                and j.id >= v_head
+                and j.id >= v_position.head
             order by j.queue, j.key, j.id
             limit 1;
             exit when not found;

@@ -1,6 +1,5 @@
--- Taking: the UPDATEs that make a job executing, under a new reservation and a lease. Three: all rows of a claim at once
--- (_take), some of them ahead of the rest (_mark_rows), the payloads of a key together (_gather). A fourth takes a job
--- that is being enqueued: see _hand_off.
+-- Taking: the UPDATE that makes jobs executing, under a new reservation and a lease. Two do: this one, and that of the
+-- payloads of a key (_gather). A third takes a job that is being enqueued: see _hand_off.
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 
@@ -17,11 +16,9 @@ $$;
 comment on function pgqueue._next_reservation(bigint) is
     'Private: the next reservation of a job: a count of claims, and 20 random bits.';
 
--- p_keyed: the unique index may find that another claim of a key was first. Then nothing was claimed, and the rows are
--- marked one by one. p_marked: some rows are executing already. p_slots: null where the rows are in order.
-create or replace function pgqueue._take(
-    p_rows tid[], p_slots integer[], p_keyed boolean, p_marked boolean, p_now timestamptz, p_worker text, p_lease interval
-)
+-- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
+-- that claim stays open, lock_not_available after the lock_timeout of the caller.
+create or replace function pgqueue._take(p_rows tid[], p_now timestamptz, p_worker text, p_lease interval)
 returns table (
     id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
     max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
@@ -33,7 +30,6 @@ parallel unsafe
 rows 100
 set search_path = pg_catalog, pg_temp
 set enable_indexscan = off
-set lock_timeout = '20ms'
 as $$
 #variable_conflict use_column
 declare
@@ -42,22 +38,6 @@ declare
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
-    if p_keyed then
-        begin
-            return query
-            select t.* from pgqueue._take(p_rows, p_slots, false, p_marked, p_now, p_worker, p_lease) t;
-            return;
-        exception when unique_violation or lock_not_available or deadlock_detected then
-            select m.rows, m.slots, true
-            into p_rows, p_slots, p_marked
-            from pgqueue._mark(pgqueue._as_verdicts(p_rows, p_slots), p_now, p_worker, p_lease) m;
-        end;
-    end if;
-    if p_marked then
-        return query
-        select t.* from pgqueue._take_rest(p_rows, p_slots, p_now, v_leased_at, p_worker, p_lease) t;
-        return;
-    end if;
     return query
     with claimed as (
         update pgqueue.jobs j
@@ -70,12 +50,12 @@ begin
             lease = p_lease,
             lease_expires_at = pgqueue._after(v_leased_at, p_lease),
             grace_given = false
-        from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
+        from unnest(p_rows) with ordinality w (row_ctid, n)
         -- Not by the states of the ready index: a plan that was made on an empty table would read all of that index.
         where j.ctid = w.row_ctid and j.state <> v_executing
         returning
-            w.slot, w.n, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts,
-            j.reservation, j.run_at, j.created_at, j.lease_expires_at, j.score, j.timeout, j.losses, j.crashed_on
+            w.n, j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority, j.attempts, j.max_attempts, j.reservation,
+            j.run_at, j.created_at, j.lease_expires_at, j.score, j.timeout, j.losses, j.crashed_on
     )
     select
         c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
@@ -84,230 +64,123 @@ begin
         c.losses, coalesce(cardinality(c.crashed_on), 0), coalesce(t.store_result, false)
     from claimed c
     left join pgqueue.effective_tasks t on t.name = c.task
-    order by c.slot, c.n;
+    order by c.n;
 end
 $$;
 
-comment on function pgqueue._take(tid[], integer[], boolean, boolean, timestamptz, text, interval) is
-    'Private: claims these rows and returns the jobs in the order of their slots.';
+comment on function pgqueue._take(tid[], timestamptz, text, interval) is
+    'Private: claims these rows, all or none, and returns the jobs in their order.';
 
--- Rows that share a slot are payloads of one batch, which all are executing already.
-create or replace function pgqueue._take_rest(
-    p_rows tid[], p_slots integer[], p_now timestamptz, p_leased_at timestamptz, p_worker text, p_lease interval
-)
-returns table (
-    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
-    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
-    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
-)
-language plpgsql
-volatile
-parallel unsafe
-rows 100
-set search_path = pg_catalog, pg_temp
-set enable_indexscan = off
-as $$
-#variable_conflict use_column
-declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-    v_rest record;
-    v_held record;
-begin
-    select
-        array_agg(w.row_ctid order by w.n) filter (where j.state = v_executing) as held_rows,
-        array_agg(w.slot order by w.n) filter (where j.state = v_executing) as held_slots,
-        array_agg(w.row_ctid) filter (where j.state <> v_executing) as rows,
-        array_agg(w.slot) filter (where j.state <> v_executing) as slots
-    into v_rest
-    from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
-    join pgqueue.jobs j on j.ctid = w.row_ctid;
-    select m.rows, m.slots into v_held
-    from pgqueue._mark_rows(v_rest.rows, v_rest.slots, p_now, p_leased_at, p_worker, p_lease) m;
-    return query
-    select
-        j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority::integer, j.attempts,
-        pgqueue._max_attempts(j.max_attempts, t.max_attempts, t.accumulate),
-        j.reservation, j.run_at, j.created_at, j.lease_expires_at,
-        case when j.leader is not null then first_value(j.id) over (partition by w.slot order by w.n) end,
-        j.score, coalesce(j.timeout, t.timeout),
-        j.losses, coalesce(cardinality(j.crashed_on), 0), coalesce(t.store_result, false)
-    from unnest(v_rest.held_rows || v_held.rows, v_rest.held_slots || v_held.slots)
-        with ordinality w (row_ctid, slot, n)
-    join pgqueue.jobs j on j.ctid = w.row_ctid
-    left join pgqueue.effective_tasks t on t.name = j.task
-    order by w.slot, w.n;
-end
-$$;
+-- Where the unique index finds that another claim was first, jobs are taken one by one, and that row is dropped: it is neither
+-- claimed nor changed. If that claim is not committed yet, this waits for it once, briefly; if it stays open, the row is
+-- deferred by a second, as behind any locked row, so that the next call does not meet it again. A batch that loses its first
+-- key starts no other one: its slot goes to the next job, which may stand before them.
 
-comment on function pgqueue._take_rest(tid[], integer[], timestamptz, timestamptz, text, interval) is
-    'Private: claims those of these rows that are not executing yet, and returns all in the order of their slots.';
-
-create or replace function pgqueue._as_verdicts(p_rows tid[], p_slots integer[])
-returns pgqueue.verdict[]
-language plpgsql
-stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    -- A variable: see extend.
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-begin
-    return array(
-        select
-            row(
-                w.row_ctid, case when j.state = v_executing or j.key is null then 'plain' else 'keyed' end, w.slot, null, null
-            )::pgqueue.verdict
-        from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
-        join pgqueue.jobs j on j.ctid = w.row_ctid
-        order by w.n
-    );
-end
-$$;
-
-comment on function pgqueue._as_verdicts(tid[], integer[]) is
-    'Private: rows that a claim took, as verdicts, so that they can be marked one by one; rows without a key or limit are plain.';
-
-create or replace function pgqueue._mark_rows(
-    p_rows tid[], p_slots integer[], p_now timestamptz, p_leased_at timestamptz, p_worker text, p_lease interval,
-    out rows tid[], out slots integer[]
+-- p_starts: the jobs with their slots, where payloads start; null: all of p_rows. started: how many slots. skipped: the dropped
+-- rows that stay in the ready index; null: all have started.
+create or replace function pgqueue._take_keyed(
+    p_rows tid[], p_candidates pgqueue.candidate[], p_starts pgqueue.start[], p_now timestamptz, p_worker text,
+    p_lease interval, out jobs pgqueue.claimed_job[], out started integer, out skipped tid[]
 )
 returns record
 language plpgsql
 volatile
 parallel unsafe
 set search_path = pg_catalog, pg_temp
-set enable_indexscan = off
-as $$
-begin
-    with marked as (
-        update pgqueue.jobs j
-        set
-            state = 'executing',
-            reservation = pgqueue._next_reservation(j.reservation),
-            attempts = j.attempts + 1,
-            reserved_at = p_now,
-            reserved_by = p_worker,
-            lease = p_lease,
-            lease_expires_at = pgqueue._after(p_leased_at, p_lease),
-            grace_given = false
-        from unnest(p_rows, p_slots) w (row_ctid, slot)
-        where j.ctid = w.row_ctid
-        returning w.slot, j.ctid as row_ctid
-    )
-    select array_agg(m.row_ctid), array_agg(m.slot) into rows, slots from marked m;
-end
-$$;
-
-comment on function pgqueue._mark_rows(tid[], integer[], timestamptz, timestamptz, text, interval) is
-    'Private: makes these rows executing, all or none, and returns their new ctids.';
-
--- Where the unique index finds that another claim was first, the row is dropped: it is neither claimed nor changed. If that
--- claim is not committed yet, this waits for it once, briefly; if it stays open, the row is deferred by a second, as behind
--- any locked row, so that the next call does not meet it again.
-create or replace function pgqueue._mark(
-    p_verdicts pgqueue.verdict[],
-    p_now timestamptz,
-    p_worker text,
-    p_lease interval,
-    out rows tid[],
-    out slots integer[],
-    out dropped_rows tid[],
-    out dropped_slots integer[]
-)
-returns record
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_indexscan = on
-set enable_hashjoin = off
-set enable_mergejoin = off
 set lock_timeout = '20ms'
 as $$
 declare
-    v_started timestamptz := clock_timestamp();
-    -- The safe time of leases: see _heads.
-    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
+    v_starts pgqueue.start[] := p_starts;
+    v_keyed tid[];
+    v_began timestamptz;
     v_waited boolean := false;
-    v_verdict pgqueue.verdict;
-    v_todo record;
-    v_got record;
-    v_marked tid[];
+    v_start pgqueue.start;
+    v_plain tid[];
+    v_ids bigint[];
+    v_slots integer[];
+    v_got bigint[];
 begin
-    dropped_rows := '{}';
-    dropped_slots := '{}';
-    select
-        coalesce(array_agg(v.row_ctid) filter (where v.kind = 'plain'), '{}') as plain_rows,
-        coalesce(array_agg(v.slot) filter (where v.kind = 'plain'), '{}') as plain_slots,
-        array_agg(v.row_ctid) filter (where v.kind <> 'plain') as rows,
-        array_agg(v.slot) filter (where v.kind <> 'plain') as slots,
-        bool_or(v.kind = 'gather') as gathers
-    into v_todo
-    from unnest(p_verdicts) v
-    where v.slot is not null;
-    rows := v_todo.plain_rows;
-    slots := v_todo.plain_slots;
-    if not v_todo.gathers then
+    if v_starts is null then
         begin
-            select m.rows, m.slots into v_got
-            from pgqueue._mark_rows(v_todo.rows, v_todo.slots, p_now, v_leased_at, p_worker, p_lease) m;
-            rows := rows || v_got.rows;
-            slots := slots || v_got.slots;
+            jobs := array(
+                select row(t.*)::pgqueue.claimed_job from pgqueue._take(p_rows, p_now, p_worker, p_lease) t
+            );
+            started := cardinality(jobs);
             return;
-        exception
-            -- One of them conflicts: mark them one by one.
-            when unique_violation then
-                null;
-            when lock_not_available or deadlock_detected then
-                v_waited := true;
-                perform set_config('lock_timeout', '1ms', true);
+        exception when unique_violation or lock_not_available or deadlock_detected then
+            v_waited := sqlstate <> '23505';
         end;
+        if v_waited then
+            perform set_config('lock_timeout', '1ms', true);
+        end if;
+        v_keyed := array(select c.row_ctid from unnest(p_candidates) c where c.key is not null);
+        v_starts := array(
+            select row(u.r, case when u.r = any (v_keyed) then 'keyed' else 'plain' end, u.n, true)::pgqueue.start
+            from unnest(p_rows) with ordinality u (r, n)
+            order by u.n
+        );
     end if;
 
-    foreach v_verdict in array p_verdicts loop
-        continue when v_verdict.slot is null or v_verdict.kind = 'plain';
-        if v_waited and clock_timestamp() > v_started + interval '40 ms' then
-            dropped_rows := dropped_rows || v_verdict.row_ctid;
-            dropped_slots := dropped_slots || v_verdict.slot;
+    v_began := clock_timestamp();
+    skipped := '{}';
+    select array_agg(s.row_ctid order by s.slot), coalesce(array_agg(s.slot order by s.slot), '{}')
+    into v_plain, v_slots
+    from unnest(v_starts) s
+    where s.kind = 'plain';
+    v_ids := array(select t.id from pgqueue._take(v_plain, p_now, p_worker, p_lease) t);
+    foreach v_start in array v_starts loop
+        continue when v_start.kind = 'plain';
+        -- The first key of its batch was dropped.
+        continue when not v_start.opens and v_start.slot <> all (v_slots);
+        if v_waited and clock_timestamp() > v_began + interval '40 ms' then
+            skipped := skipped || v_start.row_ctid;
             continue;
         end if;
         begin
-            if v_verdict.kind = 'gather' then
-                v_marked := pgqueue._gather(v_verdict.row_ctid, p_now, p_worker, p_lease);
+            if v_start.kind = 'gather' then
+                v_got := pgqueue._gather(v_start.row_ctid, p_now, p_worker, p_lease);
             else
-                select m.rows into v_marked
-                from pgqueue._mark_rows(
-                    array[v_verdict.row_ctid], array[v_verdict.slot], p_now, v_leased_at, p_worker, p_lease
-                ) m;
+                v_got := array(
+                    select t.id from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t
+                );
             end if;
-            rows := rows || v_marked;
-            slots := slots || array_fill(v_verdict.slot, array[cardinality(v_marked)]);
+            v_ids := v_ids || v_got;
+            v_slots := v_slots || array_fill(v_start.slot, array[cardinality(v_got)]);
         exception
             when unique_violation then
-                dropped_rows := dropped_rows || v_verdict.row_ctid;
-                dropped_slots := dropped_slots || v_verdict.slot;
+                skipped := skipped || v_start.row_ctid;
             when lock_not_available or deadlock_detected then
                 v_waited := true;
                 perform set_config('lock_timeout', '1ms', true);
-                dropped_slots := dropped_slots || v_verdict.slot;
                 update pgqueue.jobs j
                 set
                     ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
                     resumed = false
-                where j.ctid = v_verdict.row_ctid;
+                where j.ctid = v_start.row_ctid;
         end;
     end loop;
-    -- A batch that kept another of its keys is still in use.
-    dropped_slots := array(
-        select distinct d.slot from unnest(dropped_slots) d (slot) where d.slot <> all (slots)
-    );
+    select
+        array_agg(
+            row(
+                j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority::integer, j.attempts,
+                pgqueue._max_attempts(j.max_attempts, t.max_attempts, t.accumulate),
+                j.reservation, j.run_at, j.created_at, j.lease_expires_at, case when j.leader is not null then w.leader end,
+                j.score, coalesce(j.timeout, t.timeout), j.losses, coalesce(cardinality(j.crashed_on), 0),
+                coalesce(t.store_result, false)
+            )::pgqueue.claimed_job
+            order by w.slot, w.n
+        ),
+        count(distinct w.slot)::integer
+    into jobs, started
+    from (
+        -- The keys of a batch have the leader of its first one.
+        select u.id, u.slot, u.n, first_value(u.id) over (partition by u.slot order by u.n) as leader
+        from unnest(v_ids, v_slots) with ordinality u (id, slot, n)
+    ) w
+    join pgqueue.jobs j on j.id = w.id
+    left join pgqueue.effective_tasks t on t.name = j.task;
 end
 $$;
 
-comment on function pgqueue._mark(pgqueue.verdict[], timestamptz, text, interval) is
-    'Private: makes jobs with keys or limits executing, and drops those whose key another claim took first; plain ones are returned as they are.';
+comment on function pgqueue._take_keyed(tid[], pgqueue.candidate[], pgqueue.start[], timestamptz, text, interval) is
+    'Private: claims jobs of which some have keys, and payloads with the others of their keys; drops those whose key another claim took first.';

@@ -10,7 +10,7 @@
 -- free row ends (FOR UPDATE SKIP LOCKED), and a locked one is reported as locked: nothing of it was changed, and its lease
 -- is extended, so that the worker can report it again. 100 ms is below deadlock_timeout, so this call gives way before a
 -- deadlock is detected.
--- The end of a single job alone takes a fast path: see _end_one.
+-- The end of a single job alone is a smaller statement: see _end_one.
 -- The claim comes last, and in a subtransaction when there are ends to keep: if it fails, everything else is stored, and
 -- a row gives the reason. Not even a statement_timeout within it undoes an end. Reserve never waits for a row.
 

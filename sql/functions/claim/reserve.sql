@@ -1,16 +1,15 @@
 -- reserve: claims up to max_jobs due jobs for a worker, each under a lease and a new reservation.
 --
--- Small claims of plain jobs take the fast path (_find_plain). Any other visits lanes one by one (_claim_lanes), in the
--- order of the strategy (_choose). Inside a lane it reads the ready index in order, by equality on the prefix and a
--- range from the lane's head to the present, locks its jobs with FOR UPDATE SKIP LOCKED (it never waits), and remembers
--- the rows' ctids (_claim_lane); one UPDATE by ctid then claims them all (_take). The obvious single statement, UPDATE
--- ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans the table: 35 ms a call, against 1
--- ms. For the same reason the plan is pinned here: always generic, never by scanning or sorting jobs, even if the table
--- was empty or never analysed when the plan was made. Call it in a transaction of its own and commit at once: what it
--- locks is held until then. Jobs past their expires_at are cancelled on the way. When it comes up short it takes back
--- lapsed leases, so that jobs come back even where no client calls maintain. After either it reads again, without the
--- rows that it has taken: until the UPDATE those rows are in the ready index, and its own locks do not hide them. (The
--- first read excludes no rows, for comparing each row with hundreds of others costs more than claiming it.)
+-- In rounds of three steps. Find (_find): one statement locks due jobs in serving order, FOR UPDATE SKIP LOCKED, so that it
+-- never waits, remembers their ctids, and names those that a rule may touch. Decide (_decide_starts), for those alone: expired
+-- ones end, those behind their key or without capacity are blocked. Take (_take): one UPDATE by ctid. Most claims are one
+-- round without a decision. A round takes its jobs before the next one reads, so the next one sees them executing. There is
+-- a next round where some jobs did not start, where slots draw their queues (_next_turn), and once after lapsed leases were
+-- taken back: so jobs come back even where no client calls maintain.
+-- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
+-- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned here: always generic, never by scanning or
+-- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a transaction of its own
+-- and commit at once: what it locks is held until then. sql/README.md reads a claim from top to bottom.
 
 create or replace function pgqueue.reserve(
     worker text, max_jobs integer default 1, queues text[] default null, weights integer[] default null,
@@ -37,30 +36,42 @@ as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
+    v_since timestamptz := clock_timestamp();
     -- Moving a head pays for some fifty claimed jobs: of smaller claims one in a few does it, by chance.
     v_chance double precision := random() * 50;
     -- Read while the transaction has no xid: see _heads.
     v_began timestamptz;
     v_newest_id bigint;
-    -- The locked rows; null: go lane by lane.
+    -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
+    v_draws boolean;
+    v_draw pgqueue.draw;
+    -- How many slots are free, how many of them this round is for, and of which queues.
+    v_free integer := reserve.max_jobs;
+    v_want integer := reserve.max_jobs;
+    v_from text[] := reserve.queues;
+    -- How many jobs to read, all as candidates. Null: v_want.
+    v_size integer;
+    v_found record;
     v_rows tid[];
-    v_queue text;
+    v_starts pgqueue.start[];
+    v_keyed boolean;
+    v_jobs pgqueue.claimed_job[];
+    v_started integer;
+    -- Some did not start: read on, without locked rows that stay in the ready index.
+    v_again boolean := false;
+    v_skipped tid[];
+    v_rounds integer := 0;
+    v_has_rescued boolean := false;
 begin
     -- Nearly every claim has only these arguments: skip the calls that check the others.
-    if pgqueue._old_snapshot()
-        or (
-            octet_length(reserve.worker) between 1 and 256
-            and reserve.max_jobs between 1 and 50
-            and reserve.lease > '0'
-            and reserve.lease <= '1 day'
-            and reserve.strategy = 'weighted'
-            and reserve.weights is null
-        ) is not true
-    then
-        perform pgqueue._require_read_committed('reserve');
-        perform pgqueue._check_reserve(
+    if pgqueue._old_snapshot() or (
+        octet_length(reserve.worker) between 1 and 256 and reserve.max_jobs between 1 and 50
+        and reserve.lease > '0' and reserve.lease <= '1 day' and reserve.strategy = 'weighted' and reserve.weights is null
+    ) is not true then
+        v_draws := pgqueue._check_reserve(
             reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy
         );
+        v_from := case when v_draws then '{}' else v_from end;
     elsif reserve.queues is not null then
         perform pgqueue._check_queues(reserve.queues);
     end if;
@@ -68,35 +79,85 @@ begin
         v_began := pgqueue._clock();
         v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
     end if;
-    if reserve.max_jobs <= 50
-        and reserve.strategy = 'weighted'
-        and reserve.weights is null
-        and coalesce(current_setting('pgqueue.fast_path', true), '') <> 'off'
-    then
+
+    loop
         v_now := pgqueue._clock();
-        select p.rows, p.last_queue into v_rows, v_queue
-        from pgqueue._find_plain(reserve.queues, reserve.max_jobs, v_now) p;
-        if v_rows = '{}' then
-            return;
+        select f.* into v_found from pgqueue._find(
+            v_from, reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null
+        ) f;
+        v_rows := v_found.rows;
+        v_starts := null;
+        v_keyed := false;
+        v_started := 0;
+        if v_found.candidates is not null then
+            select d.rows, d.starts, d.keyed, v_skipped || d.skipped, d.size
+            into v_rows, v_starts, v_keyed, v_skipped, v_size
+            from pgqueue._decide_starts(v_rows, v_found.candidates, v_want, v_size, v_now) d;
+            continue when v_rows is null;
+            v_again := cardinality(v_rows) < cardinality(v_found.rows);
         end if;
-        if v_rows is not null then
-            if cardinality(v_rows) = reserve.max_jobs or v_chance < cardinality(v_rows) then
-                perform pgqueue._claimed(
-                    v_rows, reserve.max_jobs, v_queue, v_chance, v_began, v_newest_id, v_now, reserve.worker
-                );
+        if v_rows <> '{}' then
+            if v_chance < cardinality(v_rows) then
+                perform pgqueue._claimed(v_rows, v_keyed, v_began, v_newest_id);
+                v_chance := 'infinity';
             end if;
-            return query
-            select t.*
-            from pgqueue._take(v_rows, null, false, false, v_now, reserve.worker, reserve.lease) t;
-            return;
+            if not v_keyed and v_draw.turns is null then
+                return query select t.* from pgqueue._take(v_rows, v_now, reserve.worker, reserve.lease) t;
+                get diagnostics v_started = row_count;
+            else
+                select t.jobs, t.started, v_again or t.skipped is not null, v_skipped || t.skipped
+                into v_jobs, v_started, v_again, v_skipped
+                from pgqueue._take_keyed(v_rows, v_found.candidates, v_starts, v_now, reserve.worker, reserve.lease) t;
+                if v_draw.turns is null then
+                    return query select j.* from unnest(v_jobs) j;
+                else
+                    v_draw := pgqueue._fill_turn(v_draw, v_want, v_jobs, v_started);
+                end if;
+            end if;
+            v_free := v_free - v_started;
+            v_want := v_want - v_started;
+            exit when v_free = 0 or (not v_again and not v_found.short and v_draw.turns is null);
         end if;
+
+        v_size := null;
+        if v_again and v_want > 0 then
+            -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
+            v_rounds := v_rounds + 1;
+            v_size := case when v_rounds <= 2 or clock_timestamp() <= v_since + interval '20 ms'
+                then least(500, v_want + 4 + v_want::bigint * cardinality(v_found.rows) / greatest(v_started, 1)) end;
+            exit when v_size is null and v_draw.turns is null;
+        end if;
+        v_again := false;
+        continue when v_size is not null;
+        if v_draw.turns is not null
+            or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted')))
+        then
+            v_draw := pgqueue._next_turn(v_draw, v_want, reserve.queues, reserve.weights, reserve.strategy, v_now);
+            v_from := array[v_draw.turns[1].queue];
+            v_want := cardinality(v_draw.turns[1].slots);
+            continue when v_draw.turns <> '{}';
+        end if;
+        exit when v_has_rescued or not v_found.short
+            or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues);
+        v_has_rescued := true;
+        v_draw.turns := null;
+        v_from := reserve.queues;
+        v_want := v_free;
+    end loop;
+
+    if v_free = 0 then
+        -- There may be more than this worker can run: pass the wake-up on.
+        perform pgqueue._wake(v_found.last_queue, v_now, 1, reserve.worker);
+    elsif v_again and v_free = reserve.max_jobs and pgqueue._may_notify() then
+        -- There may be due jobs behind the ones that it blocked: the worker is to claim again at once.
+        perform pg_notify(pgqueue._channel(reserve.worker), 'wake');
     end if;
-    return query
-    select c.*
-    from pgqueue._claim_lanes(
-        reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy, v_chance,
-        v_began, v_newest_id
-    ) c;
+    if v_draw.jobs is not null then
+        return query select t.* from pgqueue._in_turn(v_draw) t;
+    end if;
+    if v_found.unmaintained then
+        perform pgqueue._check_clock(pgqueue._clock());
+    end if;
 end
 $$;
 
@@ -109,153 +170,8 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
 
--- The long way: lane by lane, with slots, limits, keys and all else that the fast path leaves out.
-create or replace function pgqueue._claim_lanes(
-    p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text,
-    p_chance double precision, p_began timestamptz, p_newest_id bigint
-)
-returns table (
-    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
-    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
-    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
-)
-language plpgsql
-volatile
-parallel unsafe
-rows 100
-set search_path = pg_catalog, pg_temp
-as $$
-#variable_conflict use_column
-declare
-    v_now timestamptz;
-    -- The slots are the positions in the answer: the free ones, and the free ones that this queue may fill.
-    v_free integer[];
-    v_slots integer[];
-    v_draws boolean;
-    v_among text[];
-    -- The rows that were taken, and the slot of each.
-    v_rows tid[] := '{}'::tid[];
-    v_row_slots integer[] := '{}'::integer[];
-    v_is_keyed boolean := false;
-    v_is_marked boolean := false;
-    v_turn record;
-    v_got record;
-    v_queue text;
-    -- A second read finds the rows that the first one locked, unless they are excluded.
-    v_is_again boolean := false;
-    v_has_rescued boolean := false;
-    v_stale pgqueue.sub_lane[] := '{}'::pgqueue.sub_lane[];
-    v_limited_tasks text[];
-    v_limited_queues boolean := false;
-    v_capacities jsonb := '{}'::jsonb;
-    v_exhausted text[] := '{}'::text[];
-    v_capacity integer;
-begin
-    v_free := array(select n from generate_series(1, p_max_jobs) n);
-    v_draws := pgqueue._draws_slots(p_queues, p_weights, p_strategy);
-    if exists (select from pgqueue.limits) then
-        select array_agg(l.target) filter (where l.kind = 'task'), coalesce(bool_or(l.kind = 'queue'), false)
-        into v_limited_tasks, v_limited_queues from pgqueue.limits l;
-        perform pgqueue._recheck_limits(20, p_max_jobs);
-    end if;
-
-    -- Again after jobs were rescued, and, where slots draw their queues, for slots whose queue had too few jobs.
-    loop
-        if v_among is null or v_among = '{}' then
-            v_now := pgqueue._clock();
-            if v_limited_queues and v_capacities = '{}' then
-                v_capacities := pgqueue._queue_capacities(p_queues, v_now);
-                v_exhausted := array(select r.key from jsonb_each(v_capacities) r where (r.value ->> 'capacity')::integer = 0);
-            end if;
-            v_among := case when v_draws then pgqueue._queues_to_draw(p_queues, v_exhausted) end;
-        end if;
-        v_slots := v_free;
-        v_free := '{}';
-        v_queue := null;
-        for v_turn in
-            select c.*
-            from pgqueue._choose(p_queues, p_weights, p_strategy, v_draws, v_slots, v_among, v_now, v_exhausted) c
-        loop
-            if v_draws and v_turn.queue is distinct from v_queue then
-                if v_queue is not null and v_slots <> '{}' then
-                    v_free := v_free || v_slots;
-                    v_among := array_remove(v_among, v_queue);
-                end if;
-                v_slots := v_turn.slots;
-            end if;
-            v_queue := v_turn.queue;
-            exit when v_slots = '{}' and not v_draws;
-            if v_limited_queues then
-                v_capacities := pgqueue._lock_queue(v_capacities, v_queue, v_now);
-            end if;
-            -- Null: the queue has no limit.
-            v_capacity := (v_capacities -> v_queue ->> 'capacity')::integer;
-            continue when v_capacity = 0 or v_slots = '{}';
-            select c.rows, c.slots, c.used, c.keyed, c.marked, c.capacity
-            into v_got
-            from pgqueue._claim_lane(
-                v_queue, v_turn.priority, v_turn.resumed, v_turn.head, v_turn.head_id, v_now,
-                v_slots[:least(cardinality(v_slots), v_capacity)], case when v_is_again then v_rows else '{}' end, p_worker,
-                p_lease, v_limited_tasks, v_capacity
-            ) c;
-            continue when v_got.used = 0;
-            v_rows := v_rows || v_got.rows;
-            v_row_slots := v_row_slots || v_got.slots;
-            v_is_keyed := v_is_keyed or v_got.keyed;
-            v_is_marked := v_is_marked or v_got.marked;
-            v_slots := v_slots[v_got.used + 1:];
-            if v_capacities ? v_queue then
-                v_capacities := pgqueue._take_from_queue(v_capacities, v_queue, v_capacity - v_got.capacity, v_now);
-            end if;
-            if v_turn.head_at is null or v_turn.head_at < v_now - interval '100 ms' then
-                v_stale := v_stale || row(v_queue, v_turn.priority, v_turn.resumed)::pgqueue.sub_lane;
-            end if;
-        end loop;
-        if v_slots <> '{}' then
-            v_free := v_free || v_slots;
-            -- Without a turn no job is due in any queue.
-            v_among := case when v_queue is not null then array_remove(v_among, v_queue) end;
-        end if;
-        exit when v_free = '{}';
-        v_is_again := true;
-        continue when v_among <> '{}';
-        exit when v_has_rescued or not pgqueue._rescue_and_find(v_rows = '{}', cardinality(v_free), p_queues);
-        v_has_rescued := true;
-        if v_rows = '{}' then
-            -- Taking leases back may have freed capacity. (Rows taken so far do not execute yet, and would not be counted.)
-            v_capacities := '{}';
-            v_exhausted := '{}';
-        end if;
-    end loop;
-    if v_free = '{}' then
-        -- There may be more than this worker can run: pass the wake-up on.
-        perform pgqueue._wake(v_queue, v_now, 1, p_worker);
-    end if;
-    if v_rows = '{}' then
-        return;
-    end if;
-    if v_stale <> '{}' and p_chance < cardinality(v_rows) then
-        perform pgqueue._claimed_from(v_stale, v_is_keyed or v_is_marked, p_began, p_newest_id);
-    end if;
-    if v_draws and v_is_again then
-        v_row_slots := pgqueue._in_turn(v_rows, v_row_slots);
-    end if;
-    return query
-    select t.* from pgqueue._take(v_rows, v_row_slots, v_is_keyed, v_is_marked, v_now, p_worker, p_lease) t;
-    perform pgqueue._check_clock(pgqueue._clock());
-end
-$$;
-
-comment on function pgqueue._claim_lanes(
-    text, integer, text[], integer[], interval, text, double precision, timestamptz, bigint
-) is
-    'Private: claims lane by lane, see reserve(). p_chance: move heads for more jobs than this, and use p_began and p_newest_id.';
-
 -- p_rows: locked, and not yet taken.
-create or replace function pgqueue._claimed(
-    p_rows tid[], p_max_jobs integer, p_last_queue text, p_chance double precision, p_began timestamptz,
-    p_newest_id bigint, p_now timestamptz, p_worker text
-)
+create or replace function pgqueue._claimed(p_rows tid[], p_keyed boolean, p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql
 volatile
@@ -263,38 +179,33 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    if cardinality(p_rows) = p_max_jobs then
-        -- There may be more than this worker can run: pass the wake-up on.
-        perform pgqueue._wake(p_last_queue, p_now, 1, p_worker);
-    end if;
-    if p_chance < cardinality(p_rows) then
-        perform pgqueue._claimed_from(
-            array(
-                select distinct row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
-                from unnest(p_rows) w (row_ctid)
-                join pgqueue.jobs j on j.ctid = w.row_ctid
-            ),
-            false, p_began, p_newest_id
-        );
-    end if;
+    perform pgqueue._claimed_from(
+        array(
+            select distinct row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
+            from unnest(p_rows) w (row_ctid)
+            join pgqueue.jobs j on j.ctid = w.row_ctid
+        ),
+        p_keyed, p_began, p_newest_id
+    );
 end
 $$;
 
-comment on function pgqueue._claimed(
-    tid[], integer, text, double precision, timestamptz, bigint, timestamptz, text
-) is
-    'Private: ends a claim of the fast path: passes the wake-up on where more jobs may be due, and now and then moves heads.';
+comment on function pgqueue._claimed(tid[], boolean, timestamptz, bigint) is
+    'Private: now and then moves the heads of the lanes of jobs that are being claimed.';
 
+-- Returns whether each slot draws its queue; null: if one of the queues has a weight. With equal weights none does: the highest
+-- priority over all queues goes first.
 create or replace function pgqueue._check_reserve(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text
 )
-returns void
+returns boolean
 language plpgsql
 stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
+    perform pgqueue._require_read_committed('reserve');
     perform pgqueue._check_name('worker', p_worker, 256);
     perform pgqueue._check_queues(p_queues);
     perform pgqueue._check_lease(p_lease);
@@ -331,31 +242,15 @@ begin
             );
         end if;
     end if;
+    return case
+        when p_strategy <> 'weighted' then p_strategy <> 'strict'
+        when p_weights is not null then pgqueue._draws_slots(p_queues, p_weights, p_strategy)
+    end;
 end
 $$;
 
 comment on function pgqueue._check_reserve(text, integer, text[], integer[], interval, text) is
-    'Private: refuses wrong arguments of reserve, each by its name.';
-
-create or replace function pgqueue._take_from_queue(p_capacities jsonb, p_queue text, p_count integer, p_now timestamptz)
-returns jsonb
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    if p_count > 0 and (p_capacities -> p_queue ->> 'rate')::boolean then
-        insert into pgqueue.limit_starts (name, at, started) values ('queue:' || p_queue, p_now, p_count);
-    end if;
-    return jsonb_set(
-        p_capacities, array[p_queue, 'capacity'], to_jsonb((p_capacities -> p_queue ->> 'capacity')::integer - p_count)
-    );
-end
-$$;
-
-comment on function pgqueue._take_from_queue(jsonb, text, integer, timestamptz) is
-    'Private: the capacities of queues after p_count starts in one, which are recorded if it has a rate.';
+    'Private: refuses wrong arguments of reserve, each by its name; whether slots draw their queues.';
 
 -- A claim in a transaction of its own moves heads under a lock that it only tries, so that not all workers do it at once. A
 -- claim in a transaction that may stay open moves them without the lock.

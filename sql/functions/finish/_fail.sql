@@ -372,7 +372,7 @@ begin
     if v_left.keyed is not null then
         perform pgqueue._release_earlier(v_left.keyed);
     end if;
-    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+    if exists (select from pgqueue._limits_among(v_left.tasks, v_left.keys, v_left.limit_keys)) then
         perform pgqueue._leave_limits(v_left.tasks, v_left.keys, v_left.limit_keys);
     end if;
 end

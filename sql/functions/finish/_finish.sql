@@ -118,8 +118,8 @@ begin
                 array_agg(
                     row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, g.has_steps)::pgqueue.ended_job
                 ) filter (
-                    where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps) > 0
-                        or exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key'))
+                    where num_nonnulls(g.key, g.dedupe, g.group_id, g.followers, g.has_steps, g.limit_key) > 0
+                        or g.task = any ((select array_agg(l.target) from pgqueue.limits l where l.kind = 'task')::text[])
                 ) as more
             into v_gone
             from gone g;
@@ -219,7 +219,7 @@ begin
     if v_more.deduped is not null then
         perform pgqueue._free_dedupe(v_more.deduped);
     end if;
-    if p_executing and exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
+    if p_executing and exists (select from pgqueue._limits_among(v_more.tasks, v_more.limited_keys, v_more.limit_keys)) then
         perform pgqueue._leave_limits(v_more.tasks, v_more.limited_keys, v_more.limit_keys);
     end if;
     if v_more.keys is not null then

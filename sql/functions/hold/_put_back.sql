@@ -116,11 +116,11 @@ begin
         );
     end loop;
 
-    if exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) then
-        select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key)
-        into v_tasks, v_keys, v_limit_keys
-        from pgqueue.jobs j
-        where j.id = any (p_job_ids);
+    select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key)
+    into v_tasks, v_keys, v_limit_keys
+    from pgqueue.jobs j
+    where j.id = any (p_job_ids);
+    if exists (select from pgqueue._limits_among(v_tasks, v_keys, v_limit_keys)) then
         perform pgqueue._leave_limits(v_tasks, v_keys, v_limit_keys);
     end if;
 end

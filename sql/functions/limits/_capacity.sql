@@ -1,10 +1,10 @@
 -- Limits at work: how much capacity each has, which jobs it blocks, and which it releases.
 --
--- A claim counts what executes under a limit (lapsed leases included), and the starts within the period of a rate. At the
--- limit it blocks the job, and takes no lock. Below it, it takes the limit's advisory lock and counts again, in a statement
--- after the one that took the lock, so that no two claims start jobs by the same count. It only tries: while another claim
--- has the lock, these jobs are skipped. The lock is held until the transaction ends, for only then can others count the
--- jobs that it started. Blocking, releasing and maintenance do not take it.
+-- A claim takes the advisory lock of each limit of its jobs, and counts what executes under it (lapsed leases included), and
+-- the starts within the period of a rate, in a statement after the one that took the lock, so that no two claims start jobs by
+-- the same count. It only tries: while another claim has the lock, these jobs are skipped. The lock is held until the
+-- transaction ends, for only then can others count the jobs that it started. A limit under which no job of the claim starts is
+-- not kept locked. Blocking, releasing and maintenance do not take the lock.
 -- A job without capacity is blocked under the limit's name (kind:target). Each job that ends releases one blocked job, in a
 -- statement after the one that ended it. It cannot see the jobs that a claim blocks at the same moment; so each claim that
 -- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. A reader of that row deletes it, and
@@ -13,7 +13,8 @@
 -- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
 -- be deferred again, with each one.
 
-create or replace function pgqueue._limits_of(p_task text, p_key text, p_limit_key text)
+-- Inlined, as the next ones: no SET, and stable.
+create or replace function pgqueue._limits_of(p_queue text, p_task text, p_key text, p_limit_key text)
 returns table (
     name text, kind text, target text, max_executing integer, rate integer, per interval, rule text
 )
@@ -21,73 +22,184 @@ language sql
 stable
 parallel safe
 rows 2
-set search_path = pg_catalog, pg_temp
 as $$
+    select 'queue:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
+    from pgqueue.limits l
+    where l.kind = 'queue' and l.target = p_queue
+    union all
     select 'task:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
     from pgqueue.limits l
     where l.kind = 'task' and l.target = p_task
     union all
     select 'key:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
     from pgqueue.limits l
-    where l.kind = 'key' and starts_with(p_key, l.target)
+    where l.kind = 'key' and p_key is not null and starts_with(p_key, l.target)
     union all
     -- The limit of the value itself, else that of the longest prefix*.
     (
-        select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
-        from pgqueue.limits l
-        where l.kind = 'limit_key'
-            and (l.target = p_limit_key or (right(l.target, 1) = '*' and starts_with(p_limit_key, left(l.target, -1))))
-        order by l.target = p_limit_key desc, length(l.target) desc
+        (
+            select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
+            from pgqueue.limits l
+            where p_limit_key is not null and l.kind = 'limit_key' and l.target = p_limit_key
+        )
+        union all
+        (
+            select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
+            from pgqueue.limits l
+            where p_limit_key is not null
+                and l.kind = 'limit_key'
+                and right(l.target, 1) = '*'
+                and starts_with(p_limit_key, left(l.target, -1))
+            order by length(l.target) desc
+            limit 1
+        )
         limit 1
     )
 $$;
 
-comment on function pgqueue._limits_of(text, text, text) is
-    'Private: the limits that apply to a job, save that of its queue, each with its name; rule: the target of its row in limits.';
+comment on function pgqueue._limits_of(text, text, text, text) is
+    'Private: the limits that apply to a job of this queue, task, key and limit_key, each with its name; rule: the target of its row in limits.';
 
--- Counts by the snapshots of its own statements: see above.
-create or replace function pgqueue._capacity(
+-- What a hand-off asks of a job without a key: each row is a reason to leave it to a claim.
+create or replace function pgqueue._rules_on(p_queue text, p_task text, p_limit_key text)
+returns table (rule text)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select 'paused' from pgqueue.queues q where q.name = p_queue and q.paused_at is not null
+    union all
+    select l.name from pgqueue._limits_of(p_queue, p_task, null, p_limit_key) l
+$$;
+
+comment on function pgqueue._rules_on(text, text, text) is
+    'Private: the limits and the pause that touch a job of this queue, task and limit_key.';
+
+create or replace function pgqueue._capacity_of(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
-    out capacity integer, out next_at timestamptz, out timed boolean
+    p_lease_head timestamptz
 )
-returns record
+returns table (capacity integer, next_at timestamptz, timed boolean)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select
+        least(e.capacity, r.capacity)::integer,
+        -- Also below the limit: the claim may use up the capacity, and block further jobs.
+        case when u.timed then pgqueue._after(coalesce(r.first_at, p_now), p_per) else p_now + interval '100 ms' end,
+        u.timed
+    from (
+        select case when p_max_executing is null then 1000000 else p_max_executing - x.executing end as capacity
+        from pgqueue._executing_under(p_kind, p_target, coalesce(p_max_executing, 0), p_lease_head) x
+        offset 0
+    ) e
+    cross join lateral (
+        -- Starts in the future were recorded before the clock stepped back.
+        select p_rate - coalesce(sum(s.started), 0) as capacity, min(s.at) as first_at
+        from pgqueue.limit_starts s
+        where p_rate is not null and s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s'
+    ) r
+    cross join lateral (select coalesce(e.capacity > 0 and r.capacity <= e.capacity, false) as timed) u
+$$;
+
+comment on function pgqueue._capacity_of(text, text, text, integer, integer, interval, timestamptz, timestamptz) is
+    'Private: how many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it again if none may.';
+
+-- Each kind fits one index; the others are not asked. For a queue or a task that is the index of leases, which has queue and
+-- task of all executing jobs; for keys the unique index, where keys of one prefix stand together. The payloads of one batch of
+-- an accumulating task count as one. An order is given, so that each query fits its index alone, even if the planner believes
+-- that an empty index is expensive, or that all cost the same.
+create or replace function pgqueue._executing_under(p_kind text, p_target text, p_most integer, p_lease_head timestamptz)
+returns table (executing bigint)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select sum(b.n)::bigint
+    from (
+        select count(*) as n
+        from (
+            select
+            from pgqueue.jobs j
+            where p_kind = 'limit_key'
+                and j.state = 'executing'
+                and j.limit_key is not null
+                and j.limit_key = p_target
+                and j.lease_expires_at >= p_lease_head
+            order by j.limit_key, j.lease_expires_at
+            limit p_most
+        ) e
+        union all
+        select count(*)
+        from (
+            select
+            from pgqueue.jobs j
+            where p_kind = 'task' and j.state = 'executing' and j.lease_expires_at >= p_lease_head and j.task = p_target
+            order by j.lease_expires_at, j.id
+            limit p_most
+        ) e
+        union all
+        select count(*)
+        from (
+            select
+            from pgqueue.jobs j
+            where p_kind = 'queue' and j.state = 'executing' and j.lease_expires_at >= p_lease_head and j.queue = p_target
+            order by j.lease_expires_at, j.id
+            limit p_most
+        ) e
+        union all
+        -- The keys that begin with p_target come first among all keys from p_target on.
+        select count(*) filter (where e.is_meant)
+        from (
+            select starts_with(j.key, p_target) as is_meant
+            from pgqueue.jobs j
+            where p_kind = 'key'
+                and j.state = 'executing'
+                and j.key is not null
+                and (j.leader is null or j.leader = j.id)
+                and j.key >= p_target collate "C"
+            order by j.key, j.queue
+            limit p_most
+        ) e
+    ) b
+$$;
+
+comment on function pgqueue._executing_under(text, text, integer, timestamptz) is
+    'Private: how many jobs execute under a limit, counted up to p_most.';
+
+-- Without a lock: _within_limits counts again. Called for lanes of queues with a limit alone.
+create or replace function pgqueue._queue_capacity(p_queue text, p_most integer, p_now timestamptz)
+returns integer
 language plpgsql
-volatile
+stable
 parallel unsafe
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
-    v_started bigint;
-    v_first timestamptz;
+    v_lease_head timestamptz := pgqueue._lease_head();
 begin
-    capacity := 1000000;
-    next_at := p_now + interval '100 ms';
-    timed := false;
-    if p_max_executing is not null then
-        capacity := p_max_executing - pgqueue._count_executing(p_kind, p_target, p_max_executing);
-    end if;
-    if p_rate is not null and capacity > 0 then
-        -- Starts in the future were recorded before the clock stepped back.
-        select coalesce(sum(s.started), 0), min(s.at)
-        into v_started, v_first
-        from pgqueue.limit_starts s
-        where s.name = p_name and s.at > pgqueue._after(p_now, -p_per) and s.at <= p_now + interval '1 s';
-        if p_rate - v_started <= capacity then
-            -- Also below the limit: the claim may use up the capacity, and block further jobs.
-            next_at := pgqueue._after(coalesce(v_first, p_now), p_per);
-            timed := true;
-        end if;
-        capacity := least(capacity, p_rate - v_started)::integer;
-    end if;
+    return (
+        select greatest(0, least(p_most, c.capacity))
+        from pgqueue.limits l
+        cross join lateral pgqueue._capacity_of(
+            'queue:' || l.target, 'queue', l.target, l.max_executing, l.rate, l.per, p_now, v_lease_head
+        ) c
+        where l.kind = 'queue' and l.target = p_queue
+    );
 end
 $$;
 
-comment on function pgqueue._capacity(text, text, text, integer, integer, interval, timestamptz) is
-    'Private: how many more jobs may start under a limit, counting committed jobs, and when to check it again if none may.';
+comment on function pgqueue._queue_capacity(text, integer, timestamptz) is
+    'Private: how many more jobs of a queue may start, at most p_most; null: it has no limit.';
 
 create or replace function pgqueue._lock_limit(p_name text)
 returns boolean

@@ -1,82 +1,10 @@
--- Limits: how many jobs execute under one, counted by index.
---
--- A count stops at p_max: the caller needs to know whether there is capacity, and how much. It reads the index of leases,
--- which has queue, task and limit_key of all executing jobs, and the rows that it counts; for keys it reads the unique
--- index, where keys of one prefix stand together. The payloads of one batch of an accumulating task count as one.
--- Sorts are off, and an order is given, so that each query fits one index alone, even if the planner believes that an empty
--- index is expensive, or that all cost the same.
-
-create or replace function pgqueue._count_executing(p_kind text, p_target text, p_max integer)
-returns integer
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_sort = off
-as $$
-declare
-    v_count integer := 0;
-    v_head timestamptz := pgqueue._lease_head();
-begin
-    -- Every job that counts has a lease, and no lease ends before the head of leases.
-    if p_kind = 'queue' then
-        select count(*)::integer into v_count
-        from (
-            select
-            from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at >= v_head and j.queue = p_target
-            order by j.lease_expires_at
-            limit p_max
-        ) e;
-    elsif p_kind = 'task' then
-        select count(*)::integer into v_count
-        from (
-            select
-            from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at >= v_head and j.task = p_target
-            order by j.lease_expires_at
-            limit p_max
-        ) e;
-    elsif p_kind = 'limit_key' then
-        select count(*)::integer into v_count
-        from (
-            select
-            from pgqueue.jobs j
-            where j.state = 'executing' and j.lease_expires_at >= v_head and j.limit_key = p_target
-            order by j.lease_expires_at
-            limit p_max
-        ) e;
-    else
-        -- The keys that begin with p_target come first among all keys from p_target on.
-        select count(*)::integer into v_count
-        from (
-            select starts_with(j.key, p_target) as is_meant
-            from pgqueue.jobs j
-            where j.state = 'executing'
-                and j.key is not null
-                and (j.leader is null or j.leader = j.id)
-                and j.key >= p_target collate "C"
-            order by j.key, j.queue
-            limit p_max
-        ) e
-        where e.is_meant;
-    end if;
-    return v_count;
-end
-$$;
-
-comment on function pgqueue._count_executing(text, text, integer) is
-    'Private: how many jobs execute under a limit, counted up to p_max. kind key: p_target is a prefix of keys; limit_key: the value itself.';
+-- Limits: what explain() and stats() say of them, and their checks.
 
 -- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
 language plpgsql
-volatile
+stable
 parallel unsafe
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -84,43 +12,28 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
 as $$
 #variable_conflict use_column
 declare
-    v_limit record;
-    v_count bigint;
+    v_lease_head timestamptz := pgqueue._lease_head();
 begin
-    for v_limit in
-        select 'queue:' || l.target as name, l.kind, l.target, l.max_executing, l.rate, l.per
-        from pgqueue.limits l
-        where l.kind = 'queue' and l.target = p_job.queue
-        union all
-        select l.name, l.kind, l.target, l.max_executing, l.rate, l.per
-        from pgqueue._limits_of(p_job.task, p_job.key, p_job.limit_key) l
-    loop
-        continue when p_name is not null and v_limit.name <> p_name;
-        if v_limit.max_executing is not null then
-            v_count := pgqueue._count_executing(v_limit.kind, v_limit.target, v_limit.max_executing)::bigint;
-            if v_count >= v_limit.max_executing then
-                name := v_limit.name;
-                detail := format('%s of %s jobs execute under the limit %s', v_count, v_limit.max_executing, name);
-                return next;
-                return;
-            end if;
-        end if;
-        if v_limit.rate is not null then
-            select sum(s.started), pgqueue._after(min(s.at), v_limit.per)
-            into v_count, until
-            from pgqueue.limit_starts s
-            where s.name = v_limit.name and s.at > pgqueue._after(p_now, -v_limit.per) and s.at <= p_now + interval '1 s';
-            if v_count >= v_limit.rate then
-                name := v_limit.name;
-                detail := format('%s of %s jobs started within %s under the limit %s', v_count, v_limit.rate, v_limit.per, name);
-                return next;
-                return;
-            end if;
-        end if;
-    end loop;
+    return query
+    select
+        l.name,
+        case
+            when c.timed
+                then format('%s of %s jobs started within %s under the limit %s', l.rate - c.capacity, l.rate, l.per, l.name)
+            -- Counted up to the limit.
+            else format('%s of %s jobs execute under the limit %s', l.max_executing, l.max_executing, l.name)
+        end,
+        case when c.timed then c.next_at end
+    from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
+    cross join lateral pgqueue._capacity_of(
+        l.name, l.kind, l.target, l.max_executing, l.rate, l.per, p_now, v_lease_head
+    ) c
+    where (p_name is null or l.name = p_name) and c.capacity <= 0
+    limit 1;
 end
 $$;
 
@@ -196,6 +109,7 @@ parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_sort = off
 as $$
     select coalesce(
         jsonb_agg(
@@ -249,7 +163,8 @@ as $$
         ) f
     ) v
     cross join lateral (
-        select case when p.prefix is null then pgqueue._count_executing(l.kind, l.target, p_most) else v.executing end as executing
+        select case when p.prefix is null then x.executing else v.executing end as executing
+        from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
     ) e
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
 $$;
@@ -289,7 +204,7 @@ stable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select l.rule from pgqueue._limits_of(null, null, p_value) l
+    select l.rule from pgqueue._limits_of(null, null, null, p_value) l
 $$;
 
 comment on function pgqueue._limit_of_value(text) is 'Private: the target of the limit that applies to a value of limit_key.';
@@ -319,8 +234,7 @@ begin
         from (
             select s.started
             from pgqueue.limit_starts s
-            where s.name = p_limit.kind || ':' || p_limit.target
-                and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
+            where s.name = p_limit.kind || ':' || p_limit.target and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
             limit p_most
         ) x;
         return;

@@ -2,7 +2,57 @@
 --
 -- Each release locks its jobs in the order of their priority and time, and skips locked ones.
 
-create or replace function pgqueue._block_on_limits(p_rows tid[], p_names text[], p_capacities jsonb)
+-- p_on: for each row the subscript of its limit in the others.
+create or replace function pgqueue._block_on_limits(
+    p_rows tid[], p_on integer[], p_names text[], p_next_at timestamptz[], p_timed boolean[]
+)
+returns void
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    update pgqueue.jobs j
+    set
+        state = 'blocked',
+        blocked_on = p_names[w.i],
+        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
+        -- put it behind jobs that are younger.
+        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
+        resumed = false
+    from unnest(p_rows, p_on) w (row_ctid, i)
+    where j.ctid = w.row_ctid;
+    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
+    insert into pgqueue.limit_waits (name, next_at, timed)
+    select p_names[u.i], p_next_at[u.i], p_timed[u.i] from (select distinct o.i from unnest(p_on) o (i)) u;
+end
+$$;
+
+comment on function pgqueue._block_on_limits(tid[], integer[], text[], timestamptz[], boolean[]) is
+    'Private: blocks jobs under the names of the limits that have no capacity for them.';
+
+-- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
+create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
+returns table (target text)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select l.target from pgqueue.limits l where l.kind = 'task' and l.target = any (p_tasks)
+    union all
+    select l.target from pgqueue.limits l where l.kind = 'key' and num_nonnulls(variadic p_keys) > 0
+    union all
+    select l.target from pgqueue.limits l where l.kind = 'limit_key' and num_nonnulls(variadic p_limit_keys) > 0
+$$;
+
+comment on function pgqueue._limits_among(text[], text[], text[]) is
+    'Private: the limits that may touch jobs of these tasks, keys and limit_keys, save those of queues; no row: there is none.';
+
+-- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
+-- not show the jobs that were blocked since: then the next claim or maintain does it.
+create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
 volatile
@@ -15,57 +65,36 @@ set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-begin
-    update pgqueue.jobs j
-    set
-        state = 'blocked',
-        blocked_on = w.name,
-        -- A resumed job may have been released in vain. It goes back to where it was due: the time of its release would
-        -- put it behind jobs that are younger.
-        ready_at = case when j.resumed then least(j.ready_at, greatest(j.run_at, j.created_at)) else j.ready_at end,
-        resumed = false
-    from unnest(p_rows, p_names) w (row_ctid, name)
-    where j.ctid = w.row_ctid;
-    -- Even if the limit has a row already: another transaction, which does not see these jobs, may be deleting that one.
-    insert into pgqueue.limit_waits (name, next_at, timed)
-    select
-        n.name,
-        (p_capacities -> n.name ->> 'next_at')::timestamptz,
-        (p_capacities -> n.name ->> 'timed')::boolean
-    from (select distinct u.name from unnest(p_names) u (name)) n;
-end
-$$;
-
-comment on function pgqueue._block_on_limits(tid[], text[], jsonb) is
-    'Private: blocks jobs under the names of the limits that have no capacity for them.';
-
--- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
--- not show the jobs that were blocked since: then the next claim or maintain does it.
-create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
-returns void
-language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
 declare
+    v_old boolean := pgqueue._old_snapshot();
     v_limit record;
 begin
+    -- Most limits block no job: one query asks for all.
     for v_limit in
-        select l.name, sum(j.count)::integer as count
+        select n.name, n.count
         from (
-            select u.task, u.key, u.limit_key, count(*) as count
-            from unnest(p_tasks, p_keys, p_limit_keys) u (task, key, limit_key)
-            group by u.task, u.key, u.limit_key
-        ) j
-        cross join lateral pgqueue._limits_of(j.task, j.key, j.limit_key) l
-        where l.max_executing is not null
-        group by l.name
-        order by l.name
+            select l.name, sum(j.count)::integer as count
+            from (
+                select u.task, u.key, u.limit_key, count(*) as count
+                from unnest(p_tasks, p_keys, p_limit_keys) u (task, key, limit_key)
+                group by grouping sets ((u.task), (u.key), (u.limit_key))
+            ) j
+            cross join lateral pgqueue._limits_of(null, j.task, j.key, j.limit_key) l
+            where l.max_executing is not null
+            group by l.name
+            offset 0
+        ) n
+        left join lateral (
+            select true as is_waiting
+            from pgqueue.jobs b
+            where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = n.name
+            order by b.blocked_on, b.priority desc, b.ready_at, b.id
+            limit 1
+        ) w on true
+        where v_old or w.is_waiting
+        order by n.name
     loop
-        if pgqueue._old_snapshot() then
+        if v_old then
             insert into pgqueue.limit_waits (name, next_at) values (v_limit.name, pgqueue._clock());
         else
             perform pgqueue._unblock(v_limit.name, v_limit.count);
@@ -91,9 +120,11 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
+    v_lease_head timestamptz := pgqueue._lease_head();
     v_names text[];
     v_name text;
     v_kind text;
@@ -137,15 +168,16 @@ begin
         -- the limit is looked up as for a job with that value.
         select l.* into v_limit
         from pgqueue._limits_of(
+            null,
             case when v_kind = 'task' then substr(v_name, 6) end,
             case when v_kind = 'key' then substr(v_name, 5) end,
             case when v_kind = 'limit_key' then substr(v_name, 11) end
         ) l
         where l.name = v_name;
-        -- If no limit was found, it was dropped: _capacity then returns plenty, and all its jobs are released.
+        -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
         select r.capacity, r.next_at, r.timed into v_capacity, v_next_at, v_timed
-        from pgqueue._capacity(
-            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now
+        from pgqueue._capacity_of(
+            v_name, v_limit.kind, v_limit.target, v_limit.max_executing, v_limit.rate, v_limit.per, v_now, v_lease_head
         ) r;
         if v_capacity > 0 then
             v_released := v_released + pgqueue._unblock(v_name, least(v_capacity, p_jobs));

@@ -5,9 +5,9 @@
 -- perhaps deleted, cancelled, reserved, its queue paused, a limit set. So nothing that the transaction did has another
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
--- It serves a job that has no key, limit_key or expires_at, while there are no limits and its queue is not paused. Such a
--- job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one here, so that
--- a job that does not start is not announced either, and the notification has the time of the commit.
+-- It serves a job that has no key, limit_key or expires_at, while no limit is on its task or queue and its queue is not
+-- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one
+-- here, so that a job that does not start is not announced either, and the notification has the time of the commit.
 -- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
 -- itself: see held_by.
 --
@@ -53,7 +53,8 @@ begin
     v_now := pgqueue._clock();
     if strpos(v_context, E'\n') = 0
         and strpos(lower(coalesce(current_query(), '') collate "C"), 'constraints') = 0
-        and coalesce(current_setting('pgqueue.fast_path', true), '') <> 'off'
+        -- fast_path: its former name.
+        and 'off' in (current_setting('pgqueue.hand_off', true), current_setting('pgqueue.fast_path', true)) is not true
         and current_setting('transaction_read_only') = 'off'
         and pgqueue._may_notify()
     then
@@ -93,8 +94,7 @@ begin
                     getdatabaseencoding() = 'UTF8'
                     or pgqueue.legible(jsonb_build_array(j.task, j.args, j.headers)) = jsonb_build_array(j.task, j.args, j.headers)
                 )
-                and not exists (select from pgqueue.limits)
-                and not exists (select from pgqueue.queues q where q.name = j.queue and q.paused_at is not null)
+                and not exists (select from pgqueue._rules_on(j.queue, j.task, null))
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
             returning
                 c.handoff_channel, j.id, j.reservation, j.task, j.args, j.headers, j.queue, j.priority, j.max_attempts,

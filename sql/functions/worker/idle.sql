@@ -116,9 +116,11 @@ begin
 
     if v_limited then
         v_at_limit := array(
-            select r.key
-            from jsonb_each(pgqueue._queue_capacities(idle.queues, v_now)) r
-            where (r.value ->> 'capacity')::integer = 0
+            select l.target
+            from pgqueue.limits l
+            where l.kind = 'queue'
+                and (idle.queues is null or l.target = any (idle.queues))
+                and pgqueue._queue_capacity(l.target, 1, v_now) = 0
         );
     end if;
     -- The first job of each lane decides when the lane is due. In a queue at its limit a lane whose first job is due does

@@ -1,79 +1,110 @@
--- Choosing: which lanes a claim visits, in which order, and which of its slots each queue may fill.
+-- Drawing: which queue each slot of a claim serves, where queues have weights or the strategy asks for it.
+-- What goes from round to round is a pgqueue.draw. turns: the queues to serve, in order, each with the slots that drew it; the
+-- first one is being served. among: the queues in which a job may be due. undrawn: slots that draw again once all turns are
+-- over. jobs: what was claimed; filled: the slots that each queue filled.
 
--- No lane is scanned: each costs two probes of the ready index, one for each of its sub-lanes.
--- Where slots draw their queues, slots holds the slots that drew this queue; else every queue may fill all slots, and slots
--- is null.
-create or replace function pgqueue._choose(
-    p_queues text[], p_weights integer[], p_strategy text, p_draws boolean, p_slots integer[], p_among text[],
-    p_now timestamptz, p_without text[]
+-- p_free: how many slots of the first turn are free, or, if there is none yet, how many draw. In the end turns is empty.
+create or replace function pgqueue._next_turn(
+    p_draw pgqueue.draw, p_free integer, p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz
 )
-returns table (
-    queue text, priority smallint, resumed boolean, head timestamptz, head_id bigint, head_at timestamptz, slots integer[]
-)
+returns pgqueue.draw
 language plpgsql
 volatile
 parallel unsafe
-rows 10
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
-    v_without text[];
+    v_draw pgqueue.draw := p_draw;
+    v_rest integer[];
 begin
-    if p_draws then
-        if p_among <> '{}' then
-            return query
-            select d.queue, a.priority, r.resumed, h.head, h.head_id, h.at, d.slots
-            from pgqueue._draw(p_slots, p_among, p_queues, p_weights, p_strategy, p_now) d
-            cross join lateral (select distinct x.priority from pgqueue.lanes x where x.queue = d.queue) a
-            cross join (values (true), (false)) r (resumed)
-            cross join lateral pgqueue._head(d.queue, a.priority, r.resumed) h
-            order by d.queue, a.priority desc, r.resumed desc;
+    if v_draw.turns is null then
+        v_draw.undrawn := array(select generate_series(1, p_free));
+        v_draw.among := array(
+            select distinct a.queue
+            from pgqueue.lanes a
+            where (p_queues is null or a.queue = any (p_queues))
+                and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+        );
+    elsif p_free > 0 then
+        -- The queue has too few jobs.
+        v_draw.among := array_remove(v_draw.among, v_draw.turns[1].queue);
+        v_rest := v_draw.turns[1].slots[cardinality(v_draw.turns[1].slots) - p_free + 1:];
+        if p_strategy = 'lag' and cardinality(v_draw.turns) > 1 then
+            v_draw.turns[2].slots := v_rest;
+        else
+            v_draw.undrawn := v_draw.undrawn || v_rest;
         end if;
-        return;
     end if;
-    v_without := p_without || array(select q.name from pgqueue.queues q where q.paused_at is not null);
-    return query
-    select l.queue, l.priority, l.resumed, l.head, l.head_id, l.head_at, null::integer[]
-    from (
-        select a.*, min(a.lane_ready_at) over (partition by a.queue) as oldest_of_queue
-        from pgqueue._due_lanes(p_queues, p_now) a
-        where a.queue <> all (v_without)
-    ) l
-    order by
-        case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
-        case when p_strategy = 'lag' then l.oldest_of_queue end,
-        case when p_strategy = 'lag' then l.queue end,
-        l.priority desc,
-        l.lane_ready_at,
-        l.queue,
-        l.resumed desc;
+    v_draw.turns := coalesce(v_draw.turns[2:], '{}');
+    if v_draw.turns = '{}' and v_draw.undrawn <> '{}' and v_draw.among <> '{}' then
+        v_draw.turns := array(
+            select row(d.queue, d.slots)::pgqueue.turn
+            from pgqueue._draw(v_draw.undrawn, v_draw.among, p_queues, p_weights, p_strategy, p_now) d
+        );
+        v_draw.undrawn := '{}';
+    end if;
+    return v_draw;
 end
 $$;
 
-comment on function pgqueue._choose(text[], integer[], text, boolean, integer[], text[], timestamptz, text[]) is
-    'Private: the sub-lanes to claim from, in serving order, with their heads; without paused queues and those in p_without. p_among: the queues to draw from.';
+comment on function pgqueue._next_turn(pgqueue.draw, integer, text[], integer[], text, timestamptz) is
+    'Private: ends the first turn of a draw; when all are over, the slots that are left draw again.';
 
-create or replace function pgqueue._queues_to_draw(p_queues text[], p_without text[])
-returns text[]
+create or replace function pgqueue._fill_turn(
+    p_draw pgqueue.draw, p_free integer, p_jobs pgqueue.claimed_job[], p_started integer
+)
+returns pgqueue.draw
 language plpgsql
-stable
-parallel unsafe
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_draw pgqueue.draw := p_draw;
+    v_turn pgqueue.turn := p_draw.turns[1];
+    v_used integer := cardinality(v_turn.slots) - p_free;
+begin
+    v_turn.slots := v_turn.slots[v_used + 1:v_used + p_started];
+    v_draw.jobs := v_draw.jobs || p_jobs;
+    v_draw.filled := v_draw.filled || v_turn;
+    return v_draw;
+end
+$$;
+
+comment on function pgqueue._fill_turn(pgqueue.draw, integer, pgqueue.claimed_job[], integer) is
+    'Private: notes which jobs p_started of the p_free free slots of the first turn have started.';
+
+-- A slot that drew again may come before the slots that its new queue has. The jobs of a queue keep their order, and those of
+-- a batch share their slot.
+create or replace function pgqueue._in_turn(p_draw pgqueue.draw)
+returns setof pgqueue.claimed_job
+language plpgsql
+immutable
+parallel safe
+rows 100
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    return array(
-        select distinct a.queue
-        from pgqueue.lanes a
-        where (p_queues is null or a.queue = any (p_queues))
-            and a.queue <> all (p_without)
-            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
-    );
+    return query
+    select (j.job).*
+    from (
+        select b.job, b.n, dense_rank() over (partition by (b.job).queue order by b.first_n) as k
+        from (
+            select u.job, u.n, min(u.n) over (partition by coalesce((u.job).leader, (u.job).id)) as first_n
+            from (select p_draw.jobs[i] as job, i as n from generate_subscripts(p_draw.jobs, 1) i) u
+        ) b
+    ) j
+    join (
+        select f.queue, s.slot, row_number() over (partition by f.queue order by s.slot) as k
+        from unnest(p_draw.filled) f
+        cross join lateral unnest(f.slots) s (slot)
+    ) s on s.queue = (j.job).queue and s.k = j.k
+    order by s.slot, j.n;
 end
 $$;
 
-comment on function pgqueue._queues_to_draw(text[], text[]) is
-    'Private: the queues in which a job may be due, without paused queues and those in p_without.';
+comment on function pgqueue._in_turn(pgqueue.draw) is
+    'Private: the jobs of a claim in the order of the slots that drew their queues.';
 
 create or replace function pgqueue._due_of(p_queues text[], p_now timestamptz)
 returns text[]
@@ -155,6 +186,14 @@ declare
     v_due text[];
     v_start integer;
 begin
+    if p_strategy = 'lag' then
+        return query
+        select l.queue, p_slots
+        from pgqueue._due_lanes(p_among, p_now) l
+        group by l.queue
+        order by min(l.lane_ready_at), l.queue;
+        return;
+    end if;
     if p_strategy = 'round_robin' then
         v_due := pgqueue._due_of(p_among, p_now);
         v_start := floor(random() * cardinality(v_due))::integer;
@@ -243,39 +282,3 @@ $$;
 
 comment on function pgqueue._draw_by_weight(integer[], text[], text[], integer[]) is
     'Private: a queue of p_among for each slot, drawn by weight; no rows where p_among is empty.';
-
--- A slot that drew again may come before the slots that its new queue already has. The jobs of a queue must keep their
--- order. p_rows: in the order in which they were taken.
-create or replace function pgqueue._in_turn(p_rows tid[], p_slots integer[])
-returns integer[]
-language plpgsql
-stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    return array(
-        with taken as (
-            select w.slot, w.n, j.queue
-            from unnest(p_rows, p_slots) with ordinality w (row_ctid, slot, n)
-            join pgqueue.jobs j on j.ctid = w.row_ctid
-        ),
-        batches as (
-            select
-                t.queue, t.slot,
-                row_number() over (partition by t.queue order by min(t.n)) as taken_as,
-                row_number() over (partition by t.queue order by t.slot) as stands_as
-            from taken t
-            group by t.queue, t.slot
-        )
-        select b.slot
-        from taken t
-        join batches a on a.queue = t.queue and a.slot = t.slot
-        join batches b on b.queue = a.queue and b.stands_as = a.taken_as
-        order by t.n
-    );
-end
-$$;
-
-comment on function pgqueue._in_turn(tid[], integer[]) is
-    'Private: the slots of claimed jobs, permuted so that the jobs of a queue keep the order in which they were claimed.';

@@ -1,0 +1,179 @@
+-- Deciding: what becomes of the jobs of a claim that a rule may touch. All others start, whatever rules there are.
+--
+-- An expired job is cancelled. A job behind another one of its key is blocked behind it, or deferred by a second if that one
+-- is locked (_block_behind). A job under limits starts, or is blocked on the one without capacity, or stays where it is
+-- while another claim starts jobs under one of them (_within_limits). Payloads of accumulating tasks share slots
+-- (_group_payloads).
+
+-- p_free: the slots. size: how many jobs were read, all as candidates; null: no more than there are slots.
+-- rows: those that start; where payloads do, with their slots in starts. Null: nothing was decided, read `size` of them first,
+-- for the payloads of several keys may share a slot, and other jobs may stand between them. skipped: those that no later round
+-- of this claim is to meet again.
+create or replace function pgqueue._decide_starts(
+    p_rows tid[], p_candidates pgqueue.candidate[], p_free integer, inout size integer, p_now timestamptz,
+    out rows tid[], out starts pgqueue.start[], out keyed boolean, out skipped tid[]
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_jobs pgqueue.candidate[] := p_candidates;
+    v_unstarted tid[];
+    v_any record;
+    v_keys record;
+    v_payloads record;
+    v_firsts tid[];
+    v_sizes integer[];
+    v_limits record;
+begin
+    select
+        coalesce(bool_or(c.key is not null), false) as keyed,
+        coalesce(bool_or(c.is_expired), false) as expired,
+        coalesce(bool_or(c.is_limited), false) as limited
+    into v_any
+    from unnest(v_jobs) c;
+    keyed := v_any.keyed;
+    if v_any.expired then
+        skipped := array(select c.row_ctid from unnest(v_jobs) c where c.is_expired);
+        v_unstarted := skipped;
+        v_jobs := array(select c from unnest(v_jobs) c where c.is_expired is not true);
+        -- A bounded number is cancelled here; the others are skipped.
+        perform pgqueue._expire_jobs(1000);
+    end if;
+    if keyed then
+        -- One query for all keys: three probes for each that is free.
+        select
+            array_agg(k.row_ctid) filter (where k.ahead is not null) as blocked,
+            array_agg(k.ahead) filter (where k.ahead is not null) as ahead,
+            array_agg(k.row_ctid) filter (where k.is_payload) as payloads,
+            v_any.limited or bool_or(k.is_limited) is true as limited
+        into v_keys
+        from (
+            select
+                c.row_ctid, t.is_payload,
+                case when t.is_payload is not true then (
+                    select a.id from pgqueue._ahead(c.queue, c.key, c.id, p_now, h.id) a
+                ) end as ahead,
+                (select true from pgqueue.limits l where l.kind = 'key' limit 1) as is_limited
+            from (select k.id from pgqueue._key_head() k offset 0) h
+            cross join unnest(v_jobs) c
+            left join lateral (
+                select true as is_payload
+                from pgqueue.tasks t
+                where t.name = c.task and coalesce(t.accumulate, t.declared_accumulate)
+            ) t on true
+            where c.key is not null
+            offset 0
+        ) k;
+        v_any.limited := v_keys.limited;
+        if v_keys.payloads is not null then
+            if size is null then
+                size := pgqueue._payloads_to_read(v_jobs, p_free);
+                return;
+            end if;
+            select * into v_payloads from pgqueue._group_payloads(v_keys.payloads, p_now);
+            v_keys.blocked := v_keys.blocked || v_payloads.blocked;
+            v_keys.ahead := v_keys.ahead || v_payloads.ahead;
+            v_unstarted := v_unstarted || v_payloads.joined;
+            v_firsts := v_payloads.firsts;
+            v_sizes := v_payloads.sizes;
+        end if;
+        if v_keys.blocked is not null then
+            perform pgqueue._block_behind(v_keys.blocked, v_keys.ahead, p_now);
+            v_unstarted := v_unstarted || v_keys.blocked;
+        end if;
+        if v_unstarted is not null then
+            v_jobs := array(select c from unnest(v_jobs) c where c.row_ctid <> all (v_unstarted));
+        end if;
+        if v_firsts is not null then
+            starts := pgqueue._share_slots(v_jobs, v_firsts, v_sizes, p_free);
+            -- The others have no slot.
+            v_unstarted := v_unstarted || array(
+                select c.row_ctid from unnest(v_jobs) c where c.row_ctid <> all (array(select s.row_ctid from unnest(starts) s))
+            );
+            v_jobs := array(select c from unnest(v_jobs) c where c.row_ctid <> all (v_unstarted));
+            p_free := cardinality(v_jobs);
+        end if;
+    end if;
+    if v_any.limited then
+        select l.* into v_limits from pgqueue._within_limits(v_jobs, p_free, p_now) l;
+        v_unstarted := v_unstarted || v_limits.unstarted;
+        skipped := skipped || v_limits.skipped;
+    elsif cardinality(v_jobs) > p_free then
+        v_unstarted := v_unstarted || array(select c.row_ctid from unnest(v_jobs[p_free + 1:]) c);
+    end if;
+    rows := p_rows;
+    if v_unstarted is not null then
+        rows := array(
+            select u.r from unnest(p_rows) with ordinality u (r, n) where u.r <> all (v_unstarted) order by u.n
+        );
+    end if;
+    if starts is not null then
+        starts := array(select s from unnest(starts) s where s.row_ctid <> all (v_unstarted));
+    end if;
+end
+$$;
+
+comment on function pgqueue._decide_starts(tid[], pgqueue.candidate[], integer, integer, timestamptz) is
+    'Private: which of these jobs start; cancels, blocks or skips the others.';
+
+-- Inlined: no SET, and stable.
+create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
+returns table (id bigint)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    select a.id
+    from (
+        (
+            select x.id
+            from pgqueue.jobs x
+            where x.state = 'executing'
+                and x.key is not null
+                and (x.leader is null or x.leader = x.id)
+                and x.queue = p_queue
+                and x.key = p_key
+                and x.id >= least(p_head, p_id)
+            order by x.queue, x.key, x.id
+            limit 1
+        )
+        union all
+        (
+            select x.id
+            from pgqueue.jobs x
+            where x.key is not null
+                and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+                and x.blocked_on is distinct from '@parents'
+                and x.queue = p_queue
+                and x.key = p_key
+                and x.id >= least(p_head, p_id)
+                and x.id < p_id
+            order by x.queue, x.key, x.id
+            limit 1
+        )
+        union all
+        (
+            select x.id
+            from pgqueue.jobs x
+            where x.key is not null
+                and x.state = 'waiting'
+                and x.reservation = 0
+                and x.queue = p_queue
+                and x.key = p_key
+                and x.id >= least(p_head, p_id)
+                and x.id < p_id
+                and x.run_at <= p_now
+            order by x.queue, x.key, x.id
+            limit 1
+        )
+    ) a
+    limit 1
+$$;
+
+comment on function pgqueue._ahead(text, text, bigint, timestamptz, bigint) is
+    'Private: a job that executes, or has an earlier position, in the key of this one; no row: the key is free.';

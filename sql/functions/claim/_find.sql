@@ -1,0 +1,149 @@
+-- Finding: the due jobs of a claim, locked, in serving order. The first of its two statements; the second takes them (_take).
+--
+-- What rules touch is answered here, from rows that are read with a lane and with a job. A lane: is its queue paused (it is
+-- left out), or under a limit (it gives as many as there is capacity for)? A claim from several queues: has one that it
+-- serves a weight (each slot draws a queue: nothing is locked)? A job: has it a key or a limit_key, is its task under a
+-- limit, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
+--
+-- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
+-- in functions, which cost nothing unless they are called.
+
+-- rows: the locked jobs. candidates: those of them that a rule may touch, or all if p_all; null: none. short: there are
+-- fewer, and a reason to look for more. unmaintained: no session runs maintenance.
+create or replace function pgqueue._find(
+    p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
+    out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select
+        f.rows,
+        f.candidates,
+        f.queues[cardinality(f.queues)],
+        cardinality(f.rows) < p_jobs and (
+            f.unmaintained
+            -- Lapsed leases matter to a claim that comes up short.
+            or exists (
+                select
+                from pgqueue._head('', 0::smallint, false) h
+                cross join lateral (
+                    select
+                    from pgqueue.jobs j
+                    where j.state = 'executing'
+                        and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
+                        and j.lease_expires_at <= p_now
+                    limit 1
+                ) lapsed
+            )
+            or exists (select from pgqueue.key_notes)
+            or exists (select from pgqueue.notes)
+            or exists (select from pgqueue.limit_waits w where w.next_at <= p_now)
+        ),
+        f.unmaintained
+    into rows, candidates, last_queue, short, unmaintained
+    from (
+        select
+            coalesce(array_agg(c.row_ctid), '{}') as rows,
+            array_agg(c.queue) as queues,
+            array_agg(
+                row(c.row_ctid, c.id, c.queue, c.task, c.key, c.limit_key, c.is_expired, c.is_limited)::pgqueue.candidate
+            ) filter (where p_all or c.is_limited or c.key is not null or c.is_expired) as candidates,
+            (
+                select h.at between p_now - interval '2 s' and p_now
+                from pgqueue.maintenance_runs h
+                order by h.n desc
+                limit 1
+            ) is not true as unmaintained
+        from (
+            select j.*
+            from (
+                select
+                    l.queue, l.priority, l.resumed, l.head, l.head_id,
+                    exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
+                    min(l.queue) over () <> max(l.queue) over () as is_one_of_several
+                from pgqueue._due_lanes(p_queues, p_now) l
+                -- A scalar subquery: the planner may turn an EXISTS into a join.
+                where (select q.paused_at from pgqueue.queues q where q.name = l.queue) is null
+                order by
+                    case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
+                    l.priority desc, l.lane_ready_at, l.queue, l.resumed desc
+            ) l
+            cross join lateral (
+                select
+                    j.ctid as row_ctid, j.id, j.queue, j.task, j.key, j.limit_key,
+                    j.expires_at <= p_now as is_expired,
+                    l.is_limited
+                    or j.limit_key is not null
+                    or j.task = any ((select array_agg(x.target) from pgqueue.limits x where x.kind = 'task')::text[]) as is_limited
+                from pgqueue.jobs j
+                where j.state in ('waiting', 'failed')
+                    and j.queue = l.queue
+                    and j.priority = l.priority
+                    and j.resumed = l.resumed
+                    and (j.ready_at, j.id) >= (l.head, l.head_id)
+                    and j.ready_at <= p_now
+                    and (p_skipped is null or j.ctid <> all (p_skipped))
+                    and (
+                        not l.is_one_of_several
+                        or coalesce(
+                            not p_draws,
+                            (
+                                select true
+                                from pgqueue.queues q
+                                where q.weight <> 1 and (p_queues is null or q.name = any (p_queues))
+                                limit 1
+                            ) is null
+                        )
+                    )
+                order by j.ready_at, j.id
+                limit case
+                    when not l.is_limited then p_jobs
+                    -- All candidates go through _within_limits.
+                    when p_all then p_jobs * sign(pgqueue._queue_capacity(l.queue, 1, p_now))::integer
+                    else pgqueue._queue_capacity(l.queue, p_jobs, p_now)
+                end
+                for update skip locked
+            ) j
+            limit p_jobs
+        ) c
+    ) f;
+end
+$$;
+
+comment on function pgqueue._find(text[], text, boolean, integer, timestamptz, tid[], boolean) is
+    'Private: locks up to p_jobs due jobs in serving order; candidates: those that a rule may touch.';
+
+-- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
+-- planner copies its expression to each place that uses it.
+create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
+returns table (
+    queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
+    head_at timestamptz
+)
+language sql
+stable
+parallel safe
+rows 10
+as $$
+    select
+        a.queue, a.priority, r.resumed,
+        first_value(f.ready_at) over (partition by a.queue, a.priority order by r.resumed),
+        h.head, h.head_id, h.at
+    from (
+        select distinct x.queue, x.priority
+        from pgqueue.lanes x
+        where p_queues is null or x.queue = any (p_queues)
+    ) a
+    cross join (values (false), (true)) r (resumed)
+    cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
+    cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now) f
+$$;
+
+comment on function pgqueue._due_lanes(text[], timestamptz) is
+    'Private: the sub-lanes in which a job is due, with their heads; lane_ready_at: the time of the first job of the lane, which is '
+    'one that never ran if such a job is due.';

@@ -1,0 +1,246 @@
+-- The payloads of accumulating tasks: which of them start together, and in which slot.
+--
+-- The payloads of a key with one limit_key start together, in any order; but new ones wait for the backoff of failed ones,
+-- all for one that suspended itself, and for a batch that has a step. Up to batch_size keys of a task share a slot.
+
+-- blocked and ahead: those that wait, and the jobs that they wait for. firsts and sizes: the first of each key that starts,
+-- and the batch_size of its task. joined: the others of these keys.
+-- Asks once for each key: does a job of it execute, and which job holds its first position? Each question is one probe of an
+-- index, from the head of jobs with keys on (see _heads), never an ordered scan over two states. "asks" is a condition inside
+-- the probes: in a join's condition it would be checked after them, for every row.
+create or replace function pgqueue._group_payloads(
+    p_rows tid[], p_now timestamptz,
+    out blocked tid[], out ahead bigint[], out firsts tid[], out sizes integer[], out joined tid[]
+)
+returns record
+language plpgsql
+volatile
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    select
+        array_agg(p.row_ctid) filter (where p.ahead is not null),
+        array_agg(p.ahead) filter (where p.ahead is not null),
+        array_agg(p.row_ctid) filter (where p.ahead is null and p.is_first),
+        array_agg(p.batch_size) filter (where p.ahead is null and p.is_first),
+        array_agg(p.row_ctid) filter (where p.ahead is null and not p.is_first)
+    into blocked, ahead, firsts, sizes, joined
+    from (
+        select k.*, row_number() over (partition by k.queue, k.key, k.ahead is null order by k.n) = 1 as is_first
+        from (
+            select
+                c.row_ctid, c.queue, c.key, c.batch_size, c.n,
+                coalesce(
+                    max(e.id) over of_key,
+                    u.id,
+                    -- Jobs that are in no batch with it.
+                    case
+                        when min(f.id) over of_key < c.id
+                            and (
+                                min(f.task) over of_key <> c.task
+                                or min(f.limit_key) over of_key is distinct from c.limit_key
+                            )
+                            then min(f.id) over of_key
+                    end
+                ) as ahead
+            from (
+                select
+                    w.n, j.ctid as row_ctid, j.id, j.queue, j.key, j.task, j.limit_key, j.reservation, j.has_steps,
+                    row_number() over (partition by j.queue, j.key order by w.n) = 1 as asks,
+                    -- A batch that has a step is a call of its own.
+                    (
+                        select case when j.has_steps then 1 else coalesce(t.batch_size, 1) end
+                        from pgqueue.effective_tasks t
+                        where t.name = j.task
+                    ) as batch_size,
+                    (select k.id from pgqueue._key_head() k) as head
+                from unnest(p_rows) with ordinality w (row_ctid, n)
+                join pgqueue.jobs j on j.ctid = w.row_ctid
+            ) c
+            left join lateral (
+                select x.id
+                from pgqueue.jobs x
+                where c.asks
+                    and x.state = 'executing'
+                    and x.key is not null
+                    and (x.leader is null or x.leader = x.id)
+                    and x.queue = c.queue
+                    and x.key = c.key
+                    and x.id >= least(c.head, c.id)
+                order by x.queue, x.key, x.id
+                limit 1
+            ) e on true
+            left join lateral (
+                select p.id, p.task, p.limit_key
+                from (
+                    (
+                        select x.id, x.task, x.limit_key
+                        from pgqueue.jobs x
+                        where c.asks
+                            and e.id is null
+                            and x.key is not null
+                            and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
+                            and x.blocked_on is distinct from '@parents'
+                            and x.queue = c.queue
+                            and x.key = c.key
+                            and x.id >= least(c.head, c.id)
+                        order by x.queue, x.key, x.id
+                        limit 1
+                    )
+                    union all
+                    (
+                        select x.id, x.task, x.limit_key
+                        from pgqueue.jobs x
+                        where c.asks
+                            and e.id is null
+                            and x.key is not null
+                            and x.state = 'waiting'
+                            and x.reservation = 0
+                            and x.queue = c.queue
+                            and x.key = c.key
+                            and x.id >= least(c.head, c.id)
+                            and x.run_at <= p_now
+                        order by x.queue, x.key, x.id
+                        limit 1
+                    )
+                ) p
+                order by p.id
+                limit 1
+            ) f on true
+            left join lateral pgqueue._ahead_of_payload(
+                e.id is null, c.queue, c.key, c.task, c.limit_key, c.reservation = 0, c.has_steps, p_now
+            ) u on true
+            window of_key as (partition by c.queue, c.key)
+        ) k
+    ) p;
+end
+$$;
+
+comment on function pgqueue._group_payloads(tid[], timestamptz) is
+    'Private: which of these payloads of accumulating tasks start, together with which others, and which jobs the rest waits for.';
+
+-- Three probes: a payload that suspended itself; for a new payload, a failed one before its time; for one without steps, a batch
+-- that has a step. p_asks is a condition inside of them. Inlined: no SET.
+create or replace function pgqueue._ahead_of_payload(
+    p_asks boolean, p_queue text, p_key text, p_task text, p_limit_key text, p_is_new boolean, p_has_steps boolean,
+    p_now timestamptz
+)
+returns table (id bigint)
+language sql
+stable
+parallel safe
+rows 1
+as $$
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and x.key is not null
+            and x.blocked_on = '@jobs'
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key
+        limit 1
+    )
+    union all
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and p_is_new
+            and x.key is not null
+            and x.state in ('waiting', 'failed')
+            and x.reservation > 0
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.ready_at > p_now
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key, x.ready_at
+        limit 1
+    )
+    union all
+    (
+        select x.id
+        from pgqueue.jobs x
+        where p_asks
+            and p_has_steps is null
+            and x.key is not null
+            and x.has_steps
+            and x.queue = p_queue
+            and x.key = p_key
+            and x.task = p_task
+            and x.limit_key is not distinct from p_limit_key
+        order by x.queue, x.key
+        limit 1
+    )
+    limit 1
+$$;
+
+comment on function pgqueue._ahead_of_payload(boolean, text, text, text, text, boolean, boolean, timestamptz) is
+    'Private: a payload of its key, in no batch with it, that a payload of an accumulating task waits for.';
+
+create or replace function pgqueue._payloads_to_read(p_jobs pgqueue.candidate[], p_free integer)
+returns integer
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_size integer := (
+        select max(t.batch_size) from pgqueue.effective_tasks t where t.accumulate and t.name = any (array(select c.task from unnest(p_jobs) c))
+    );
+begin
+    return case when v_size > 1 then greatest(20, p_free, least(500, p_free * 4 * v_size)) else p_free end;
+end
+$$;
+
+comment on function pgqueue._payloads_to_read(pgqueue.candidate[], integer) is
+    'Private: how many jobs a claim reads before it knows which payloads share its slots.';
+
+-- In order. A job takes a slot, or, as a payload that is not the first of its batch, shares that of the first.
+create or replace function pgqueue._share_slots(
+    p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer
+)
+returns pgqueue.start[]
+language plpgsql
+stable
+parallel unsafe
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return array(
+        select row(s.row_ctid, s.kind, s.slot, s.opens)::pgqueue.start
+        from (
+            select o.row_ctid, o.kind, o.opens, o.n, min(o.slot) over (partition by o.batch) as slot
+            from (
+                select
+                    b.*,
+                    sum(b.opens::integer) over (order by b.n) as slot,
+                    case when b.size is null then b.n::text else concat_ws(' ', (b.place - 1) / b.size, b.size, b.task) end as batch
+                from (
+                    select k.*, k.size is null or (k.place - 1) % k.size = 0 as opens
+                    from (
+                        select
+                            c.row_ctid, c.task, c.n, f.size,
+                            case when f.size is not null then 'gather' when c.key is not null then 'keyed' else 'plain' end as kind,
+                            row_number() over (partition by c.task, f.size order by c.n) as place
+                        from unnest(p_jobs) with ordinality
+                            c (row_ctid, id, queue, task, key, limit_key, is_expired, is_limited, n)
+                        left join unnest(p_firsts, p_sizes) f (row_ctid, size) on f.row_ctid = c.row_ctid
+                    ) k
+                ) b
+            ) o
+        ) s
+        where s.slot <= p_free
+        order by s.n
+    );
+end
+$$;
+
+comment on function pgqueue._share_slots(pgqueue.candidate[], tid[], integer[], integer) is
+    'Private: gives jobs their slots, up to batch_size keys of an accumulating task to each; those without a slot are left out.';
