@@ -1,10 +1,9 @@
--- The fast path of an end: one job that succeeded, moved to history by one small statement.
+-- The small end: one job that succeeded, moved to history by one small statement.
 --
 -- Where jobs come one by one, most of the server's time for an end is spent on starting statements and functions, and
--- _finish, which takes many jobs with any outcome, has large ones. This path costs a third less CPU. It serves any job without
--- steps, as long as no job was ever made to depend on another. What the job leaves behind, the next of its key for
--- example, is settled as in the long way (_follow_ends). Both write the same row of history (tests/sql/test_fast_path.py
--- compares them), and set pgqueue.fast_path = off forces the long way.
+-- _finish, which takes many jobs with any outcome, has large ones. This one costs a third less CPU. It serves any job without
+-- steps and children. What the job leaves behind, the next of its key for example, is settled as in the long way
+-- (_follow_ends). Both write the same row of history (tests/sql/test_end_one.py compares them).
 --
 -- Locks the row of the job. If another session has locked it, or a row of what it leaves behind, this gives up after a
 -- millisecond: the long way knows how long its caller may wait. True: the job has ended. False: nothing was changed, go
@@ -24,12 +23,10 @@ declare
     v_now timestamptz := pgqueue._clock();
     -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_may_have_children boolean := pgqueue._has_notes();
     v_gone record;
     v_has_ended boolean;
 begin
-    if coalesce(current_setting('pgqueue.fast_path', true), '') = 'off' or pgqueue._has_notes() then
-        return false;
-    end if;
     begin
         with gone as (
             delete from pgqueue.jobs j
@@ -37,6 +34,17 @@ begin
                 and j.reservation = p_reservation
                 and j.state = v_executing
                 and num_nonnulls(j.has_steps, j.depends_on) = 0
+                -- History keeps a job with children longer: the long way knows how long. A scalar, and an order: see _has_children.
+                and (
+                    not v_may_have_children
+                    or (
+                        select true
+                        from pgqueue.dependencies d
+                        where d.parent between p_job_id and p_job_id
+                        order by d.parent, d.child
+                        limit 1
+                    ) is null
+                )
             returning
                 j.id, j.reservation, j.run_at, j.created_at, j.reserved_at, j.retention, j.attempts, j.max_attempts, j.losses,
                 j.priority, j.queue, j.task, j.key, j.reserved_by, j.tags, j.args, j.headers, j.errors, j.retry, j.score,
@@ -69,17 +77,33 @@ begin
         )
         select
             row(g.id, g.task, g.queue, g.key, g.limit_key, g.dedupe, g.group_id, g.followers, null)::pgqueue.ended_job as job,
-            num_nonnulls(g.key, g.dedupe, g.group_id, g.followers) > 0
-                or exists (select from pgqueue.limits l where l.kind in ('task', 'key', 'limit_key')) as leaves_more
+            num_nonnulls(g.dedupe, g.group_id, g.followers, g.limit_key) > 0
+                or exists (select from pgqueue.limits l where l.kind = 'task' and l.target = g.task)
+                or (g.key is not null and exists (select from pgqueue.limits l where l.kind = 'key')) as leaves_more,
+            g.queue, g.key
         into v_gone
         from gone g;
         if v_gone.leaves_more then
             perform pgqueue._follow_ends(array[v_gone.job], true, 'succeeded', null);
+        elsif v_gone.key is not null then
+            perform pgqueue._release_next(array[v_gone.queue], array[v_gone.key], array[p_job_id]);
         end if;
         -- Not IS NOT NULL, which asks that each field of the row has a value.
         v_has_ended := not (v_gone.job is null);
-        if v_has_ended and pgqueue._has_notes() then
-            -- A job was made to depend on this one meanwhile.
+        -- A job may have been made to depend on this one meanwhile. An old snapshot does not show it.
+        if v_has_ended
+            and pgqueue._has_notes()
+            and (
+                pgqueue._old_snapshot()
+                or (
+                    select true
+                    from pgqueue.dependencies d
+                    where d.parent between p_job_id and p_job_id
+                    order by d.parent, d.child
+                    limit 1
+                )
+            )
+        then
             perform pgqueue._end_parents(array[p_job_id], 'succeeded');
         end if;
     exception when lock_not_available or deadlock_detected or check_violation then
