@@ -31,6 +31,7 @@ NAMES = (
     "sampling",
     "schedules",
     "keys",
+    "rules",
     "workflows",
     "pages",
     "samples",

@@ -144,7 +144,7 @@ create or replace function pgqueue._draws_slots(p_queues text[], p_weights integ
 returns boolean
 language plpgsql
 stable
-parallel unsafe
+parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
 begin
