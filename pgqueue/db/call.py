@@ -85,27 +85,32 @@ async def perform_async(connection: psycopg.AsyncConnection[Any], call: Call[T])
 class _Text(Loader):
     """Reads text where client_encoding is SQL_ASCII, for which psycopg returns bytes."""
 
-    format = pq.Format.BINARY
-
     def load(self, data: Buffer) -> str:
         return bytes(data).decode(errors="backslashreplace")
 
 
-def _adapters(loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
+class _BinaryText(_Text):
+    format = pq.Format.BINARY
+
+
+def _adapters(*loaders: Mapping[str, type[Loader]]) -> AdaptersMap:
     # As psycopg makes its own when it is imported.
     adapters = AdaptersMap(types=types)
     register_default_adapters(adapters)
     register_dbapi20_adapters(adapters)
     register_all_arrays(adapters)
     set_json_loads(json.loads, adapters)
-    for name, loader in loaders.items():
-        adapters.register_loader(name, loader)
+    for each in loaders:
+        for name, loader in each.items():
+            adapters.register_loader(name, loader)
     adapters.register_dumper(Texts, TextsDumper)
     return adapters
 
 
-_PLAIN = _adapters({})
-_ASCII = _adapters(dict.fromkeys(("text", "varchar", "name", "bpchar"), _Text))
+_TEXTS = ("text", "varchar", "name", "bpchar")
+_PLAIN = _adapters()
+# What copy.py asks around a COPY comes as text.
+_ASCII = _adapters(dict.fromkeys(_TEXTS, _Text), dict.fromkeys(_TEXTS, _BinaryText))
 # Both loaders are compiled if psycopg is.
 _RAW = _adapters({"jsonb": ByteaBinaryLoader, "timestamptz": Int8BinaryLoader})
 
