@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,9 @@ log = logging.getLogger("pgqueue.worker")
 # A crashed worker is started again this many times within this many seconds; after that the host gets its error.
 _RESTARTS = 3
 _WITHIN = 60.0
+
+# Seconds before the first of these starts; they double.
+_FIRST_PAUSE = 0.1
 
 # Seconds that the host waits for the worker's start. A database that cannot be reached must not keep a web application
 # from starting, or from being stopped: the worker goes on trying.
@@ -65,7 +68,7 @@ class WorkerLifespan:
         self._settings = settings
         self._worker = self._make()
         self._serving: asyncio.Task[None] | None = None
-        self._stops = False
+        self._stopping = asyncio.Event()
 
     def __call__(self, application: object = None) -> AbstractAsyncContextManager[None]:
         """Return this worker as the lifespan of a web application."""
@@ -73,7 +76,7 @@ class WorkerLifespan:
 
     async def __aenter__(self) -> WorkerLifespan:
         """Start the worker. Raises the error that prevents the start."""
-        self._stops = False
+        self._stopping = asyncio.Event()
         self._worker = self._make()
         host = asyncio.current_task()
         starting = asyncio.create_task(self._worker.started.wait())
@@ -102,7 +105,7 @@ class WorkerLifespan:
                 # It is our own cancellation: see _serve.
                 host.uncancel()
             self._serving.result()
-        self._stops = True
+        self._stopping.set()
         self._worker.stop()
         await self._serving
 
@@ -133,7 +136,7 @@ class WorkerLifespan:
                 crashes = [*(each for each in crashes if each > now - _WITHIN), now]
                 if not self._worker.started.is_set() and len(crashes) == 1:
                     raise
-                if self._stops:
+                if self._stopping.is_set():
                     raise
                 if len(crashes) > _RESTARTS:
                     log.exception(
@@ -143,5 +146,9 @@ class WorkerLifespan:
                         host.cancel()
                     raise
                 log.exception("the worker crashed (%s) and is started again", type(error).__name__)
-                await asyncio.sleep(2.0 ** (len(crashes) - 1) / 10)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST_PAUSE * 2 ** (len(crashes) - 1)):
+                        await self._stopping.wait()
+                if self._stopping.is_set():
+                    return
                 self._worker = self._make()

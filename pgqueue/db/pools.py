@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import tuple_row
 
+from pgqueue import forks
+
 if TYPE_CHECKING:
     from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -47,7 +49,9 @@ class Pools:
                 # Most workers need none: the import costs 20 ms.
                 from psycopg_pool import ConnectionPool  # noqa: PLC0415
 
-                self._sync = ConnectionPool(self._dsn, reset=self._reset, open=True, **self._sizes())
+                self._sync = ConnectionPool(
+                    self._dsn, reset=self._reset, configure=forks.keep_socket, open=True, **self._sizes()
+                )
             pool = self._sync
         if check:
             pool.check()
@@ -65,7 +69,9 @@ class Pools:
         if self._async is None:
             from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415
 
-            self._async = AsyncConnectionPool(self._dsn, reset=self._reset_async, open=False, **self._sizes())
+            self._async = AsyncConnectionPool(
+                self._dsn, reset=self._reset_async, configure=_keep_socket, open=False, **self._sizes()
+            )
         # Does nothing where it is open.
         await self._async.open()
         if check:
@@ -84,7 +90,9 @@ class Pools:
         if self._async is not None:
             await self._async.close(timeout=_CLOSE_WITHIN)
         if self._sync is not None:
-            await asyncio.to_thread(self._sync.close, timeout=_CLOSE_WITHIN)
+            # asyncio's own threads may all be taken by handlers.
+            closing = asyncio.ensure_future(asyncio.to_thread(self._sync.close, timeout=_CLOSE_WITHIN))
+            await asyncio.wait({closing}, timeout=2 * _CLOSE_WITHIN)
 
     def _threshold(self) -> int | None:
         return 5 if self._prepares() else None
@@ -108,3 +116,7 @@ class Pools:
 
     def _reset_either(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         connection.row_factory = tuple_row
+
+
+async def _keep_socket(connection: psycopg.AsyncConnection[Any]) -> None:
+    forks.keep_socket(connection)

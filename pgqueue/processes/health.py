@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from pgqueue import metrics
+from pgqueue import forks, metrics
 from pgqueue.errors import ConfigError
 from pgqueue.worker.counts import Entry
 
@@ -40,6 +40,7 @@ class Health:
         self._status = status
         self._ended = ended
         self._server: asyncio.Server | None = None
+        self._listening: list[_Listening] = []
         self._open = 0
 
     async def start(self, host: str, port: int) -> int:
@@ -53,6 +54,9 @@ class Health:
                 else f"{port} is no port",
                 hint="give another --health-port or --health-host",
             ) from error
+        self._listening = [_Listening(each) for each in self._server.sockets]
+        for listening in self._listening:
+            forks.keep_socket(listening)
         found = int(self._server.sockets[0].getsockname()[1])
         log.info("health at http://%s:%d/status", f"[{host}]" if ":" in host else host, found)
         return found
@@ -114,3 +118,14 @@ class Health:
                 metrics.as_text(metrics.of_workers(status, self._ended())),
             )
         return HTTPStatus.NOT_FOUND, "text/plain", b"there are /live, /ready, /status and /metrics\n"
+
+
+class _Listening:
+    """A socket that listens; asyncio's own object for it cannot be referred to weakly."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def fileno(self) -> int:
+        number: int = self._transport.fileno()
+        return number

@@ -20,6 +20,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pgqueue.config import WorkerConfig
@@ -28,6 +29,7 @@ from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
 from pgqueue.worker.counts import Totals
+from pgqueue.worker.loops import Loop, keep_running
 
 log = logging.getLogger("pgqueue.supervisor")
 
@@ -109,9 +111,10 @@ class Supervisor:
         if health is not None:
             await serving.start(*health)
         self._handle_signals()
-        background = [asyncio.create_task(self._check_forever())]
+        loops: dict[str, Loop] = {"checking": self._check_forever}
         if manager is not None:
-            background.append(asyncio.create_task(manager.notify_forever(self.status)))
+            loops["service manager"] = partial(manager.notify_forever, self.status)
+        background = [keep_running(name, loop, self._config.name, lambda: True) for name, loop in loops.items()]
         try:
             code = await self._start_first()
             if code is None:

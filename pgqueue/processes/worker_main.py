@@ -7,25 +7,31 @@ import gc
 import logging
 import os
 import signal
-import sys
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from typing import Any
 
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
-from pgqueue.worker import Worker, identity
+from pgqueue.worker import Worker, identity, operator_signals
+from pgqueue.worker.ending import end_after, end_now
 from pgqueue.worker.fleet import Fleet
+from pgqueue.worker.loops import Loop, keep_running
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds that the interpreter may take to end once the worker has.
+# Seconds that asyncio tasks of handlers have to end once the worker has, and the interpreter after that.
+_TASKS_END_WITHIN = 1.0
 _PATIENCE = 5.0
+
+# The exit code when the worker raises.
+_CANNOT_START = 2
 
 # New objects between collections, where the application has left the number as CPython sets it. A job makes some ten,
 # most of which live until its end is stored: at 700 they are looked at again and again.
@@ -53,7 +59,6 @@ def run_worker(
     code = asyncio.run(_run(app, dsns, config, listen_dsns, health, pipe, manager))
     if _is_guest.get():
         return code
-    _end_soon(code)
     if code:
         # Threads that still run a handler would keep the process from ending; their jobs have ended.
         end_now(code)
@@ -76,7 +81,7 @@ def guest() -> Iterator[None]:
 
 
 _is_guest: ContextVar[bool] = ContextVar("pgqueue_worker_is_guest", default=False)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGPIPE)
 
 
 def _spare_collections() -> None:
@@ -89,14 +94,6 @@ def _spare_collections() -> None:
     threshold, *others = gc.get_threshold()
     if threshold in _THRESHOLDS:
         gc.set_threshold(_THRESHOLD, *others)
-
-
-def end_now(code: int) -> None:
-    """End this process, even if threads still run in it."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
 
 
 async def _run(
@@ -112,37 +109,57 @@ async def _run(
     worker.handle_signals()
     serving = Health(worker.status, worker.counts.entries)
     background: list[asyncio.Task[None]] = []
+    over = False
+
+    def kept(name: str, loop: Loop) -> asyncio.Task[None]:
+        return keep_running(name, loop, config.name, lambda: over)
+
+    code = _CANNOT_START
     try:
         if pipe is not None:
             # The name as the supervisor makes it: its own, a colon and a number.
             identity.set_supervisor(pipe.name.rpartition(":")[0], os.getppid())
             worker.record_running_jobs(pipe.open_running_jobs())
             pipe.carry_out(worker.retire)
-            background.append(asyncio.create_task(_report(worker, pipe), name="pgqueue-reports"))
+            background.append(kept("reports", partial(_report, worker, pipe)))
         if health is not None:
             await serving.start(*health)
         if manager is not None:
-            background.append(asyncio.create_task(manager.notify_forever(worker.status), name="pgqueue-manager"))
+            background.append(kept("service manager", partial(manager.notify_forever, worker.status)))
         await worker.run()
         if pipe is not None:
             pipe.report(worker.status())
             pipe.report_ends(worker.counts)
-        return worker.exit_code
+        code = worker.exit_code
+        return code
     finally:
-        _ignore_signals()
+        over = True
+        operator_signals.ignore()
         serving.close()
         for each in background:
             each.cancel()
         # A thread of asyncio.to_thread() that hangs would hang the loop's end.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        if not _is_guest.get():
+            why = "a thread or a process that a handler has started keeps this process: ending without it"
+            end_after(_PATIENCE, code, why)
+            await _end_tasks(code)
 
 
-def _ignore_signals() -> None:
-    # The loop's end gives TERM its default back: one that comes then would kill a process that has ended well.
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if loop.remove_signal_handler(number):
-            signal.signal(number, signal.SIG_IGN)
+async def _end_tasks(code: int) -> None:
+    """End the asyncio tasks that handlers have left, for asyncio.run() would wait for them without a limit."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=_TASKS_END_WITHIN)
+    if left:
+        names = ", ".join(sorted({_name(task) for task in left})[:5])
+        end_now(code, f"{len(left)} asyncio tasks catch their cancellation: ending without them ({names})")
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return getattr(task.get_coro(), "__qualname__", "") or task.get_name()
 
 
 async def _report(worker: Worker | Fleet, pipe: ControlPipe) -> None:
@@ -154,15 +171,3 @@ async def _report(worker: Worker | Fleet, pipe: ControlPipe) -> None:
         await reports
     finally:
         reports.cancel()
-
-
-def _end_soon(code: int) -> None:
-    """End this process in some seconds, even if a thread or a child process of a handler still runs."""
-
-    def end() -> None:
-        log.warning("a thread or a process that a handler has started keeps this process: ending without it")
-        end_now(code)
-
-    guard = threading.Timer(_PATIENCE, end)
-    guard.daemon = True
-    guard.start()

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.json import set_json_loads
 
+from pgqueue import forks
 from pgqueue.db import sessions
 from pgqueue.db.call import Call, perform_async
 from pgqueue.db.json import from_json
@@ -200,6 +201,7 @@ async def connect(dsn: str, *, prepare: bool = True) -> psycopg.AsyncConnection[
             dsn, autocommit=True, prepare_threshold=2 if prepare else None, options=options or None
         )
     set_json_loads(from_json, connection)
+    forks.keep_socket(connection)
     return connection
 
 

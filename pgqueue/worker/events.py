@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from pgqueue.app import App
 from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job
 from pgqueue.worker.counts import Counts
+from pgqueue.worker.ending import within
 from pgqueue.worker.held import Held
+
+log = logging.getLogger("pgqueue.worker")
 
 # Seconds that the hooks for the worker's end have.
 _STOP_HOOKS = 5.0
@@ -62,16 +65,13 @@ class Events:
 
     async def stop(self) -> None:
         """Call the hooks for the worker's end, when those for its start were called."""
-        if not self._is_started:
-            return
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_HOOKS):
-                await asyncio.gather(*self._calls)
-                await self._lifetime.stop()
+        if not await within(_STOP_HOOKS, self._stop_hooks()):
+            log.warning("hooks of the worker have not ended within %g s: ending without them", _STOP_HOOKS)
 
-    async def error(self, error: Exception, where: str) -> None:
-        """Report an error outside handlers."""
-        await self._app.call("error", error, where)
+    def error(self, error: Exception, where: str) -> None:
+        """Report an error outside handlers. The hooks run beside what met it, which does not wait for them."""
+        if self._app.has("error"):
+            self._call_later(self._app.call("error", error, where))
 
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         """Report an event of a job."""
@@ -95,6 +95,11 @@ class Events:
         """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""
         if self._app.has("dead"):
             self._call_later(self._app.call("dead", dead_of(job_of(held), held)))
+
+    async def _stop_hooks(self) -> None:
+        await asyncio.gather(*self._calls)
+        if self._is_started:
+            await self._lifetime.stop()
 
     def _call_later(self, hooks: Coroutine[Any, Any, None]) -> None:
         call = asyncio.create_task(hooks, name="pgqueue-hooks")

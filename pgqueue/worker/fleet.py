@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pgqueue.app import App
@@ -18,6 +19,7 @@ from pgqueue.logs import one_line
 from pgqueue.worker import concurrency, memory, operator_signals
 from pgqueue.worker.counts import Entry
 from pgqueue.worker.events import Lifetime
+from pgqueue.worker.loops import keep_running
 from pgqueue.worker.running_jobs import RunningJobs
 from pgqueue.worker.slots import Slots
 from pgqueue.worker.worker import REPLACE_ME, Worker
@@ -152,7 +154,12 @@ class Fleet:
 
     def handle_signals(self) -> None:
         """Handle the signals of an operator, on the running loop: see `operator_signals`."""
-        operator_signals.handle(self, lambda: [worker.handlers for worker in self._present()], self._stopping.is_set)
+        operator_signals.handle(
+            self,
+            lambda: [worker.handlers for worker in self._present()],
+            self._stopping.is_set,
+            self.config.shutdown_timeout,
+        )
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record in this table what handlers run, for the supervisor of this process."""
@@ -193,22 +200,22 @@ class Fleet:
         tasks = [asyncio.create_task(self._serve(place), name=f"pgqueue-{place.name}") for place in self._places]
         adapting: asyncio.Task[None] | None = None
         if (low := self.config.min_concurrency) is not None:
-            adapting = asyncio.create_task(
-                concurrency.adapt_forever(
-                    self._slots,
-                    low,
-                    self.config.concurrency,
-                    lambda: any(worker.wants for worker in self._present()),
-                    self._slots.freed,
-                )
+            wanted = partial(
+                concurrency.adapt_forever,
+                self._slots,
+                low,
+                self.config.concurrency,
+                lambda: any(worker.wants for worker in self._present()),
+                self._slots.freed,
             )
+            adapting = keep_running("concurrency", wanted, self.config.name, self._stopping.is_set)
         try:
             await self._until_settled()
             await asyncio.gather(*tasks)
         finally:
+            self.stop()
             if adapting is not None:
                 adapting.cancel()
-            self.stop()
             await asyncio.gather(*tasks, return_exceptions=True)
         return self.exit_code == 0
 

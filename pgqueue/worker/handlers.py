@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, TypeVar, cast
 
+from pgqueue import forks
 from pgqueue.app import App
 from pgqueue.db.json import Unreadable, read_time, to_result
 from pgqueue.job import Flag, Job, State, Surroundings, set_current
@@ -58,10 +60,12 @@ class Handlers:
         self._on_end = on_end
         self._threads: Threads | None = None
         self._closed = False
+        self._forks = forks.depth
 
     def start(self) -> None:
         """From now on each job starts in the present context."""
         self._isolation = Isolation(asyncio.get_running_loop())
+        self._forks = forks.depth
 
     @cached_property
     def _isolation(self) -> Isolation:
@@ -215,7 +219,11 @@ class Handlers:
         return self._call_function(held, task)
 
     def _call_function(self, held: Held, task: Task[Any, Any]) -> object:
-        return self._function(task)(**self._arguments(held, task))
+        try:
+            return self._function(task)(**self._arguments(held, task))
+        finally:
+            if forks.depth != self._forks:
+                forks.end_child(sys.exc_info()[1])
 
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
         return self.functions.get(task.name, task.function)
@@ -377,16 +385,20 @@ class Handlers:
         self._started_task(held)
         try:
             self._enter(held)
-            given = self._arguments(held, task)
             if self.around is None:
-                held.outcome = await self._function(task)(**given), None
+                held.outcome = await self._function(task)(**self._arguments(held, task)), None
                 return
-            call = partial(self._function(task), **given)
+            call: Callable[[], Any] = partial(self._call_function, held, task)
+            if task.is_async:
+                call = partial(self._function(task), **self._arguments(held, task))
             in_thread, set_runner = partial(self._in_thread, held), partial(_set_runner, held)
             held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
             held.outcome = None, error
+        finally:
+            if forks.depth != self._forks:
+                forks.end_child(None if held.outcome is None else held.outcome[1])
 
     async def _await(self, held: Held, result: Awaitable[object]) -> None:
         self._started_task(held)

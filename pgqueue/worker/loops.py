@@ -7,24 +7,35 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 
-from pgqueue.worker.events import Events
-
 log = logging.getLogger("pgqueue.worker")
 
 Loop = Callable[[], Awaitable[None]]
 
 
-def keep_running(name: str, loop: Loop, worker: str, events: Events) -> asyncio.Task[None]:
-    """Run a loop as a task until it returns. When it raises, report that, and start it again after about a second."""
+def keep_running(
+    name: str,
+    loop: Loop,
+    worker: str,
+    is_over: Callable[[], bool],
+    on_error: Callable[[Exception, str], object] = lambda error, where: None,
+) -> asyncio.Task[None]:
+    """Run a loop as a task until it returns. When it raises, report that, and start it again after about a second.
+
+    So is one that is cancelled before `is_over`, as by code of a handler that cancels all asyncio tasks.
+    """
 
     async def run() -> None:
         while True:
             try:
                 await loop()
                 return
+            except asyncio.CancelledError:
+                if is_over():
+                    raise
+                log.error("the %s loop of worker %s was cancelled by code outside; it starts again", name, worker)
             except Exception as error:
                 log.exception("the %s loop of worker %s crashed; it starts again", name, worker)
-                await events.error(error, f"{name} loop")
-                await asyncio.sleep(random.uniform(0.5, 1.5))
+                on_error(error, f"{name} loop")
+            await asyncio.sleep(random.uniform(0.5, 1.5))
 
     return asyncio.create_task(run(), name=f"pgqueue-{name}")

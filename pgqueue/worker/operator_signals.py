@@ -1,18 +1,29 @@
-"""Handle the signals of an operator."""
+"""Handle the signals of an operator.
+
+Python handles them itself, between two steps of the main thread, and not the event loop: so they are heard while a
+handler blocks the loop, and there is no descriptor into which the child of a fork could write the signals that it gets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Protocol
 
+from pgqueue import forks
 from pgqueue.worker import stack_dump
+from pgqueue.worker.ending import end_after, end_now
 from pgqueue.worker.handlers import Handlers
 
 log = logging.getLogger("pgqueue.worker")
+
+# Seconds beyond its shutdown timeout, after which a worker that a signal has stopped ends whatever still holds it: as
+# its supervisor would kill it.
+_GRACE = 15.0
 
 
 class Controls(Protocol):
@@ -23,38 +34,66 @@ class Controls(Protocol):
     def resume(self) -> None: ...
 
 
-def handle(worker: Controls, handlers: Callable[[], Sequence[Handlers]], is_stopping: Callable[[], bool]) -> None:
-    """Handle signals on the running loop. `handlers` returns what runs handlers in this process.
+def handle(
+    worker: Controls,
+    handlers: Callable[[], Sequence[Handlers]],
+    is_stopping: Callable[[], bool],
+    shutdown_timeout: float,
+) -> None:
+    """Handle signals in this process, whose main thread runs the event loop. `handlers` returns what runs handlers.
 
     TERM, INT and HUP: stop; a second TERM or INT: end at once, leaving what runs to its leases. USR1: be quiet; USR2:
     resume. TTIN: log the stacks of all threads and tasks. HUP stays ignored where it is (nohup).
     """
+    loop = asyncio.get_running_loop()
     received: list[int] = []
 
-    def on_signal(number: int) -> None:
-        if received:
-            log.warning("second signal: ending at once; jobs that run come back when their leases lapse")
-            logging.shutdown()
-            os._exit(128 + number)
-        received.append(number)
-        log.info("%s: reserving no more jobs", signal.Signals(number).name)
-        worker.stop()
+    def on_loop(call: Callable[..., object], *args: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(call, *args)
 
-    def on_hangup() -> None:
+    def stop(number: int) -> None:
         if not is_stopping():
-            log.info("SIGHUP: reserving no more jobs")
+            log.info("%s: reserving no more jobs", signal.Signals(number).name)
             worker.stop()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        loop.add_signal_handler(signal.SIGHUP, on_hangup)
-    loop.add_signal_handler(signal.SIGUSR1, worker.be_quiet)
-    loop.add_signal_handler(signal.SIGUSR2, worker.resume)
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGHUP and received:
+            why = "second signal: ending at once; jobs that run come back when their leases lapse"
+            # In a thread: this one may be in the middle of a write to the log.
+            threading.Thread(target=end_now, args=(128 + number, why), daemon=True).start()
+            return
+        if number != signal.SIGHUP:
+            received.append(number)
+        if not is_stopping():
+            why = f"the worker has not ended {_GRACE:g} s after its shutdown timeout: ending without what holds it"
+            _guards.append(end_after(shutdown_timeout + _GRACE, 1, why))
+        on_loop(stop, number)
+
+    def on_control(number: int, _frame: FrameType | None) -> None:
+        on_loop(worker.be_quiet if number == signal.SIGUSR1 else worker.resume)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            _set(number, on_signal)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        _set(number, on_control)
+    forks.keep_signal(signal.SIGTTIN)
     stack_dump.dump_on(
         signal.SIGTTIN,
         loop,
         lambda task: "".join(str(each.in_tasks.get(task, "")) for each in handlers()),
         lambda ident: "".join(str(each.in_threads.get(ident, "")) for each in handlers()),
     )
+
+
+def ignore() -> None:
+    """Ignore the signals that stop a worker: one that comes when it has ended must not make that look like a crash."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _set(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
+    forks.keep_signal(number)
+    signal.signal(number, handler)

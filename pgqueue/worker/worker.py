@@ -43,6 +43,9 @@ from pgqueue.worker.watches import Progress, share_forever, watch_timeouts_forev
 
 log = logging.getLogger("pgqueue.worker")
 
+# Seconds that the start has to end when the worker is stopped meanwhile.
+_START_HOOKS = 5.0
+
 # The exit code of a process that is to be replaced: EX_TEMPFAIL.
 REPLACE_ME = 75
 
@@ -194,7 +197,9 @@ class Worker:
 
     def handle_signals(self) -> None:
         """Handle the signals of an operator, on the running loop: see `operator_signals`."""
-        operator_signals.handle(self, lambda: [self.handlers], self._state.stopping.is_set)
+        operator_signals.handle(
+            self, lambda: [self.handlers], self._state.stopping.is_set, self.config.shutdown_timeout
+        )
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record running handlers in this table, for the supervisor of this process."""
@@ -236,7 +241,7 @@ class Worker:
         try:
             return await self._run()
         except Exception as error:
-            await self._events.error(error, "worker")
+            self._events.error(error, "worker")
             raise
         finally:
             await self._events.stop()
@@ -256,6 +261,7 @@ class Worker:
             return clean
         finally:
             self._watchdog.stop()
+            self._state.stop()
             if self._slots is not None:
                 self._slots.leave(self)
             for loop in loops:
@@ -292,7 +298,8 @@ class Worker:
             loops["concurrency"] = lambda: concurrency.adapt_forever(
                 self._runner, low, config.concurrency, lambda: self._claimer.jobs_wait, self._state.freed.set
             )
-        return [keep_running(name, loop, config.name, self._events) for name, loop in loops.items()]
+        is_over = self._state.stopping.is_set
+        return [keep_running(name, loop, config.name, is_over, self._events.error) for name, loop in loops.items()]
 
     async def _has_started(self) -> bool:
         """Start, unless the worker is stopped while it still waits for the server."""
@@ -308,7 +315,8 @@ class Worker:
         finally:
             for each in (starting, stopping):
                 each.cancel()
-            await asyncio.gather(starting, stopping, return_exceptions=True)
+            # A hook for the start may go on.
+            await asyncio.wait({asyncio.gather(starting, stopping, return_exceptions=True)}, timeout=_START_HOOKS)
             if not started and self._identity.has_name:
                 await self._shutdown.leave()
 

@@ -21,6 +21,7 @@ from pgqueue import App
 from pgqueue.config import WorkerConfig, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.schema.migrate import migrate
+from pgqueue.worker import concurrency
 from pgqueue.worker import fleet as fleet_module
 from pgqueue.worker.fleet import Fleet
 from pgqueue.worker.slots import Slots
@@ -359,6 +360,22 @@ async def test_a_range_of_slots_moves_for_all_databases_together(
         assert gate.running == {"a": 5, "b": 5}
         gate.go.set()
         await wait_until_async(lambda: fleet.status()["concurrency"] == 2, 60)
+
+
+async def test_the_loop_that_moves_the_slots_is_logged_and_started_again_when_it_crashes(
+    database: Database, second: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    async def crash(*_: object) -> None:
+        calls.append(len(calls))
+        raise ArithmeticError("an error of the loop")
+
+    monkeypatch.setattr(concurrency, "adapt_forever", crash)
+    async with serving(App(), database.dsn, second.dsn, min_concurrency=2, concurrency=4):
+        await wait_until_async(lambda: len(calls) > 1)
+    assert "the concurrency loop of worker" in caplog.text
+    assert "an error of the loop" in caplog.text
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")])

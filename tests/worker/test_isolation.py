@@ -198,6 +198,28 @@ async def test_slots_that_end_are_replaced_and_logged(
     assert "a slot ended before its worker (cancelled) and is replaced" in caplog.text
 
 
+async def test_loops_of_the_worker_that_a_handler_cancels_are_logged_and_started_again(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    loops = ("claiming", "finishing", "leases", "lease clock", "heartbeat", "commands", "listening", "timeouts")
+
+    @app.task
+    async def sweep() -> None:
+        for each in asyncio.all_tasks():
+            if each.get_name().removeprefix("pgqueue-") in loops:
+                each.cancel()
+
+    @app.task
+    async def quick() -> None: ...
+
+    async with working(app, database.dsn):
+        assert await done(conn, enqueue(conn, "sweep"), timeout=60) == ["succeeded"]
+        assert await done(conn, *[enqueue(conn, "quick") for _ in range(3)], timeout=60) == ["succeeded"] * 3
+        for loop in loops:
+            assert f"the {loop} loop of worker" in caplog.text
+
+
 async def test_what_a_handler_sets_on_the_loop_ends_with_its_job(database: Database, conn: psycopg.Connection) -> None:
     app = App()
     loop = asyncio.get_running_loop()
@@ -218,16 +240,15 @@ async def test_an_event_loop_that_a_sync_handler_leaves_on_its_thread_ends_with_
 ) -> None:
     app = App()
     ran: list[str] = []
-    ran_on: list[object] = []
-
-    async def rest() -> None:
-        ran.append("the rest of another job")
+    left: list[asyncio.AbstractEventLoop] = []
 
     @app.task
     def leaves() -> None:
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        ran_on.append(loop.create_task(rest()))
+        # It would run on in the next job.
+        loop.call_soon(ran.append, "the rest of another job")
+        left.append(loop)
 
     @app.task
     def follows() -> None:
@@ -240,3 +261,4 @@ async def test_an_event_loop_that_a_sync_handler_leaves_on_its_thread_ends_with_
         await done(conn, enqueue(conn, "leaves"))
         await done(conn, enqueue(conn, "follows"))
     assert ran == ["no loop"]
+    left[0].close()

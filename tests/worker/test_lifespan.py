@@ -110,6 +110,16 @@ async def test_a_crash_is_survived(database: Database, monkeypatch: pytest.Monke
         assert await done(conn, quick.enqueue(conn)) == ["succeeded"]
 
 
+async def test_the_block_ends_while_a_crashed_worker_waits_for_its_restart(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pgqueue.lifespan, "_FIRST_PAUSE", 600.0)
+    async with asyncio.timeout(60), worker_lifespan(app, database.dsn) as worker:
+        await crash(worker, monkeypatch, times=1)
+        await wait_until_async(lambda: "the worker crashed (ArithmeticError)" in caplog.text)
+    assert not worker.health().live
+
+
 async def test_one_that_crashes_again_and_again_comes_out_of_the_block(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,3 +236,79 @@ def test_the_log_has_one_line_for_each_change_and_none_for_an_empty_poll(
     [line] = [line for line in worker.log().splitlines() if "is dead" in line]
     for part in (f"quick[{job_id}]", "attempt 1 of 1", " s: TypeError: "):
         assert part in line
+
+
+STUBBORN = """
+    import asyncio, atexit, threading, time
+    import pgqueue.worker.operator_signals
+    from pgqueue import App
+
+    app = App()
+
+    async def goes_on() -> None:
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                print("it was cancelled", flush=True)
+
+    @app.task
+    async def handler() -> None:
+        await goes_on()
+
+    kept = []
+
+    @app.task
+    async def background() -> None:
+        kept.append(asyncio.create_task(goes_on()))
+
+    @app.task
+    async def generator() -> None:
+        async def pages():
+            try:
+                yield 1
+            finally:
+                await goes_on()
+        kept.append(pages())
+        await anext(kept[0])
+
+    @app.task
+    async def blocks() -> None:
+        # Seconds beyond the shutdown timeout.
+        pgqueue.worker.operator_signals._GRACE = 1.0
+        print("it blocks", flush=True)
+        while True:
+            time.sleep(0.1)
+
+    @app.task
+    async def executor() -> None:
+        for _ in range(64):
+            kept.append(asyncio.create_task(asyncio.to_thread(time.sleep, 600)))
+
+    @app.task
+    async def at_exit() -> None:
+        atexit.register(time.sleep, 600)
+
+    @app.on_stop
+    async def stop() -> None:
+        if "hook" in kept:
+            await goes_on()
+
+    @app.task
+    async def hook() -> None:
+        kept.append("hook")
+"""
+
+
+@pytest.mark.parametrize("name", ["handler", "background", "generator", "blocks", "executor", "at_exit", "hook"])
+def test_whatever_a_handler_leaves_behind_the_worker_ends(
+    name: str, tmp_path: Path, conn: psycopg.Connection, start_worker: Start
+) -> None:
+    write_module(tmp_path, STUBBORN)
+    worker = start_worker("-r", "jobs", "--shutdown-timeout", "1").started()
+    job_id = enqueue(conn, name)
+    wait_until(lambda: "it blocks" in worker.log() or state(conn, job_id) in ("succeeded", "executing"))
+    if name not in ("handler", "blocks"):
+        wait_until(lambda: state(conn, job_id) == "succeeded")
+    worker.send(signal.SIGTERM)
+    assert worker.wait(60) == (1 if name in ("handler", "blocks") else 0)
