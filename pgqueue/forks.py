@@ -34,6 +34,11 @@ def keep_signal(number: signal.Signals) -> None:
     _signals.add(number)
 
 
+def forget_signals() -> None:
+    """From now on a child keeps the handlers that this process has."""
+    _signals.clear()
+
+
 def keep_socket(owner: HasFileno) -> None:
     """Close this socket in a child."""
     _sockets.add(owner)

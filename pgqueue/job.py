@@ -148,8 +148,8 @@ class Job:
     `attempt` counts from 1; `reservation` is the fence of this attempt; times are aware datetimes by the database's
     clock. The `Flag` `stopping` is raised when the worker shuts down. The `Flag` `cancelled` is raised when this
     attempt must end: a user cancelled the job, the lease is lost, or the timeout passed; its `reason` names the cause.
-    An async handler is then cancelled as well. A sync one must check the flag; if it returns all the same, the job has
-    succeeded, as long as its lease held.
+    An async handler is then cancelled as well. A sync one ends at its next step, or must check the flag; if it returns
+    all the same, the job has succeeded, as long as its lease held.
 
     All methods may be called in a thread and on the event loop. None blocks, save `step`, `sleep`, `wait` and
     `wait_event`, which block a thread, and are awaited on the loop.
@@ -269,7 +269,8 @@ class Job:
 
             payment = job.step("charge", api.charge, order, idempotency_key=f"{job.id}:charge")
 
-        Raises DuplicateStep, LeaseLost, InvalidArgument for a result that JSON cannot hold.
+        Raises DuplicateStep, LeaseLost, InvalidArgument for a result that JSON cannot hold; and, as `sleep`, `wait` and
+        `wait_event` do, Interrupted when this attempt must end.
         """
         return self._perform(self._steps().step(name, function, args, kwargs))
 
@@ -320,6 +321,8 @@ class Job:
         around = self._state.around
         if around.ask is None or around.ask_from_thread is None:
             raise RuntimeError("steps need a worker: this job was made without one")
+        # Here an attempt ends that nothing else can interrupt: one in a thread, or one that caught its cancellation.
+        self.check()
         try:
             asyncio.get_running_loop()
         except RuntimeError:

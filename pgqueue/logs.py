@@ -55,11 +55,18 @@ def set_up(level: str, style: str, worker: str | None = None) -> None:
     handler = logging.StreamHandler()
     if style == "json":
         handler.setFormatter(JsonLines(worker))
-    elif sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+    elif sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         handler.setFormatter(_Coloured("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(_Plain("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=number, handlers=[handler])
+
+
+def switch_on() -> None:
+    """Switch the loggers of pgqueue on again. `logging.config` disables all loggers that exist when it is called."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "pgqueue":
+            logger.disabled = False
 
 
 class JsonLines(logging.Formatter):

@@ -26,8 +26,8 @@ _WITHIN = 5
 
 
 @contextmanager
-def database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
-    """Yield the DSN to use; start the embedded server where none is configured."""
+def database(explicit: str | None, *, migrated: bool = True, within: Path = Path()) -> Iterator[str]:
+    """Yield the DSN to use; start the embedded server of the directory `within` where none is configured."""
     dsn = find_dsn(explicit)
     if dsn is not None:
         yield dsn
@@ -39,19 +39,19 @@ def database(explicit: str | None, *, migrated: bool = True) -> Iterator[str]:
         )
     directory = embedded.DIRECTORY
     output.message(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", "dim")
-    with embedded_database(directory, migrated=migrated) as dsn:
+    with embedded_database(within / directory, migrated=migrated) as dsn:
         yield dsn
 
 
 @contextmanager
-def databases(explicit: Sequence[str] | None, *, migrated: bool = True) -> Iterator[list[str]]:
+def databases(explicit: Sequence[str] | None, *, migrated: bool = True, within: Path = Path()) -> Iterator[list[str]]:
     """Yield the DSNs to use: several only where the option is repeated."""
     if explicit is not None and len(explicit) > 1:
         found = [check_dsn("--dsn", each) for each in explicit]
         name_databases(found)
         yield found
         return
-    with database(explicit[0] if explicit else None, migrated=migrated) as dsn:
+    with database(explicit[0] if explicit else None, migrated=migrated, within=within) as dsn:
         yield [dsn]
 
 

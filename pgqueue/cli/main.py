@@ -161,9 +161,7 @@ def _version() -> str:
 
 def main() -> NoReturn:
     """Run the command line and exit. Reports an error in one line."""
-    if sys.stdout is None:
-        # stdin, stdout or stderr was closed: no socket must get its number.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A name with a character that the terminal's encoding lacks is shown as an escape.
@@ -194,6 +192,14 @@ def main() -> NoReturn:
         code = 2
     _leave_nothing_to_write()
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """Open stdin, stdout and stderr where they are closed, as some supervisors start daemons: no socket must get
+    their numbers."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def _leave_nothing_to_write() -> None:

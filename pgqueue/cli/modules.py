@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -10,10 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pgqueue
+from pgqueue import logs
 from pgqueue.app import App
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker import django
+
+log = logging.getLogger("pgqueue.worker")
 
 
 def load(modules: list[str]) -> App:
@@ -38,7 +42,17 @@ def load(modules: list[str]) -> App:
             raise ConfigError(f"there is no pgqueue.App in {each!r}", hint="make one: app = pgqueue.App()")
         for app in apps:
             together.include(app)
+    _take_log_back()
     return together
+
+
+def _take_log_back() -> None:
+    """Undo what an import may have done to the log: a worker that says nothing of a dead job helps nobody."""
+    logs.switch_on()
+    level = logging.root.manager.disable
+    if level:
+        logging.disable(logging.NOTSET)
+        log.warning("a module has called logging.disable(%s): the log is on again", logging.getLevelName(level))
 
 
 def _set_django_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +17,11 @@ from pgqueue.cli.options import Dsns, commands, one_of_variable
 from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
+from pgqueue.processes import first_process
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.supervisor import Supervisor
-from pgqueue.processes.worker_main import run_worker
+from pgqueue.processes.worker_main import is_guest, run_worker
 from pgqueue.processes.worker_process import same_command
 from pgqueue.worker.concurrency import parse as parse_concurrency
 from pgqueue.worker.memory import parse as parse_memory
@@ -116,6 +118,8 @@ def worker(
     HUP: the same; with --processes, a rolling restart. USR1: reserve nothing more, and stay; USR2: resume. TTIN: write
     all stacks to the log.
     """
+    if not is_guest():
+        first_process.go_on_in_child()
     pipe, manager = ControlPipe.take(), ServiceManager.take()
     queues, weights = _queues(queue or [])
     low, high = parse_concurrency(concurrency)
@@ -139,8 +143,10 @@ def worker(
     health = None if health_port is None or pipe is not None else (health_host, health_port)
     memory_limit = None if max_memory is None else parse_memory(max_memory)
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
+        here = Path.cwd()
         tasks = load(require or [])
-        with databases(dsn) as found:
+        # A module may have changed the directory.
+        with databases(dsn, within=here) as found:
             code = run_worker(tasks, found, config, listen_dsns=listens, health=health, pipe=pipe, manager=manager)
         raise typer.Exit(code)
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}

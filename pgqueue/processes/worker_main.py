@@ -65,6 +65,11 @@ def run_worker(
     return code
 
 
+def is_guest() -> bool:
+    """Return whether the worker runs in a program that goes on after it."""
+    return _is_guest.get()
+
+
 @contextmanager
 def guest() -> Iterator[None]:
     """Run a worker in a program that goes on after it: its process is not ended, its signal handlers come back."""
@@ -81,7 +86,15 @@ def guest() -> Iterator[None]:
 
 
 _is_guest: ContextVar[bool] = ContextVar("pgqueue_worker_is_guest", default=False)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGPIPE)
+_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGTTIN,
+    signal.SIGPIPE,
+)
 
 
 def _spare_collections() -> None:
@@ -116,6 +129,7 @@ async def _run(
 
     code = _CANNOT_START
     try:
+        background.append(kept("signals", operator_signals.keep_forever))
         if pipe is not None:
             # The name as the supervisor makes it: its own, a colon and a number.
             identity.set_supervisor(pipe.name.rpartition(":")[0], os.getppid())

@@ -66,6 +66,8 @@ class JobLog:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
         self._counts.ended(held, state)
         self._catch_up([held])
+        # A handler may have configured logging.
+        log.disabled = False
         level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
         if not log.isEnabledFor(level):
             return

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
+
+from pgqueue.errors import LockTimeout
+from pgqueue.logs import one_line
+from pgqueue.worker.pace import uniform
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -33,9 +36,14 @@ def keep_running(
                 if is_over():
                     raise
                 log.error("the %s loop of worker %s was cancelled by code outside; it starts again", name, worker)
+            except LockTimeout as error:
+                # A migration has locked a table for a while: the wait is expected.
+                log.warning(
+                    "the %s loop of worker %s waited too long and starts again: %s", name, worker, one_line(error)
+                )
             except Exception as error:
                 log.exception("the %s loop of worker %s crashed; it starts again", name, worker)
                 on_error(error, f"{name} loop")
-            await asyncio.sleep(random.uniform(0.5, 1.5))
+            await asyncio.sleep(uniform(0.5, 1.5))
 
     return asyncio.create_task(run(), name=f"pgqueue-{name}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Protocol
 
-from pgqueue import forks
+from pgqueue import forks, logs
 from pgqueue.worker import stack_dump
 from pgqueue.worker.ending import end_after, end_now
 from pgqueue.worker.handlers import Handlers
@@ -24,6 +24,9 @@ log = logging.getLogger("pgqueue.worker")
 # Seconds beyond its shutdown timeout, after which a worker that a signal has stopped ends whatever still holds it: as
 # its supervisor would kill it.
 _GRACE = 15.0
+
+_guards: list[threading.Timer] = []
+_handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
 
 
 class Controls(Protocol):
@@ -73,6 +76,9 @@ def handle(
     def on_control(number: int, _frame: FrameType | None) -> None:
         on_loop(worker.be_quiet if number == signal.SIGUSR1 else worker.resume)
 
+    # What a module has set when it was imported: a worker must hear signals, and outlive a client that hangs up.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             _set(number, on_signal)
@@ -89,11 +95,28 @@ def handle(
 
 def ignore() -> None:
     """Ignore the signals that stop a worker: one that comes when it has ended must not make that look like a crash."""
+    for guard in _guards:
+        guard.cancel()
+    _guards.clear()
+    _handlers.clear()
+    forks.forget_signals()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+async def keep_forever() -> None:
+    """Put the handlers back where code of the application has set others, for no signal would end the worker."""
+    while True:
+        await asyncio.sleep(1.0)
+        for number, handler in _handlers.items():
+            if signal.getsignal(number) is not handler:
+                logs.switch_on()
+                log.warning("the application has set a handler of its own for %s; it is put back", number.name)
+                signal.signal(number, handler)
+
+
 def _set(number: signal.Signals, handler: Callable[[int, FrameType | None], None]) -> None:
     forks.keep_signal(number)
+    _handlers[number] = handler
     signal.signal(number, handler)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import ipaddress
 import logging
-import random
 import re
 import socket
 import time
@@ -20,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from pgqueue.config import describe_dsn
 from pgqueue.logs import one_line
+from pgqueue.worker.pace import uniform
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -100,7 +100,7 @@ class Outage:
         if not self.pooled and await refused(self._dsn):
             self.refused_at = time.monotonic()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds * random.uniform(0.5, 1.0)):
+            async with asyncio.timeout(seconds * uniform(0.5, 1.0)):
                 await answers.wait()
 
 

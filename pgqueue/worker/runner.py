@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +15,7 @@ from pgqueue.job import Surroundings
 from pgqueue.tasks import Task
 from pgqueue.worker.handlers import Handlers
 from pgqueue.worker.held import End, Held
-from pgqueue.worker.pace import Pace
+from pgqueue.worker.pace import Pace, uniform
 from pgqueue.worker.threads import NoThread, Outcome
 
 log = logging.getLogger("pgqueue.worker")
@@ -300,7 +299,7 @@ class Runner:
             held.delay = 10.0
             self._end(held, End.RELEASED)
         elif held.row.crashes and self._quarantined is not None:
-            held.delay = random.uniform(1.0, 3.0)
+            held.delay = uniform(1.0, 3.0)
             self._end(held, End.RELEASED)
         else:
             return task

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
 from pgqueue.worker.handoff import OFFER_FOR, Handoffs
 from pgqueue.worker.notify_load import NotifyLoad
+from pgqueue.worker.pace import uniform
 from pgqueue.worker.runner import Runner
 from pgqueue.worker.state import State
 
@@ -88,7 +88,7 @@ class Sleeper:
         """Return when it is time to claim."""
         if not self._config.listen:
             # No producer can wake this worker, so it does not register.
-            await self._woken(self._config.poll_interval * random.uniform(0.9, 1.0))
+            await self._woken(self._config.poll_interval * uniform(0.9, 1.0))
             return
         if not self.is_registered and (pause := self.load.pause(time.monotonic())) is not None:
             # Its notifications would make the commits of producers wait for each other.
@@ -173,7 +173,7 @@ class Sleeper:
         if not was_registered:
             self._idle_since = now
         # Not in step with other workers.
-        call_at = min(now + reply.again_in, self._idle_until - 1.0 - random.uniform(0.0, 0.1) * lasts)
+        call_at = min(now + reply.again_in, self._idle_until - 1.0 - uniform(0.0, 0.1) * lasts)
         self._call_at = min(self._call_at, call_at)
         self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
         if not reply.is_registered:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from pgqueue import logs
 from pgqueue.db import consume, steps
 from pgqueue.job import Job
 from pgqueue.worker.connection import Link
@@ -60,6 +61,8 @@ async def watch_timeouts_forever(runner: Runner, replace_me: Callable[[], None] 
     known: set[Held] = set()
     while True:
         await asyncio.sleep(1.0)
+        # Code of a handler may have configured logging.
+        logs.switch_on()
         overdue = runner.overdue()
         known.intersection_update(overdue)
         for held in overdue:

@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+from pgqueue import logs
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig, check_dsn, describe_dsn, worker_dsn
 from pgqueue.db import consume
@@ -248,6 +249,7 @@ class Worker:
 
     async def _run(self) -> bool:
         loops: list[asyncio.Task[None]] = []
+        logs.switch_on()
         self._watchdog.start()
         self._steps.start()
         self.handlers.start()

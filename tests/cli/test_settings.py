@@ -227,6 +227,21 @@ def test_output_that_cannot_be_written_is_one_line(command: list[str]) -> None:
     assert (done.returncode, done.stderr) == (2, "pgqueue: [Errno 28] No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
+def test_a_worker_runs_without_stderr(closed: str, database: Database, tmp_path: Path) -> None:
+    (tmp_path / "jobs.py").write_text("from pgqueue import App\napp = App()\n@app.task\ndef quick(): ...\n")
+    with database.connect() as conn:
+        job_id = enqueue(conn, "quick")
+        command = f'"$0" -m pgqueue worker -r jobs --until-empty --dsn "$1" {closed}'
+        done = subprocess.run(
+            ["sh", "-c", command, sys.executable, database.dsn],
+            cwd=tmp_path,
+            env=environment_without_dsn(),
+            check=False,
+        )
+        assert (done.returncode, state(conn, job_id)) == (0, "succeeded")
+
+
 def test_output_may_be_closed() -> None:
     done = subprocess.run(
         ["sh", "-c", '"$0" -m pgqueue --version >&-', sys.executable], stderr=subprocess.PIPE, text=True, check=False

@@ -144,6 +144,55 @@ async def test_cancel_reaches_a_sync_handler_through_its_job(
     assert reasons == ["cancel was asked for"]
 
 
+@pytest.mark.parametrize("kind", ["step", "sleep", "wait", "wait_event"])
+async def test_a_handler_in_a_thread_ends_at_its_next_step_when_it_is_cancelled(
+    kind: str, database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    done_steps: list[str] = []
+    ends = {
+        "step": lambda job: job.step("ship", done_steps.append, "ship"),
+        "sleep": lambda job: job.sleep("cool down", "1 hour"),
+        "wait": lambda job: job.wait([job.id]),
+        "wait_event": lambda job: job.wait_event("paid"),
+    }
+
+    @app.task
+    def workflow(job: Job) -> None:
+        job.step("charge", done_steps.append, "charge")
+        job.cancelled.wait(20)
+        try:
+            ends[kind](job)
+        except Exception:
+            done_steps.append("caught")
+        done_steps.append("went on")
+
+    job_id = enqueue(conn, "workflow")
+    async with working(app, database.dsn, lease=1.5):
+        await wait_until_async(lambda: done_steps == ["charge"])
+        assert call(conn, "cancel", job_id) == "requested"
+        assert await done(conn, job_id) == ["cancelled"]
+    assert done_steps == ["charge"]
+
+
+async def test_a_handler_in_a_thread_past_its_timeout_fails_at_its_next_step(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    shipped: list[str] = []
+
+    @app.task(timeout="0.2 s", max_attempts=1)
+    def workflow(job: Job) -> None:
+        job.cancelled.wait(20)
+        job.step("ship", shipped.append, "ship")
+
+    job_id = enqueue(conn, "workflow")
+    async with working(app, database.dsn):
+        assert await done(conn, job_id) == ["dead"]
+    assert job(conn, job_id).errors[0]["class"] == "Timeout"
+    assert shipped == []
+
+
 async def test_a_flag_wakes_who_waits_for_it_on_the_loop_and_in_a_thread() -> None:
     from pgqueue.job import Flag  # noqa: PLC0415
 
