@@ -7,6 +7,7 @@ import inspect
 import logging
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cached_property, partial
@@ -384,6 +385,10 @@ class Handlers:
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
         self._started_task(held)
         try:
+            if not STARTS_AT_ONCE and held.deadline < time.monotonic():
+                # Another handler has blocked the loop since this task was made.
+                held.interrupt = held.interrupt or End.RELEASED
+                raise Interrupted("its lease ended before it started")
             self._enter(held)
             if self.around is None:
                 held.outcome = await self._function(task)(**self._arguments(held, task)), None

@@ -412,9 +412,15 @@ def test_a_job_that_blocks_its_process_for_ever_costs_that_process_and_ends_as_p
 def test_a_first_process_that_hangs_before_it_is_ready_does_not_keep_its_supervisor_running(
     conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
-    job_id = enqueue(conn, "stick")
-    supervisor = start_worker("-r", "jobs", "--processes", "2", "--lease", "600", "--name", "s")
-    wait_until(lambda: said(tmp_path, "sticks")[job_id] == 1, timeout=30)
+    module = """
+        import pathlib, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        pathlib.Path("sticks").touch()
+        time.sleep(600)
+    """
+    write_module(tmp_path, module, "sticking")
+    supervisor = start_worker("-r", "sticking", "--processes", "2", "--lease", "600", "--name", "s")
+    wait_until((tmp_path / "sticks").exists, timeout=30)
     supervisor.send(signal.SIGTERM)
     wait_until(lambda: "SIGTERM: stopping 1 workers" in supervisor.log())
     supervisor.send(signal.SIGTERM)
