@@ -54,8 +54,8 @@ class Cancel(Signal):
 
 
 class Interrupted(BaseException):
-    """Raised by `Job.check()` when the attempt must end. Let it pass. It is not an Exception, so `except Exception` in
-    a handler does not catch it."""
+    """Raised by `Job.check()`, and at each step, when the attempt must end. Let it pass. It is not an Exception, so
+    `except Exception` in a handler does not catch it."""
 
 
 def as_interval(delay: Delay) -> timedelta | str:

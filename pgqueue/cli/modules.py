@@ -47,7 +47,7 @@ def load(modules: list[str]) -> App:
 
 
 def _take_log_back() -> None:
-    """Undo what an import may have done to the log: a worker that says nothing of a dead job helps nobody."""
+    """Undo what an import may have done to the log: the log of a worker has to name its dead jobs."""
     logs.switch_on()
     level = logging.root.manager.disable
     if level:

@@ -52,7 +52,7 @@ def end_now(code: int, why: str = "") -> None:
 
 
 def end_after(seconds: float, code: int, why: str) -> threading.Timer:
-    """End this process in so many seconds, unless it has ended by then or the timer is cancelled."""
+    """End this process after this time, unless it has ended by then or the timer is cancelled."""
     guard = threading.Timer(seconds, end_now, (code, why))
     guard.daemon = True
     guard.start()
