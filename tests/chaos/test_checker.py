@@ -497,7 +497,7 @@ def test_completion_with_the_commit_breaks_nothing(stage: Stage) -> None:
 
 
 def test_a_claim_that_ignores_the_job_ahead_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._order", "when not v_row.accumulate then", "when false then")
+    stage.bug("pgqueue._decide_starts", "case when t.is_payload is not true then", "case when false then")
     stage.enqueue("keyed", key="k")
     late = stage.enqueue("keyed", key="k")
     with stage.conn.transaction():
@@ -515,7 +515,7 @@ def test_a_claim_that_ignores_the_job_ahead_is_caught(stage: Stage) -> None:
 
 
 def test_a_claim_that_does_not_count_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._capacity", "capacity := p_max_executing - ", "capacity := p_max_executing + 0 * ")
+    stage.bug("pgqueue._capacity_of", "p_max_executing - x.executing", "p_max_executing + 0 * x.executing")
     call(stage.conn, "set_limit", "task", "limited", max_executing=1)
     for _ in range(2):
         stage.enqueue("limited")
