@@ -105,6 +105,13 @@ def large_ends(scene: Scene, rng: random.Random) -> str | None:
     return None
 
 
+def tasks_cancelled(scene: Scene, rng: random.Random) -> str | None:
+    """Handlers that cancel their own tasks, and the slots in which others run."""
+    _enqueue(scene, "cancelling", 20)
+    time.sleep(rng.random() * 2)
+    return None
+
+
 def unreadable_rows(scene: Scene, rng: random.Random) -> str | None:
     """Rows with bytes that no text in UTF-8 has. The checker reads every row, so a scene has a database in UTF-8."""
     return "a database in UTF-8 holds no row that cannot be read: tests/worker/test_unreadable.py has such databases"
@@ -327,6 +334,7 @@ CLIENT_FAULTS: list[Fault] = [
     fleet_frozen,
     interpreter_held,
     large_ends,
+    tasks_cancelled,
     unreadable_rows,
     backends_terminated,
     statements_cancelled,

@@ -136,6 +136,26 @@ def large_error(job: Job, token: str) -> None:
 
 
 @app.task(**_STUBBORN)
+async def cancelling(job: Job, token: str) -> None:
+    """Cancels its own task, at once or when the job is over, or the slots of its worker."""
+    me = asyncio.current_task()
+    assert me is not None
+    with witness.running(job.id, job.reservation):
+        match random.choice(("now", "and waits", "later", "slots")):
+            case "now":
+                me.cancel()
+            case "and waits":
+                me.cancel()
+                await asyncio.sleep(0)
+            case "later":
+                asyncio.get_running_loop().call_later(random.random() * 0.1, me.cancel)
+            case "slots":
+                for each in asyncio.all_tasks():
+                    if each.get_name() == "pgqueue-runner":
+                        each.cancel()
+
+
+@app.task(**_STUBBORN)
 def stubborn(job: Job, token: str) -> None:
     """Goes on when its lease is lost."""
     with witness.running(job.id, job.reservation):
