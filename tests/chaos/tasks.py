@@ -260,7 +260,7 @@ def story_sync(job: Job, token: str, event: str, within: str | None, parts: int)
                 payload = job.wait_event(event, within)
             _arrived(job, event, payload)
         except EventTimeout:
-            steps.got(job.id, job.reservation, event, {"arrived": False})
+            steps.got(job.id, job.reservation, event, {"event": event, "arrived": False})
         _fail_sometimes()
         steps.got(job.id, job.reservation, "last", job.step("last", _draw, job, "last"))
 
@@ -283,7 +283,7 @@ async def story(job: Job, token: str, event: str, within: str | None, parts: int
                 payload = await job.wait_event(event, within)
             _arrived(job, event, payload)
         except EventTimeout:
-            steps.got(job.id, job.reservation, event, {"arrived": False})
+            steps.got(job.id, job.reservation, event, {"event": event, "arrived": False})
         _fail_sometimes()
         steps.got(job.id, job.reservation, "last", await job.step("last", _draw, job, "last"))
 
@@ -310,7 +310,7 @@ def _pay(job: Job, parts: int) -> list[int]:
 
 
 def _arrived(job: Job, event: str, payload: object) -> None:
-    steps.got(job.id, job.reservation, event, {"arrived": True, "payload": payload})
+    steps.got(job.id, job.reservation, event, {"event": event, "arrived": True, "payload": payload})
 
 
 def _fail_sometimes() -> None:

@@ -370,7 +370,7 @@ def wait_for_event(stage: Stage, job: Row, timeout: str | None = None) -> bool |
             [row] = table(stage.conn, "await_event", job.id, job.reservation, "paid", "paid", timeout)
             if row.arrived is None:
                 raise Suspended("it waits")
-        got = {"arrived": True, "payload": row.payload} if row.arrived else {"arrived": False}
+        got = {"event": "paid", "arrived": row.arrived, **({"payload": row.payload} if row.arrived else {})}
         stage.steps.got(job.id, job.reservation, "paid", got)
         stage.witness.done(job.id, job.reservation)
         assert call(stage.conn, "complete", job.id, job.reservation)
