@@ -24,6 +24,8 @@ EXAMPLES = {
     "groups show": "pgqueue groups show 17",
     "groups cancel": "pgqueue groups cancel 17",
     "groups retry": "pgqueue groups retry 17",
+    "events list": "pgqueue events list --by-size",
+    "events delete": "pgqueue events delete paid:17",
     "queues list": "pgqueue queues list",
     "queues pause": "pgqueue queues pause mail",
     "queues resume": "pgqueue queues resume mail",

@@ -40,6 +40,7 @@ COMMANDS = {
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "List jobs, show one, and act on one or on many."),
     "groups": ("groups", "List groups of jobs, show one, and act on their members."),
+    "events": ("events", "List events, the largest first or by name, and delete them."),
     "queues": ("queues", "List queues, and act on one."),
     "tasks": ("tasks", "List tasks, and override the options that their code declares."),
     "workers": ("workers", "List workers, and act on one."),

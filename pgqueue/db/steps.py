@@ -120,6 +120,24 @@ def emit_event(name: str, payload: object, keep_for: timedelta | str | None) -> 
     )
 
 
+def list_events(prefix: str | None, limit: int, *, by_size: bool) -> Call[list[dict[str, Any]]]:
+    """Read events for a list: name, bytes, emitted_at, kept_until."""
+    return Call(
+        b"select to_jsonb(e) from pgqueue.events(%s::text, %s::integer, by_size => %s::boolean) e",
+        (prefix, limit, by_size),
+        read_column,
+    )
+
+
+def delete_events(names: Sequence[str] | None, prefix: str | None) -> Call[int]:
+    """Delete events by name or by prefix, up to 1,000; reads how many."""
+    return Call(
+        b"select pgqueue.delete_events(%s::text[], %s::text)",
+        (None if names is None else list(names), prefix),
+        read_first,
+    )
+
+
 def _by_name(rows: list[Row]) -> dict[str, Any] | None:
     if not rows[0][0]:
         return None

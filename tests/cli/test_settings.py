@@ -50,6 +50,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
         *("tasks list", "tasks set", "tasks schema", "web", "top", "metrics", "doctor"),
         *(f"groups {each}" for each in ("list", "show", "cancel", "retry")),
+        *(f"events {each}" for each in ("list", "delete")),
         *(f"import {each}" for each in ("procrastinate", "pgqueuer", "graphile-worker", "pgmq")),
         *(f"limits {each}" for each in ("list", "set", "drop")),
         *(f"schedules {each}" for each in ("list", "show", "set", "pause", "resume", "run", "remove")),

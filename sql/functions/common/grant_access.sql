@@ -273,6 +273,8 @@ as $$
             ('members', '{worker,reader,operator}'),
             ('group_progress', '{worker,reader,operator}'),
             ('groups', '{reader,operator}'),
+            ('events', '{reader,operator}'),
+            ('delete_events', '{operator}'),
             ('claim_name', '{worker,operator}'),
             ('hello', '{worker,operator}'),
             ('beat', '{worker,operator}'),

@@ -1,4 +1,4 @@
--- What doctor() checks of workflows: jobs whose parents are gone, and groups that were left open.
+-- What doctor() checks of workflows: jobs whose parents are gone, groups that were left open, events that fill the disk.
 -- Returns rows of severity, topic, subject, evidence and remedy. Reads at most 2,000 blocked jobs of each kind.
 
 create or replace function pgqueue._doctor_workflows(p_now timestamptz)
@@ -58,7 +58,32 @@ as $$
         order by g.id
         limit 20
     )
+    union all
+    (
+        select
+            'warning', 'events', format('%s events', t.number),
+            format('their payloads take %s; the largest are %s', pg_size_pretty(t.bytes), t.largest),
+            'select * from pgqueue.events(by_size => true); then give emit_event a shorter keep_for, or: '
+                || format('select pgqueue.delete_events(array[%L]);', t.first)
+        from (
+            select
+                sum(e.bytes)::bigint as bytes,
+                max(e.total) as number,
+                string_agg(format('%s (%s, kept until %s)', e.name, pg_size_pretty(e.bytes), e.kept_until), ', ' order by e.n)
+                    filter (where e.n <= 5) as largest,
+                min(e.name) filter (where e.n = 1) as first
+            from (
+                select
+                    x.name, x.kept_until, pg_column_size(x.payload)::bigint as bytes, count(*) over () as total,
+                    row_number() over (order by pg_column_size(x.payload) desc nulls last, x.name) as n
+                from pgqueue.events x
+            ) e
+            -- A table of this size is read within a second: mostly it is a small one that names where its payloads are.
+            where pg_total_relation_size('pgqueue.events') > 33554432
+        ) t
+        where t.bytes > 33554432
+    )
 $$;
 
 comment on function pgqueue._doctor_workflows(timestamptz) is
-    'Private: doctor() of jobs whose parents are gone, and of groups that were left open.';
+    'Private: doctor() of jobs whose parents are gone, of groups that were left open, and of events that fill the disk.';

@@ -1,0 +1,73 @@
+"""`pgqueue events`, and what doctor says of events that fill the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from tests.calls import Row, call, enqueue, maintain, reserve_one, table, value
+from tests.cli.conftest import Run
+
+
+def pair(held: Row) -> tuple[int, int]:
+    return held.id, held.reservation
+
+
+def names(conn: psycopg.Connection, **options: object) -> list[str]:
+    return [row.name for row in table(conn, "events", **options)]
+
+
+def test_events_are_listed_by_name_and_by_size_and_deleted(conn: psycopg.Connection, run: Run) -> None:
+    for name, payload in (("paid:1", "x" * 100), ("paid:2", "x" * 900), ("shipped", "x")):
+        call(conn, "emit_event", name, Jsonb(payload), "2 years")
+    assert names(conn) == ["paid:1", "paid:2", "shipped"]
+    assert names(conn, after="paid:1", max=1) == ["paid:2"]
+    assert names(conn, prefix="paid:") == ["paid:1", "paid:2"]
+    listed = json.loads(run("events", "list", "--by-size", "--json").out)
+    assert [each["name"] for each in listed] == ["paid:2", "paid:1", "shipped"]
+    assert listed[0]["bytes"] > 900
+    assert "paid:1" in run("events", "list", "-n", "1").out
+    assert run("events", "delete", "paid:1").out == "1 event deleted\n"
+    assert run("events", "delete", "paid:1").code == 1
+    assert run("events", "delete", "--prefix", "paid:", "--yes").out == "1 event deleted\n"
+    assert run("events", "delete").code == 2
+    assert names(conn) == ["shipped"]
+    audited = conn.execute(
+        "select filter, changed from pgqueue.audit where action = 'delete_events' order by n"
+    ).fetchall()
+    assert audited[0] == ({"names": ["paid:1"]}, 1)
+    assert call(conn, "emit_event", "paid:1", Jsonb("again")) is True
+
+
+def test_an_event_that_has_not_reached_its_waiter_is_not_deleted(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn)
+    held = reserve_one(conn)
+    table(conn, "await_event", held.id, held.reservation, "paid", "paid")
+    with psycopg.connect(conn.info.dsn) as other:
+        other.execute("select from pgqueue.jobs where id = %s for update", (held.id,))
+        call(conn, "emit_event", "paid", Jsonb(1))
+        assert call(conn, "delete_events", ["paid"]) == 0
+    clock.advance("1 s")
+    maintain(conn)
+    assert call(conn, "delete_events", ["paid"]) == 1
+    [answer] = table(conn, "await_event", *pair(reserve_one(conn)), "paid", "paid")
+    assert (answer.arrived, answer.payload) == (True, 1)
+
+
+def test_doctor_names_the_largest_events_with_their_end(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.set("2030-01-01 12:00+00")
+    for number in range(40):
+        call(conn, "emit_event", f"e{number}", Jsonb(os.urandom(500_000).hex()), "2 years")
+    call(conn, "emit_event", "largest", Jsonb(os.urandom(510_000).hex()), "1 year")
+    [found] = [row for row in table(conn, "doctor") if row.topic == "events"]
+    assert (found.severity, found.subject) == ("warning", "41 events")
+    assert "largest (" in found.evidence.split("the largest are ")[1]
+    assert "kept until 2031-01-01" in found.evidence
+    assert "delete_events(array['largest'])" in found.remedy
+    assert call(conn, "delete_events", prefix="e") == 40
+    assert [row for row in table(conn, "doctor") if row.topic == "events"] == []
+    assert value(conn, "select count(*) from pgqueue.events") == 1
