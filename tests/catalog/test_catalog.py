@@ -19,7 +19,7 @@ UNPINNED = {
     "_live_ready", "_live_rows", "_lock_class", "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts",
     "_may_notify", "_microseconds", "_next_reservation", "_old_snapshot", "_open_parents", "_ready_at_unchecked",
     "_retention_of", "_rules_on", "_schedule_rule", "_state_again", "_steps", "_unfinished_queue_rows",
-    "_unfinished_rows", "_utc_offset", "_verdict", "_waits_for",
+    "_unfinished_rows", "_utc_offset", "_verdict", "_waited_by", "_waits_for",
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import Row, call, enqueue, job, reserve, reserve_one, state, value
+from tests.calls import Row, call, enqueue, job, reserve, reserve_one, state, table, value
 from tests.databases import Database
 from tests.races.test_dependencies import left, opened, settle
 from tests.sessions import Session
@@ -39,7 +39,7 @@ def is_refused(conn: psycopg.Connection, job_id: int, parent: int) -> None:
 
 
 def last_class(conn: psycopg.Connection, job_id: int) -> str:
-    found: str = value(conn, "select errors -> -1 ->> 'class' from pgqueue.history where id = %s", [job_id])
+    found: str = value(conn, "select errors -> -1 ->> 'class' from pgqueue.history where id = %s", job_id)
     return found
 
 
@@ -281,3 +281,80 @@ def test_a_member_that_comes_into_the_key_of_a_job_that_waits_for_its_group(
     call(conn, "complete", again.id, again.reservation)
     settle(conn, clock)
     assert (state(conn, group), left(conn)) == ("succeeded", 0)
+
+
+def crowd(conn: psycopg.Connection, group: int, number: int = 1200) -> int:
+    """A parent that runs, and more blocked members of a group than a walk reads."""
+    parent = enqueue(conn, "parent", queue="elsewhere")
+    query = b"""
+        select count(*)
+        from pgqueue.enqueue_many(
+            'member', array(select '{}'::jsonb from generate_series(1, %s)), group_id => %s,
+            depends_on => array[%s::bigint]
+        )
+    """
+    conn.execute(query, (number, group, parent))
+    return parent
+
+
+def two_groups(conn: psycopg.Connection) -> tuple[int, int]:
+    return call(conn, "open_group", "one"), call(conn, "open_group", "two")
+
+
+def circles(conn: psycopg.Connection) -> list[str]:
+    return [row.subject for row in table(conn, "doctor") if row.topic == "circle"]
+
+
+def test_a_circle_through_more_members_than_a_walk_reads_is_refused(conn: psycopg.Connection, clock: Clock) -> None:
+    one, two = two_groups(conn)
+    crowd(conn, one)
+    enqueue(conn, "member", group_id=one, depends_on=[two])
+    settle(conn, clock)
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="would make a circle"):
+        enqueue(conn, "member", group_id=two, depends_on=[one])
+    # What waits for a large group and is no circle is not refused.
+    enqueue(conn, "callback", depends_on=[one], run_if="finished")
+    other = call(conn, "open_group", "other")
+    enqueue(conn, "member", group_id=other, depends_on=[one])
+
+
+def test_a_circle_through_many_members_that_two_sessions_make_at_once_is_broken(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    groups = two_groups(conn)
+    for group in groups:
+        crowd(conn, group)
+    sessions = [opened(database), opened(database)]
+    [[first]] = sessions[0].run(MEMBER, [groups[0], [groups[1]]])
+    [[second]] = sessions[1].run(MEMBER, [groups[1], [groups[0]]])
+    for session in sessions:
+        session.run("commit")
+    settle(conn, clock)
+    assert sorted([state(conn, first), state(conn, second)]) == ["blocked", "cancelled"]
+    assert "Circle" in {last_class(conn, each) for each in (first, second) if state(conn, each) == "cancelled"}
+
+
+def test_a_circle_that_no_enqueue_can_see_is_named_by_doctor_and_broken_by_maintenance(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set("2030-01-01 12:00+00")
+    one, two = two_groups(conn)
+    crowd(conn, one)
+    # More callbacks than a walk in the other direction reads.
+    conn.execute(
+        "select count(*) from pgqueue.enqueue_many("
+        "'callback', array(select '{}'::jsonb from generate_series(1, 10500)), depends_on => array[%s::bigint])",
+        (two,),
+    )
+    members = [enqueue(conn, "member", group_id=mine, depends_on=[other]) for mine, other in ((one, two), (two, one))]
+    clock.advance("1 min")
+    assert circles(conn) == [f"group {one}", f"group {two}"]
+    for _ in range(60):
+        if not circles(conn):
+            break
+        settle(conn, clock)
+        clock.advance("1 min")
+    assert circles(conn) == []
+    assert sorted(state(conn, each) for each in members) == ["blocked", "cancelled"]
+    [cancelled] = [each for each in members if state(conn, each) == "cancelled"]
+    assert last_class(conn, cancelled) == "Circle"

@@ -61,6 +61,39 @@ as $$
     union all
     (
         select
+            'critical', 'circle', format('group %s', g.id),
+            format('it waits for itself: member %s waits for jobs that wait for the group', g.member),
+            format('select pgqueue.maintain(); if it still waits: select pgqueue.cancel(%s);', g.member)
+        from (
+            select x.id, m.member
+            from (
+                select j.id
+                from pgqueue.jobs j
+                where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on in ('@open', '@group')
+                    -- What has just been enqueued is on its way to be looked at.
+                    and j.created_at < p_now - interval '10 s'
+                order by j.id desc
+                limit 2000
+            ) x
+            cross join lateral (select pgqueue._behind(array[x.id], 200000) as ids offset 0) b
+            cross join lateral (
+                select max(c.id) as member
+                from pgqueue.jobs c
+                where c.id = any (b.ids) and c.group_id = x.id and x.id = any (b.ids)
+                    and c.blocked_on in ('@parents', '@jobs', '@open', '@group')
+            ) m
+            where exists (
+                select from pgqueue.dependencies d where d.parent between x.id and x.id and d.ended is null
+                order by d.parent, d.child limit 1
+            )
+        ) g
+        where g.member is not null
+        order by g.id
+        limit 20
+    )
+    union all
+    (
+        select
             'warning', 'events', format('%s events', t.number),
             format('their payloads take %s; the largest are %s', pg_size_pretty(t.bytes), t.largest),
             'select * from pgqueue.events(by_size => true); then give emit_event a shorter keep_for, or: '

@@ -92,7 +92,12 @@ comment on function pgqueue._waits_for(bigint) is
     'Private: the jobs that a job waits for, as its parents or for its key; of the members of a group, those that are blocked, up to 1,000.';
 
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
-create or replace function pgqueue._circle(p_job_id bigint, p_group_id bigint, p_parents bigint[])
+-- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
+-- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
+-- one step then. Null may mean that the circle is larger: maintain looks again, with a larger bound.
+create or replace function pgqueue._circle(
+    p_job_id bigint, p_group_id bigint, p_parents bigint[], p_bound integer default 10000
+)
 returns bigint
 language plpgsql
 volatile
@@ -108,6 +113,7 @@ as $$
 declare
     v_behind bigint[];
     v_ahead bigint;
+    v_walked bigint;
 begin
     with recursive outer_groups (id, n) as (
         select p_group_id, 1
@@ -131,12 +137,17 @@ begin
             -- The members of the group were checked when they joined it.
             and (p_job_id is not null or j.group_id is distinct from p_group_id)
     )
-    select r.id into v_ahead from (select a.id from ahead a limit 10000) r where r.id = any (v_behind) limit 1;
+    select min(r.id) filter (where r.id = any (v_behind)), count(*)
+    into v_ahead, v_walked
+    from (select a.id from ahead a limit 10000) r;
+    if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._behind(v_behind, p_bound) && p_parents then
+        v_ahead := coalesce(p_group_id, p_job_id);
+    end if;
     return v_ahead;
 end
 $$;
 
-comment on function pgqueue._circle(bigint, bigint, bigint[]) is
+comment on function pgqueue._circle(bigint, bigint, bigint[], integer) is
     'Private: the job, or a group that it belongs to, if one of these parents is that or waits for it; null: none.';
 
 create or replace function pgqueue._circle_detail(p_job_id bigint, p_ahead bigint)
@@ -330,7 +341,7 @@ comment on function pgqueue._member_in_circle(bigint[]) is
 
 -- A suspended job comes back, asks again to wait, and is refused then: its handler gets the error. A job that did not begin
 -- is cancelled. False: another session has locked the job, or it is in no circle any more.
-create or replace function pgqueue._leave_circle(p_id bigint)
+create or replace function pgqueue._leave_circle(p_id bigint, p_bound integer default 10000)
 returns boolean
 language plpgsql
 volatile
@@ -357,7 +368,7 @@ begin
     -- Later statements, which see everything that was committed when the row was locked.
     v_self := case when v_job.blocked_on = '@jobs' then p_id end;
     v_ahead := pgqueue._circle(
-        v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d)
+        v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound
     );
     if v_ahead is null then
         return false;
@@ -378,5 +389,5 @@ begin
 end
 $$;
 
-comment on function pgqueue._leave_circle(bigint) is
+comment on function pgqueue._leave_circle(bigint, integer) is
     'Private: takes a job out of the circle that it is in; false: try again later.';

@@ -1,7 +1,7 @@
 -- The safety net of dependencies: finds, in slices, children that wait for no parent, and rows of children that have gone.
 --
 -- A row counts as left behind if its child is blocked, its parent is nowhere, and no note has either, in one snapshot.
--- Normally there is none: maintain counts the ones that it finds. Also finds circles through keys: see _circles.
+-- Normally there is none: maintain counts the ones that it finds. Also finds circles through keys, and ones that are too large for an enqueue to see: see _circles.
 
 create or replace function pgqueue._sweep_dependencies(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
@@ -22,6 +22,7 @@ declare
     -- A variable: see extend.
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
+    v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_found record;
 begin
     released := 0;
@@ -52,10 +53,15 @@ begin
                 and c.blocked_on in ('@parents', '@jobs')
                 and not exists (select from pgqueue.jobs p where p.id = s.parent limit 1)
                 and not exists (select from pgqueue.notes n where n.id in (s.parent, s.child)) as is_left,
-            c.blocked_on = '@jobs' and c.key is not null as holds_key
+            c.blocked_on = '@jobs' and c.key is not null as holds_key,
+            case
+                when c.group_id is not null and s.ended is null
+                    and exists (select from pgqueue.jobs p where p.id = s.parent and p.state = v_blocked limit 1)
+                    then c.group_id
+            end as waiting_group
         from slice s
         left join lateral (
-            select coalesce(j.blocked_on, '') as blocked_on, j.key from pgqueue.jobs j where j.id = s.child limit 1
+            select coalesce(j.blocked_on, '') as blocked_on, j.key, j.group_id from pgqueue.jobs j where j.id = s.child limit 1
         ) c on true
     )
     select
@@ -63,7 +69,8 @@ begin
         array_agg(distinct s.child) filter (where s.is_left) as left_behind,
         array_agg(s.row_ctid) filter (where s.is_over) as ctids,
         array_agg(s.row_xmin::text) filter (where s.is_over) as xmins,
-        array_agg(distinct s.child) filter (where s.holds_key) as holders
+        array_agg(distinct s.child) filter (where s.holds_key) as holders,
+        array_agg(distinct s.waiting_group) filter (where s.waiting_group is not null) as waiting_groups
     into v_found
     from seen s;
     next_cursor := v_found.cursor;
@@ -82,6 +89,7 @@ begin
         perform pgqueue._leave_notes('c', v_found.left_behind);
     end if;
     perform pgqueue._break_circles(v_found.holders);
+    perform pgqueue._break_large_circles(v_found.waiting_groups);
 end
 $$;
 
