@@ -314,9 +314,12 @@ def beat(worker: str, counted: Sequence[Mapping[str, object]] = (), memory: int 
     return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
 
 
-def worker_command(worker: str, obeys: str) -> Call[str]:
-    """Ask what an operator wants of the worker: "run", "quiet" or "stop". `obeys`: what it does now."""
-    return Call(b"select pgqueue.worker_command(%s::text, %s::text)", (worker, obeys), read_first)
+def worker_command(worker: str, obeys: str, instance: str) -> Call[str]:
+    """Ask what an operator wants of the worker: "run", "quiet" or "stop". `obeys`: what it does now.
+
+    Reads "taken" when another process than `instance` has its name.
+    """
+    return Call(b"select pgqueue.worker_command(%s::text, %s::text, %s::text)", (worker, obeys, instance), read_first)
 
 
 def bye(worker: str) -> Call[None]:

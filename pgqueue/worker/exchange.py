@@ -57,6 +57,8 @@ class Exchange:
     def __init__(self, claim: consume.Claim, on_unsure: Callable[[], None]) -> None:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
+        # Until another process takes it, because this one was silent for long.
+        self.owns_name = True
         self._reply_lost = False
         # How often hand-offs were to be compared with those that came, and were; and when that was.
         self._to_compare = self._compared = 0
@@ -187,6 +189,9 @@ class Exchange:
         reservations, and so changes nothing.
         """
         assert not self.in_flight
+        if not self.owns_name:
+            # What is listed is what another process of this name runs.
+            return
         began, to_compare = time.monotonic(), self._to_compare
         asks_less = may_ask_less and not self._reply_lost
         within = began - self._compared_at + _COMMITS_WITHIN if asks_less else None

@@ -33,7 +33,10 @@ class Registration:
         return consume.hello(self._config.name, self._config.queues, info)
 
     async def register(self, link: Link) -> None:
-        """Register over a connection that was just made."""
+        """Register over a connection that was just made, unless another process has taken the name meanwhile."""
+        asking = consume.worker_command(self._config.name, "", self._identity.instance)
+        if await link.perform_now(asking) == "taken":
+            return
         self.channel = await link.perform_now(self.hello())
 
     async def beat_forever(self) -> None:

@@ -97,7 +97,8 @@ class Shutdown:
             async with asyncio.timeout(_WITHIN):
                 await self._exchange.give_back_unknown(self._link, self._leases.held)
                 await self._report()
-                await self._link.perform(consume.bye(self._config.name))
+                if self._exchange.owns_name:
+                    await self._link.perform(consume.bye(self._config.name))
 
     async def _end_claims(self, claiming: asyncio.Task[None]) -> None:
         # The loop ends by itself after the statement under way; one that hangs is cut off.

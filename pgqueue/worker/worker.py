@@ -417,9 +417,10 @@ class Worker:
     def _make_commands(self) -> Commands:
         return Commands(
             self.config.name,
+            self._identity.instance,
             self._links.keeping,
             self._identity.heartbeat,
-            {"run": self.resume, "quiet": self.be_quiet, "stop": self._stop_on_command},
+            {"run": self.resume, "quiet": self.be_quiet, "stop": self._stop_on_command, "taken": self._lost_name},
         )
 
     async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:
@@ -431,6 +432,7 @@ class Worker:
 
     async def _introduce(self, link: Link) -> None:
         await self._registration.register(link)
+        self._commands.asked_now.set()
         await self._exchange.reconnected(link)
 
     def _lost(self, held: Held, why: str) -> None:
@@ -456,6 +458,12 @@ class Worker:
             self._end_to_be_replaced()
         else:
             self.stop()
+
+    def _lost_name(self) -> None:
+        log.error("another process has taken the name %s, for this one was silent: it ends", self.config.name)
+        self._exchange.owns_name = self._identity.has_name = False
+        self.exit_code = 1
+        self.stop()
 
     def _end_to_be_replaced(self) -> None:
         self.exit_code = REPLACE_ME

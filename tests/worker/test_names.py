@@ -21,7 +21,7 @@ from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
 from pgqueue.worker import Worker, identity
 from pgqueue.worker.identity import Identity
-from tests.calls import enqueue, job, state, table, value
+from tests.calls import call, enqueue, job, reserve, state, table, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.worker.conftest import Start
@@ -210,3 +210,41 @@ def test_this_process_knows_its_own_dead_workers() -> None:
     identity._alive.add("never started")
     assert not identity._is_dead(info)
     identity._alive.discard("never started")
+
+
+def test_a_process_whose_name_another_one_has_taken_is_told(conn: psycopg.Connection) -> None:
+    assert claim(conn, "first") == []
+    assert call(conn, "worker_command", "w", "run", "first") == "run"
+    assert claim(conn, "second", "first") == []
+    assert call(conn, "worker_command", "w", "run", "first") == "taken"
+    assert call(conn, "worker_command", "w", "run", "second") == "run"
+    # One that gives none is not told, as before.
+    assert call(conn, "worker_command", "w", "run") == "run"
+
+
+async def test_a_worker_whose_name_another_one_has_taken_ends_and_leaves_the_other_its_jobs(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+    go = asyncio.Event()
+
+    @app.task
+    async def t() -> None:
+        await go.wait()
+
+    running = enqueue(conn)
+    worker = Worker(app, database.dsn, WorkerConfig(name="w", lease=1.5, queues=("default",)))
+    serving = asyncio.create_task(worker.run())
+    await wait_until_async(lambda: worker.status()["running"] == 1)
+    assert claim(conn, "second", worker._identity.instance) == []
+    enqueue(conn, queue="other")
+    [others] = reserve(conn, 1, "w", queues=["other"], lease="1 hour")
+    # It registers with each new connection.
+    conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pgqueue w'")
+    await wait_until_async(lambda: worker.status()["stopping"])
+    go.set()
+    assert await asyncio.wait_for(serving, 30) is True
+    assert worker.exit_code == 1
+    assert "another process has taken the name w" in caplog.text
+    assert (state(conn, running), state(conn, others.id)) == ("succeeded", "executing")
+    assert value(conn, "select info ->> 'instance' from pgqueue.workers where name = 'w'") == "second"

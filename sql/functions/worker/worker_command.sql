@@ -4,7 +4,7 @@
 -- the row. Locks and updates the row once for each command, when the worker says that it obeys;
 -- does not wait for an operator's open transaction, because the connection also extends leases.
 
-create or replace function pgqueue.worker_command(worker text, obeys text default null)
+create or replace function pgqueue.worker_command(worker text, obeys text default null, instance text default null)
 returns text
 language plpgsql
 volatile
@@ -16,11 +16,15 @@ as $$
 declare
     v_command text;
     v_obeyed_at timestamptz;
+    v_instance text;
 begin
     perform pgqueue._check_name('worker', worker_command.worker, 256);
-    select w.command, w.obeyed_at into v_command, v_obeyed_at
+    select w.command, w.obeyed_at, w.info ->> 'instance' into v_command, v_obeyed_at, v_instance
     from pgqueue.workers w
     where w.name = worker_command.worker;
+    if v_instance <> worker_command.instance then
+        return 'taken';
+    end if;
     if v_command = worker_command.obeys and v_obeyed_at is null then
         -- An operator may be changing it, in a long transaction: the next heartbeat says it.
         update pgqueue.workers w
@@ -36,7 +40,8 @@ begin
 end
 $$;
 
-comment on function pgqueue.worker_command(text, text) is
+comment on function pgqueue.worker_command(text, text, text) is
     'What an operator wants of this worker: run, quiet (reserve no more jobs, and stay) or stop (reserve no more, and end with the '
-    'last of its jobs). Call it after each notification with the payload command, and with each heartbeat. obeys: the '
+    'last of its jobs); taken: another process has taken its name, with the instance that it gave to claim_name(), because this '
+    'one was silent: reserve no more, and end without bye(). Call it after each notification with the payload command, and with each heartbeat. obeys: the '
     'command that the worker carries out now, for worker_status.';
