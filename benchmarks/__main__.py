@@ -21,6 +21,7 @@ NAMES = (
     "enqueue_cost",
     "start_latency",
     "trickle",
+    "flow",
     "startup",
     "transaction",
     "held_snapshot",

@@ -1,8 +1,8 @@
-"""The processes that are measured: `python -m benchmarks.probe ping|listen|drain|work DSN`.
+"""The processes that are measured: `python -m benchmarks.probe ping|bare|listen|drain|work DSN`.
 
-ping is a worker whose handler writes an event, listen a bare LISTEN that does; drain is a worker that runs no-ops
-until the queue is empty, work one that goes on. An event is 16 bytes on stdout: its number, and when it came by
-CLOCK_MONOTONIC, which is one clock for all processes of a machine.
+ping is a worker whose handler writes an event, bare the bare loop, listen a bare LISTEN that do; drain is a worker that
+runs no-ops until the queue is empty, work one that goes on. An event is 16 bytes on stdout: its number, and when it
+came by CLOCK_MONOTONIC, which is one clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from pgqueue.worker import Worker
 from pgqueue.worker.counts import Counts
 from pgqueue.worker.running_jobs import RunningJobs, create
 
-_EVENT = struct.Struct("<qq")
+from .bare import CLAIM, END
+
+EVENT = struct.Struct("<qq")
 
 # The event of a probe that is ready. A worker sends it by running the job of that number.
 READY = -1
@@ -45,10 +47,10 @@ class Probe:
     def event(self, number: int, patience: float = 30.0) -> int:
         """Wait for event `number` and return when it came, in nanoseconds."""
         ready, _, _ = select.select([self._file], [], [], patience)
-        data = os.read(self._file, _EVENT.size) if ready else b""
-        if len(data) != _EVENT.size:
+        data = os.read(self._file, EVENT.size) if ready else b""
+        if len(data) != EVENT.size:
             raise RuntimeError(f"no event {number} within {patience:g} s; exit code {self._process.poll()}")
-        found, at = _EVENT.unpack(data)
+        found, at = EVENT.unpack(data)
         if found != number:
             raise RuntimeError(f"event {found} came instead of {number}")
         return int(at)
@@ -71,7 +73,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def _write(number: int) -> None:
-    os.write(1, _EVENT.pack(number, time.monotonic_ns()))
+    os.write(1, EVENT.pack(number, time.monotonic_ns()))
 
 
 async def _ping(dsn: str, poll_interval: float | None) -> None:
@@ -125,9 +127,22 @@ def _listen(dsn: str) -> None:
             _write(int(notification.payload))
 
 
+def _bare(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("listen bare")
+        _write(READY)
+        while True:
+            while claimed := connection.execute(CLAIM.encode()).fetchone():
+                job_id, number = claimed
+                _write(number)
+                connection.execute(END.encode(), (job_id,))
+            for _ in connection.notifies(stop_after=1):
+                pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("ping", "drain", "work", "listen"))
+    parser.add_argument("kind", choices=("ping", "bare", "drain", "work", "listen"))
     parser.add_argument("dsn")
     parser.add_argument("--poll", type=float, help="do not listen, poll at this interval")
     parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
@@ -142,6 +157,8 @@ def main() -> None:
             asyncio.run(_drain(options.dsn, options.sync))
         case "work":
             asyncio.run(_drain(options.dsn, options.sync, until_empty=False))
+        case "bare":
+            _bare(options.dsn)
         case "listen":
             _listen(options.dsn)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from .bare import CLAIM, END, INSERT, TABLES
 from .cpu import server_seconds
 from .harness import Bound, Connection, Report, Server, median, sized
 
@@ -32,24 +33,6 @@ _COMMITS = {20: 3.0}
 _ROUNDS = 3
 _SECONDS = sized(15_000, least=3_000) / 1000
 _OURS, _BARE = "pgqueue", "the bare loop"
-
-_TABLES = """
-create table bare (
-    id bigint generated always as identity primary key, state text not null default 'waiting', args jsonb
-);
-create index on bare (id) where state = 'waiting';
-create table bare_history (id bigint primary key, finished_at timestamptz not null, args jsonb);
-"""
-_INSERT = "with job as (insert into bare (args) values ('{}') returning id) select pg_notify('bare', '') from job"
-_CLAIM = """
-update bare set state = 'executing'
-where id = (select id from bare where state = 'waiting' order by id limit 1 for update skip locked)
-returning id
-"""
-_END = """
-with gone as (delete from bare where id = %s returning id, args)
-insert into bare_history (id, finished_at, args) select id, clock_timestamp(), args from gone
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +89,12 @@ def _measure_ours(dsn: str, rate: int) -> _Cost:
 
 def _measure_bare(dsn: str, rate: int) -> _Cost:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(_TABLES.encode())
+        connection.execute(TABLES.encode())
         with _bare_worker(dsn):
             return _measure(
                 connection,
                 rate,
-                lambda connection: connection.execute(_INSERT.encode()),
+                lambda connection: connection.execute(INSERT.encode(), (0,)),
                 "select count(*) from bare_history",
             )
 
@@ -183,8 +166,8 @@ def _bare_worker(dsn: str) -> Iterator[None]:
             while not over.is_set():
                 # One claim for each notification, so that no claim finds nothing.
                 for _ in list(connection.notifies(timeout=0.5, stop_after=1)):
-                    claimed = connection.execute(_CLAIM.encode()).fetchone()
-                    connection.execute(_END.encode(), claimed)
+                    job_id, _ = connection.execute(CLAIM.encode()).fetchone() or (None, 0)
+                    connection.execute(END.encode(), (job_id,))
 
     thread = threading.Thread(target=work)
     thread.start()
