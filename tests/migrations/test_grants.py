@@ -18,7 +18,7 @@ from tests.databases import Database
 ANYONE = {"version", "depth", "wanted", "_clock"}
 PRODUCER = (
     ANYONE
-    | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "stage", "enqueue_staged"}
+    | {"enqueue", "enqueue_many", "enqueue_outcome", "enqueue_batch", "enqueue_all", "stage", "enqueue_staged"}
     | {
         "open_group",
         "close_group",
@@ -32,6 +32,8 @@ WORKER = (
     | RELATED
     | {
         "complete_step",
+        "share_steps",
+        "legible",
         "sleep_step",
         "suspend",
         "await_event",
@@ -72,6 +74,7 @@ READER = (
     ANYONE
     | RELATED
     | {
+        "legible",
         "stats",
         "search",
         "search_oldest",
