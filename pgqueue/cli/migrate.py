@@ -63,25 +63,7 @@ def migrate(
         now = migrations.status(found) if check else migrations.migrate(found, to=to)
         if shard is not None:
             set_shard(found, shard)
-        if as_json:
-            output.print_json(
-                {
-                    "revision": now.revision,
-                    "head": now.head,
-                    "current": now.current,
-                    "digest": now.digest,
-                    "newer": now.is_newer,
-                    "oldest_client": now.oldest_client,
-                }
-            )
-        else:
-            at = "no schema" if now.revision is None else f"revision {now.revision}"
-            verdict = (
-                "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
-            )
-            if now.is_newer:
-                verdict = f"newer than this pgqueue ({now.head}), and serves those from {now.oldest_client} on"
-            output.line(f"{describe_dsn(found)}: {at} ({verdict})")
+        _print_status(found, now, as_json)
         if check and not now.current:
             raise typer.Exit(1)
 
@@ -104,6 +86,26 @@ def _confirm(dsn: str, to: str) -> None:
     if removed:
         output.message(f"What these revisions have added is removed: {removed}.")
     typer.confirm("Go on?", abort=True, err=True)
+
+
+def _print_status(dsn: str, now: migrations.Status, as_json: bool) -> None:
+    if as_json:
+        output.print_json(
+            {
+                "revision": now.revision,
+                "head": now.head,
+                "current": now.current,
+                "digest": now.digest,
+                "newer": now.is_newer,
+                "oldest_client": now.oldest_client,
+            }
+        )
+        return
+    at = "no schema" if now.revision is None else f"revision {now.revision}"
+    verdict = "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
+    if now.is_newer:
+        verdict = f"newer than this pgqueue ({now.head}), and serves those from {now.oldest_client} on"
+    output.line(f"{describe_dsn(dsn)}: {at} ({verdict})")
 
 
 def _print_script(to: str, start: str, check: bool, as_json: bool) -> None:

@@ -143,14 +143,25 @@ def worker(
     health = None if health_port is None or pipe is not None else (health_host, health_port)
     memory_limit = None if max_memory is None else parse_memory(max_memory)
     if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
-        here = Path.cwd()
-        tasks = load(require or [])
-        # A module may have changed the directory.
-        with databases(dsn, within=here) as found:
-            code = run_worker(tasks, found, config, listen_dsns=listens, health=health, pipe=pipe, manager=manager)
-        raise typer.Exit(code)
+        raise typer.Exit(_run_here(require, dsn, config, listens, health, pipe, manager))
     limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
     raise typer.Exit(_supervise(require, dsn, config, processes or 1, health, manager, limits))
+
+
+def _run_here(
+    modules: list[str] | None,
+    dsns: list[str] | None,
+    config: WorkerConfig,
+    listen_dsns: list[str],
+    health: tuple[str, int] | None,
+    pipe: ControlPipe | None,
+    manager: ServiceManager | None,
+) -> int:
+    here = Path.cwd()
+    tasks = load(modules or [])
+    # A module may have changed the directory.
+    with databases(dsns, within=here) as found:
+        return run_worker(tasks, found, config, listen_dsns=listen_dsns, health=health, pipe=pipe, manager=manager)
 
 
 def _supervise(

@@ -56,34 +56,17 @@ def migrate(dsn: str, *, to: str = "head", patience: float = 300.0) -> Status:
         raise ConfigError(f"there is no revision {to!r}", hint=f"known: base, {', '.join(known)}, head")
     deadline = time.monotonic() + patience
     while True:
+        is_blocked = False
         try:
-            with _connect(dsn) as connection:
+            with _explained(), _connect(dsn) as connection:
                 if _lock(connection):
                     _move(connection, target)
                     return read_status(_driver(connection))
-        except psycopg.errors.LockNotAvailable as error:
-            blocked: Exception | None = error
-        except sqlalchemy.exc.DBAPIError as error:
-            if isinstance(error.orig, psycopg.OperationalError) and error.orig.sqlstate is None:
-                # There is no connection.
-                raise error.orig from None
-            if not isinstance(error.orig, psycopg.errors.LockNotAvailable):
-                raise _failed(error.orig or error) from error
-            blocked = error.orig
-        except psycopg.OperationalError:
-            raise
-        except psycopg.Error as error:
-            raise _failed(error) from error
-        except CommandError as error:
-            raise MigrationError(
-                f"the database is at a revision that this version of pgqueue does not know ({error})",
-                hint="install the version of pgqueue that migrated it, or a newer one",
-            ) from error
-        else:
-            blocked = None
+        except psycopg.errors.LockNotAvailable:
+            is_blocked = True
         if time.monotonic() > deadline:
             raise MigrationError(
-                "another transaction holds a table of the queue" if blocked else "another migration is under way",
+                "another transaction holds a table of the queue" if is_blocked else "another migration is under way",
                 hint="find long transactions in pg_stat_activity, then run pgqueue migrate again",
             )
         time.sleep(random.uniform(0.05, 0.5))
@@ -184,6 +167,30 @@ def _connect(dsn: str) -> Iterator[sqlalchemy.Connection]:
     )
     with engine.connect() as connection, connection.begin():
         yield connection
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise errors as MigrationError. Those of the connection, and a lock that was not given, pass as the driver's."""
+    try:
+        yield
+    except sqlalchemy.exc.DBAPIError as error:
+        cause = error.orig
+        if isinstance(cause, psycopg.errors.LockNotAvailable):
+            raise cause from None
+        if isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None:
+            # There is no connection.
+            raise cause from None
+        raise _failed(cause or error) from error
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        raise _failed(error) from error
+    except CommandError as error:
+        raise MigrationError(
+            f"the database is at a revision that this version of pgqueue does not know ({error})",
+            hint="install the version of pgqueue that migrated it, or a newer one",
+        ) from error
 
 
 def _driver(connection: sqlalchemy.Connection) -> psycopg.Connection[tuple[object, ...]]:

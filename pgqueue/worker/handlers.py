@@ -15,8 +15,8 @@ from typing import Any, TypeVar, cast
 
 from pgqueue import forks
 from pgqueue.app import App
-from pgqueue.db.json import Unreadable, read_time, to_result
-from pgqueue.job import Flag, Job, State, Surroundings, set_current
+from pgqueue.db.json import to_result
+from pgqueue.job import Job, Surroundings, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
@@ -25,6 +25,7 @@ from pgqueue.worker import job_log
 from pgqueue.worker.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.held import End, Held, Verdict, arguments
 from pgqueue.worker.isolation import STARTS_AT_ONCE, Isolation, restore_thread
+from pgqueue.worker.job_view import make_job
 from pgqueue.worker.running_jobs import RunningJobs
 from pgqueue.worker.threads import NoThread, Outcome, Threads, contained
 
@@ -158,7 +159,8 @@ class Handlers:
         """Return the job as handlers and middleware see it."""
         with _making_job:
             if held.job is None:
-                held.job = self._make_job(held)
+                task = self._app.tasks.get(held.row.task)
+                held.job = make_job(held, self._surroundings, None if task is None else task.hooks.codec)
         if held.interrupt is not None:
             # Asked to stop before there was a job to raise its flag.
             held.job.cancelled.raise_it(held.reason)
@@ -176,36 +178,6 @@ class Handlers:
         except Exception:
             log.exception("the error formatter failed; the error is stored as by default")
             return describe(error)
-
-    def _make_job(self, held: Held) -> Job:
-        row = held.row
-        ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
-        return Job(
-            row.id,
-            row.task,
-            {} if isinstance(held.args, Unreadable) else held.args,
-            None if isinstance(held.headers, Unreadable) else held.headers,
-            row.queue,
-            row.key,
-            row.priority,
-            row.attempt,
-            row.max_attempts,
-            row.reservation,
-            read_time(row.run_at),
-            read_time(row.created_at),
-            read_time(row.lease_expires_at),
-            row.timeout,
-            self._make_state(held, ends_at),
-        )
-
-    def _make_state(self, held: Held, ends_at: float | None) -> State:
-        state = State(self._surroundings, Flag(), ends_at, stores_result=held.row.store_result)
-        state.others = [member.pair for member in held.members]
-        task = self._app.tasks.get(held.row.task)
-        if task is not None and task.hooks.codec is not None:
-            state.encode = task.hooks.codec.encode
-            state.decode = task.hooks.codec.decode
-        return state
 
     def _enter(self, held: Held) -> None:
         """Report the start. In the job's context, which then names the job."""

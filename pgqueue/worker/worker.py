@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from pgqueue.config import WorkerConfig, check_dsn, describe_dsn, worker_dsn
 from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
-from pgqueue.worker import concurrency, memory, operator_signals
+from pgqueue.worker import concurrency, operator_signals
 from pgqueue.worker.blocked_loop import Watchdog
 from pgqueue.worker.claimer import Claimer
 from pgqueue.worker.commands import Commands
@@ -28,6 +27,7 @@ from pgqueue.worker.identity import Identity
 from pgqueue.worker.job_log import JobLog
 from pgqueue.worker.leases import Leases
 from pgqueue.worker.links import make_links, make_listener
+from pgqueue.worker.listener import Listener
 from pgqueue.worker.loops import Loop, keep_running
 from pgqueue.worker.maintenance import Maintenance
 from pgqueue.worker.outage import Outage
@@ -39,6 +39,7 @@ from pgqueue.worker.shutdown import Shutdown
 from pgqueue.worker.slots import Slots
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.state import State
+from pgqueue.worker.status import WorkerStatus
 from pgqueue.worker.step_link import StepLink
 from pgqueue.worker.watches import Progress, share_forever, watch_timeouts_forever
 
@@ -78,7 +79,6 @@ class Worker:
         self._app = app
         dsn = check_dsn("dsn", dsn)
         self._place = describe_dsn(dsn)
-        self._began = time.monotonic()
         self._state = State()
 
         dsn = worker_dsn(dsn, f"pgqueue {config.name}", config.lease)
@@ -109,21 +109,8 @@ class Worker:
         self._claimer = self._make_claimer()
         self._shutdown = self._make_shutdown()
         self._commands = self._make_commands()
-        self._listener = make_listener(
-            dsn,
-            config,
-            self._outage,
-            self._links.keeping,
-            on_wake=self._state.wake.set,
-            on_due=self._claimer.sleeper.due_changed,
-            on_cancel=self._leases.extend_now.set,
-            on_command=self._commands.asked_now.set,
-            on_handoff=self._claimer.handed_off,
-            on_announced=self._claimer.announced,
-            on_withdrawn=self._claimer.leave_idle,
-            on_replaced=self._claimer.compare_soon,
-            handoffs=self._claimer.handoffs,
-        )
+        self._listener = self._make_listener(dsn)
+        self._status = self._make_status()
         self._watchdog = Watchdog(self._runner.name_running)
 
     @property
@@ -208,31 +195,7 @@ class Worker:
 
     def status(self) -> dict[str, Any]:
         """Return the worker's present state, for operators: numbers and text only, times in seconds."""
-        outage = self._outage.lasts
-        claimed_at = self._claimer.claimed_at
-        reason = self._why_not_ready()
-        return {
-            "worker": self.config.name,
-            "pid": os.getpid(),
-            "ready": not reason,
-            "reason": reason[:300],
-            "started": self.started.is_set(),
-            "quiet": self._state.quiet,
-            "stopping": self._state.stopping.is_set(),
-            "concurrency": self._runner.concurrency,
-            "running": self._runner.running,
-            "free": max(self._runner.concurrency - self._runner.running, 0),
-            "buffered": self._runner.unstarted,
-            "held": len(self._leases.held),
-            "succeeded": self.completed,
-            "failed": self.failed,
-            "last_reserve": None if claimed_at is None else round(time.monotonic() - claimed_at, 3),
-            "outage": None if outage is None else round(outage, 3),
-            "last_error": self._outage.error[:300] or None,
-            "memory": memory.resident(),
-            "uptime": round(time.monotonic() - self._began, 3),
-            "claims": self.counts.claims.as_dict(),
-        }
+        return self._status.as_dict()
 
     async def run(self) -> bool:
         """Work until stopped. True when every job that was started has ended; False when some were cut off.
@@ -342,23 +305,6 @@ class Worker:
         )
         self.started.set()
 
-    def _why_not_ready(self) -> str:
-        if not self.started.is_set():
-            return self._outage.error or "it has not started yet"
-        if self._state.stopping.is_set():
-            return "it stops"
-        if self._state.quiet:
-            return "it is quiet"
-        if self._outage.lasts is not None:
-            return f"the database cannot be used: {self._outage.error}"
-        if self._claimer.capacity() == 0:
-            # It needs no claim.
-            return ""
-        silent = time.monotonic() - max(self._claimer.claimed_at or 0.0, self._claimer.sleeper.answered_at)
-        if silent > max(3 * self.config.poll_interval, 60.0):
-            return f"no call of reserve or idle was answered for {silent:.0f} s"
-        return ""
-
     # Claims go along with ends and ends with claims, so each of these two is handed what it needs of the other.
 
     def _make_surroundings(self) -> Surroundings:
@@ -421,6 +367,36 @@ class Worker:
             self._links.keeping,
             self._identity.heartbeat,
             {"run": self.resume, "quiet": self.be_quiet, "stop": self._stop_on_command, "taken": self._lost_name},
+        )
+
+    def _make_listener(self, dsn: str) -> Listener:
+        return make_listener(
+            dsn,
+            self.config,
+            self._outage,
+            self._links.keeping,
+            on_wake=self._state.wake.set,
+            on_due=self._claimer.sleeper.due_changed,
+            on_cancel=self._leases.extend_now.set,
+            on_command=self._commands.asked_now.set,
+            on_handoff=self._claimer.handed_off,
+            on_announced=self._claimer.announced,
+            on_withdrawn=self._claimer.leave_idle,
+            on_replaced=self._claimer.compare_soon,
+            handoffs=self._claimer.handoffs,
+        )
+
+    def _make_status(self) -> WorkerStatus:
+        return WorkerStatus(
+            self.config,
+            self.started,
+            self._state,
+            self._outage,
+            self._claimer,
+            self._runner,
+            self._leases,
+            self._reporter,
+            self.counts,
         )
 
     async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:

@@ -1,0 +1,90 @@
+"""What a worker tells operators about its present state."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from pgqueue.config import WorkerConfig
+from pgqueue.worker import memory
+from pgqueue.worker.claimer import Claimer
+from pgqueue.worker.counts import Counts
+from pgqueue.worker.leases import Leases
+from pgqueue.worker.outage import Outage
+from pgqueue.worker.reporter import Reporter
+from pgqueue.worker.runner import Runner
+from pgqueue.worker.state import State
+
+
+class WorkerStatus:
+    """Describes a worker, and tells whether it is ready: whether it would run a job that is due."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        started: asyncio.Event,
+        state: State,
+        outage: Outage,
+        claimer: Claimer,
+        runner: Runner,
+        leases: Leases,
+        reporter: Reporter,
+        counts: Counts,
+    ) -> None:
+        self._config = config
+        self._started = started
+        self._state = state
+        self._outage = outage
+        self._claimer = claimer
+        self._runner = runner
+        self._leases = leases
+        self._reporter = reporter
+        self._counts = counts
+        self._began = time.monotonic()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return numbers and text only, times in seconds."""
+        outage = self._outage.lasts
+        claimed_at = self._claimer.claimed_at
+        reason = self._why_not_ready()
+        return {
+            "worker": self._config.name,
+            "pid": os.getpid(),
+            "ready": not reason,
+            "reason": reason[:300],
+            "started": self._started.is_set(),
+            "quiet": self._state.quiet,
+            "stopping": self._state.stopping.is_set(),
+            "concurrency": self._runner.concurrency,
+            "running": self._runner.running,
+            "free": max(self._runner.concurrency - self._runner.running, 0),
+            "buffered": self._runner.unstarted,
+            "held": len(self._leases.held),
+            "succeeded": self._reporter.completed,
+            "failed": self._reporter.failed,
+            "last_reserve": None if claimed_at is None else round(time.monotonic() - claimed_at, 3),
+            "outage": None if outage is None else round(outage, 3),
+            "last_error": self._outage.error[:300] or None,
+            "memory": memory.resident(),
+            "uptime": round(time.monotonic() - self._began, 3),
+            "claims": self._counts.claims.as_dict(),
+        }
+
+    def _why_not_ready(self) -> str:
+        if not self._started.is_set():
+            return self._outage.error or "it has not started yet"
+        if self._state.stopping.is_set():
+            return "it stops"
+        if self._state.quiet:
+            return "it is quiet"
+        if self._outage.lasts is not None:
+            return f"the database cannot be used: {self._outage.error}"
+        if self._claimer.capacity() == 0:
+            # It needs no claim.
+            return ""
+        silent = time.monotonic() - max(self._claimer.claimed_at or 0.0, self._claimer.sleeper.answered_at)
+        if silent > max(3 * self._config.poll_interval, 60.0):
+            return f"no call of reserve or idle was answered for {silent:.0f} s"
+        return ""
