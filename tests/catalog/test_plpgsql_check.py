@@ -39,6 +39,7 @@ ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
     ("_free_payloads", STABLE): "FOR UPDATE",
     ("_lock_failed", STABLE): "FOR UPDATE",
+    ("_lock_held", STABLE): "FOR UPDATE",
     ("_lock_history", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and

@@ -407,7 +407,7 @@ def test_of_many_violations_some_are_shown_and_all_are_counted() -> None:
 def lose_a_lease(stage: Stage) -> None:
     """A worker finishes what another one holds by now, which finishes it as well."""
     stage.enqueue("effect")
-    first = reserve_one(stage.conn, "first", lease="1 s")
+    first = reserve_one(stage.conn, "first")
     stage.witness.starts(first.id, first.reservation)
     stage.lapse()
     second = reserve_one(stage.conn, "second")
@@ -421,7 +421,7 @@ def lose_a_lease(stage: Stage) -> None:
 
 
 def test_a_fence_that_is_ignored_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._finish", "and j.reservation = w.reservation", "")
+    stage.bug("pgqueue._lock_held", "and j.reservation = w.reservation", "")
     lose_a_lease(stage)
     assert stage.rules() == ["effects", "fence"]
 

@@ -124,7 +124,7 @@ begin
             -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
             v_rounds := v_rounds + 1;
             v_size := case when v_rounds <= 2 or clock_timestamp() <= v_since + interval '20 ms'
-                then least(500, v_want + 4 + v_want::bigint * cardinality(v_found.rows) / greatest(v_started, 1)) end;
+                then least(500, v_want + 4 + v_want::bigint * cardinality(v_found.rows) / greatest(v_started, 1))::integer end;
             exit when v_size is null and v_draw.turns is null;
         end if;
         v_again := false;

@@ -32,13 +32,12 @@ declare
     v_most bigint := p_rows + 1::bigint;
     v_rows refcursor;
     v_job pgqueue.found_job;
-    v_fits boolean;
     v_n bigint;
 begin
     case p_way
         when 'live' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select
                     j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
@@ -48,7 +47,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'live ids' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select
                     j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
@@ -65,7 +64,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'live members' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select
                     j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
@@ -75,7 +74,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'ended' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from pgqueue._ended_rows(p_oldest, v_from, v_to, v_most) j
@@ -83,7 +82,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'ended ids' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from (
@@ -98,7 +97,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'ended members' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from pgqueue._ended_member_rows(p_group, p_oldest, v_from, v_to, v_most) j
@@ -106,7 +105,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'ended of a key' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from pgqueue._ended_key_rows(v_key, p_oldest, v_from, v_to, v_most) j
@@ -114,7 +113,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'unfinished' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from pgqueue._unfinished_rows(p_state, p_oldest, v_from, v_to, v_most) j
@@ -122,7 +121,7 @@ begin
             where w.fits or w.n > p_rows;
         when 'unfinished of a queue' then
             open v_rows for
-            select w.*
+            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
             from (
                 select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
                 from pgqueue._unfinished_queue_rows(v_queue, p_state, p_oldest, v_from, v_to, v_most) j
@@ -132,7 +131,7 @@ begin
     matches := '{}';
     is_cut := false;
     loop
-        fetch v_rows into v_job.id, v_job.granularity, v_job.kept_until, v_job.is_asked_to_stop, v_fits, v_n;
+        fetch v_rows into v_job.id, v_job.granularity, v_job.kept_until, v_job.is_asked_to_stop, v_n;
         exit when not found;
         is_cut := v_n > p_rows;
         -- The one that tells of more is not read.

@@ -55,7 +55,7 @@ rows 10
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_live pgqueue.job_state[] := '{}';
+    v_live pgqueue.job_state[] := '{}'::pgqueue.job_state[];
     v_ended pgqueue.job_state[] := array(
         select s.state
         from unnest('{succeeded,dead,cancelled}'::pgqueue.job_state[]) s (state)
