@@ -18,7 +18,7 @@ import psycopg
 from pgqueue import App, testing
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
-from tests.calls import value
+from tests.calls import reserve_one, value
 from tests.facts import wait_until, wait_until_async
 
 # Longer than any test, so that no worker polls.
@@ -38,6 +38,18 @@ async def done(conn: psycopg.Connection, *job_ids: int, timeout: float = 15) -> 
     await wait_until_async(lambda: len(_final(conn, job_ids)) == len(job_ids), timeout)
     states = _final(conn, job_ids)
     return [states[job_id] for job_id in job_ids]
+
+
+def take_away(conn: psycopg.Connection, job_id: int) -> int:
+    """Have the queue believe that the lease lapsed, and reserve the job for another worker; the new reservation."""
+    with conn.transaction():
+        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
+        # Rescued once already, so that it gets no grace period.
+        conn.execute("update pgqueue.jobs set grace_given = true where id = %s", [job_id])
+        taken = reserve_one(conn, "thief", lease="1 hour")
+    assert taken.id == job_id
+    reservation: int = taken.reservation
+    return reservation
 
 
 def is_asleep(conn: psycopg.Connection, worker: str) -> bool:

@@ -188,7 +188,12 @@ class Handlers:
             self.on_event("started", held)
 
     def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
+        _check_lease(held)
         self._enter(held)
+        return self._call_function(held, task)
+
+    def _call_in_thread(self, held: Held, task: Task[Any, Any]) -> object:
+        _check_lease(held)
         return self._call_function(held, task)
 
     def _call_function(self, held: Held, task: Task[Any, Any]) -> object:
@@ -247,7 +252,7 @@ class Handlers:
             return await self._in_task(held, self._call_on_loop(held, task))
         # On the loop: hooks for events are called there.
         context.run(self._enter, held)
-        call = partial(context.run, self._call_function, held, task)
+        call = partial(context.run, self._call_in_thread, held, task)
         return await self.outlasting(self._start_in_thread(held, call))
 
     async def _encoded(self, held: Held, result: object) -> bytes:
@@ -357,15 +362,14 @@ class Handlers:
     async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
         self._started_task(held)
         try:
-            if not STARTS_AT_ONCE and held.deadline < time.monotonic():
-                # Another handler has blocked the loop since this task was made.
-                held.interrupt = held.interrupt or End.RELEASED
-                raise Interrupted("its lease ended before it started")
+            if not STARTS_AT_ONCE:
+                # Another handler may have blocked the loop since this task was made.
+                _check_lease(held)
             self._enter(held)
             if self.around is None:
                 held.outcome = await self._function(task)(**self._arguments(held, task)), None
                 return
-            call: Callable[[], Any] = partial(self._call_function, held, task)
+            call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
                 call = partial(self._function(task), **self._arguments(held, task))
             in_thread, set_runner = partial(self._in_thread, held), partial(_set_runner, held)
@@ -404,6 +408,16 @@ class Handlers:
         finally:
             restore_thread()
             del self.in_threads[ident]
+
+
+def _check_lease(held: Held) -> None:
+    """Raise Interrupted when the attempt was asked to stop, or its lease ended, while it waited to begin.
+
+    For a thread, when the system gives this process fewer than it has slots; or for its turn.
+    """
+    if held.interrupt is not None or held.deadline < time.monotonic():
+        held.interrupt = held.interrupt or End.RELEASED
+        raise Interrupted("its lease ended before it started")
 
 
 def _inside(held: Held, call: Callable[[], T]) -> T:

@@ -348,7 +348,7 @@ class Runner:
 
     async def _may_start(self, held: Held) -> bool:
         """Report the start of a job that was lost or crashed before. All members of a batch, for they share its end."""
-        if not await self._on_start(held):
+        if not await self._on_start(held) or held.deadline < time.monotonic():
             self.stop(held, End.RELEASED, "its lease was lost before it started")
         if held.interrupt is not None:
             self._end(held, held.interrupt)

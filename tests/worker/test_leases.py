@@ -16,11 +16,11 @@ from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
 from pgqueue.worker.isolation import STARTS_AT_ONCE
-from tests.calls import call, enqueue, job, reserve_one, value
+from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async
 from tests.proxy import Proxy
-from tests.workers import done, is_asleep, working
+from tests.workers import done, is_asleep, take_away, working
 
 
 def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
@@ -30,18 +30,6 @@ def lease_of(conn: psycopg.Connection, job_id: int) -> datetime:
 
 def _is_later(conn: psycopg.Connection, job_id: int, first: datetime) -> bool:
     return lease_of(conn, job_id) > first
-
-
-def take_away(conn: psycopg.Connection, job_id: int) -> int:
-    """Have the queue believe that the lease lapsed, and reserve the job for another worker; the new reservation."""
-    with conn.transaction():
-        conn.execute("update pgqueue.jobs set lease_expires_at = pgqueue._ready_at(null) where id = %s", [job_id])
-        # Rescued once already, so that it gets no grace period.
-        conn.execute("update pgqueue.jobs set grace_given = true where id = %s", [job_id])
-        taken = reserve_one(conn, "thief", lease="1 hour")
-    assert taken.id == job_id
-    reservation: int = taken.reservation
-    return reservation
 
 
 @pytest.mark.covers("G9", "D2")

@@ -16,7 +16,7 @@ from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
-from tests.workers import done, working
+from tests.workers import done, take_away, working
 
 
 @pytest.mark.covers("G1", "G8")
@@ -113,6 +113,38 @@ async def test_sync_jobs_share_the_threads_that_there_are(
         await wait_until_async(lambda: names == {"pgqueue_1", "pgqueue_2"})
         go.set()
         assert await done(conn, *jobs) == ["succeeded"] * 2
+
+
+@pytest.mark.covers("G9", "D2")
+@pytest.mark.parametrize("allowed", [None, "1 minute"])
+async def test_a_sync_job_that_is_lost_while_it_waits_for_a_thread_does_not_start(
+    allowed: str | None,
+    database: Database,
+    conn: psycopg.Connection,
+    refused_threads: set[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = App()
+    go = threading.Event()
+    ran: list[int] = []
+
+    @app.task
+    def t(job: Job) -> None:
+        ran.append(job.id)
+        assert go.wait(20)
+
+    refused_threads.add("pgqueue_2")
+    async with working(app, database.dsn, concurrency=2, lease=3.0) as worker:
+        first = enqueue(conn)
+        await wait_until_async(lambda: ran == [first])
+        second = enqueue(conn, timeout=allowed)
+        await wait_until_async(lambda: "the system starts no other thread" in caplog.text)
+        taken = take_away(conn, second)
+        await wait_until_async(lambda: f"job {second} (task t, queue default, attempt 1) is lost" in caplog.text)
+        go.set()
+        await wait_until_async(lambda: worker.status()["running"] == 0)
+        assert ran == [first]
+        assert call(conn, "complete", second, taken) is True
 
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
