@@ -19,7 +19,7 @@ from pathlib import Path
 import psycopg
 
 from pgqueue.config import WorkerConfig
-from pgqueue.db import consume
+from pgqueue.db import consume, presence
 from pgqueue.db.call import Call, T, perform_async
 from pgqueue.worker.connection import connect
 
@@ -148,7 +148,7 @@ async def _sleep(dsn: str, name: str, counts: _Counts) -> None:
         return bool(rows)
 
     try:
-        channel = await send(consume.hello(name, None, {}))
+        channel = await send(presence.hello(name, None, {}))
         await connection.execute(f'listen "{channel}"'.encode())
         pulse_at = time.monotonic() + _PULSE
         call_at = 0.0

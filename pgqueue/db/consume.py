@@ -1,4 +1,4 @@
-"""Statements of a worker: claim jobs, report how they ended, keep their leases, register."""
+"""Statements of a worker: claim jobs, report how they ended, keep their leases, wait for more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -22,7 +22,7 @@ from pgqueue.db.call import (
     read_nothing,
     read_one,
 )
-from pgqueue.db.json import error_text, interval_text, to_json, to_result
+from pgqueue.db.json import error_text, interval_text, to_result
 
 
 class JobRow(NamedTuple):
@@ -278,53 +278,6 @@ def held_by(worker: str, handed_within: float | None = None) -> Call[list[tuple[
     """
     within = None if handed_within is None else timedelta(seconds=handed_within)
     return Call(b"select job_id, reservation from pgqueue.held_by(%s::text, %s::interval)", (worker, within), _held)
-
-
-def claim_name(
-    worker: str, info: Mapping[str, object], instead_of: str | None
-) -> Call[tuple[dict[str, Any], timedelta] | None]:
-    """Take a name; reads None, or the process that has it: its info, and for how long it has been silent."""
-    return Call(
-        b"select held_by, silent_for from pgqueue.claim_name(%s::text, %s::text::jsonb, %s::text)",
-        (worker, to_json(info, "info"), instead_of),
-        read_maybe_one,
-    )
-
-
-def release_former(worker: str) -> Call[list[int]]:
-    """Give back the jobs of a dead process of this name, as lost; reads their ids."""
-    return Call(b"select pgqueue.release_unheld(%s::text, died => true)", (worker,), read_column)
-
-
-def hello(worker: str, queues: Sequence[str] | None, info: Mapping[str, object]) -> Call[str]:
-    """Register the worker; reads its channel."""
-    return Call(
-        b"select pgqueue.hello(%s::text, %s::text[], %s::jsonb)",
-        (worker, array(queues), to_json(info, "info")),
-        read_first,
-    )
-
-
-def beat(worker: str, counted: Sequence[Mapping[str, object]] = (), memory: int | None = None) -> Call[bool]:
-    """Send a heartbeat, with what has started and ended since the last one; reads whether the worker is registered.
-
-    `memory` is what the process holds, in bytes.
-    """
-    params = (worker, to_json({"jobs": list(counted)}, "report") if counted else None, memory)
-    return Call(b"select pgqueue.beat(%s::text, %s::text::jsonb, %s::bigint)", params, read_first)
-
-
-def worker_command(worker: str, obeys: str, instance: str) -> Call[str]:
-    """Ask what an operator wants of the worker: "run", "quiet" or "stop". `obeys`: what it does now.
-
-    Reads "taken" when another process than `instance` has its name.
-    """
-    return Call(b"select pgqueue.worker_command(%s::text, %s::text, %s::text)", (worker, obeys, instance), read_first)
-
-
-def bye(worker: str) -> Call[None]:
-    """Deregister the worker."""
-    return Call(b"select pgqueue.bye(%s::text)", (worker,), read_nothing)
 
 
 class Idle(NamedTuple):

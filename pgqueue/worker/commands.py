@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from pgqueue.db import consume
+from pgqueue.db import presence
 from pgqueue.worker.connection import Link
 
 log = logging.getLogger("pgqueue.worker")
@@ -48,4 +48,4 @@ class Commands:
                     await self.asked_now.wait()
 
     async def _ask(self) -> str:
-        return await self._link.perform(consume.worker_command(self._worker, self._obeys, self._instance))
+        return await self._link.perform(presence.worker_command(self._worker, self._obeys, self._instance))

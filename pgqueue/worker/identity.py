@@ -21,7 +21,7 @@ from typing import Any
 
 from pgqueue import __version__
 from pgqueue.config import WorkerConfig
-from pgqueue.db import consume
+from pgqueue.db import presence
 from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
 
@@ -88,7 +88,7 @@ class Identity:
         instead_of: str | None = None
         silent: float | None = None
         while True:
-            other = await perform(consume.claim_name(name, self.info(), instead_of))
+            other = await perform(presence.claim_name(name, self.info(), instead_of))
             if other is None:
                 _alive.add(self.instance)
                 self.has_name = True

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from pgqueue.config import WorkerConfig
-from pgqueue.db import consume
+from pgqueue.db import presence
 from pgqueue.db.call import Call
 from pgqueue.worker import memory
 from pgqueue.worker.connection import Link
@@ -30,11 +30,11 @@ class Registration:
     def hello(self) -> Call[str]:
         """Return the statement that registers the worker."""
         info = {**self._identity.info(), "memory": memory.reported()}
-        return consume.hello(self._config.name, self._config.queues, info)
+        return presence.hello(self._config.name, self._config.queues, info)
 
     async def register(self, link: Link) -> None:
         """Register over a connection that was just made, unless another process has taken the name meanwhile."""
-        asking = consume.worker_command(self._config.name, "", self._identity.instance)
+        asking = presence.worker_command(self._config.name, "", self._identity.instance)
         if await link.perform_now(asking) == "taken":
             return
         self.channel = await link.perform_now(self.hello())
@@ -49,7 +49,7 @@ class Registration:
     async def report_rest(self) -> None:
         """Send the counts since the last heartbeat, if there are any."""
         if counted := self._counts.take("beat"):
-            await self._link.perform(consume.beat(self._config.name, counted, memory.reported()))
+            await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
 
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
@@ -57,7 +57,7 @@ class Registration:
         if self._is_idle() and not counted:
             return
         try:
-            is_registered = await self._link.perform(consume.beat(self._config.name, counted, memory.reported()))
+            is_registered = await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
         except BaseException:
             self._counts.put_back("beat", counted)
             raise

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
-from pgqueue.db import consume
+from pgqueue.db import presence
 from pgqueue.job import Flag
 from pgqueue.worker.connection import Link
 from pgqueue.worker.exchange import Exchange
@@ -98,7 +98,7 @@ class Shutdown:
                 await self._exchange.give_back_unknown(self._link, self._leases.held)
                 await self._report()
                 if self._exchange.owns_name:
-                    await self._link.perform(consume.bye(self._config.name))
+                    await self._link.perform(presence.bye(self._config.name))
 
     async def _end_claims(self, claiming: asyncio.Task[None]) -> None:
         # The loop ends by itself after the statement under way; one that hangs is cut off.

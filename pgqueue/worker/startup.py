@@ -8,7 +8,7 @@ from functools import partial
 from pgqueue import __version__, telemetry
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
-from pgqueue.db import consume
+from pgqueue.db import consume, presence
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
 from pgqueue.schema.status import Status
@@ -36,7 +36,7 @@ async def take_name(identity: Identity, name: str, link: Link) -> None:
     """Take the worker's name, and give back the jobs of its former process. ConfigError while that one is alive."""
     ask = partial(link.perform, patient=False)
     await identity.take_name(ask)
-    if given_back := await ask(consume.release_former(name)):
+    if given_back := await ask(presence.release_former(name)):
         log.warning("gave back %d jobs of a former process of this name: %s", len(given_back), given_back[:20])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from pgqueue.db import consume
+from pgqueue.db import presence
 from pgqueue.db.call import perform
 from pgqueue.testing import Clock
 from tests.calls import enqueue_many, maintain, reserve
@@ -15,7 +15,7 @@ def test_only_a_lease_that_was_over_counts_as_lost(conn: psycopg.Connection, clo
     conn.execute(SCHEMA.encode())
     enqueue_many(conn, 2)
     [first] = reserve(conn, 1, worker="dead")
-    assert perform(conn, consume.release_former("dead")) == [first.id]
+    assert perform(conn, presence.release_former("dead")) == [first.id]
     reserve(conn, 2, worker="dead", lease="3 s")
     clock.advance("4 s")
     maintain(conn)

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from pgqueue.db import consume, observe, operate
+from pgqueue.db import consume, observe, operate, presence
 from pgqueue.db.call import perform
 from pgqueue.wait import wait
 from tests.calls import call, enqueue, job, maintain, reserve_one, value
@@ -81,8 +81,8 @@ def test_calls_that_read_times_and_lengths_of_time_read_them(database: Database,
         now = datetime.now(UTC)
         assert abs(wait(conn, ended).finished_at - now) < timedelta(days=1)
         assert datetime.fromisoformat(perform(conn, observe.sampled_at()) or "").tzinfo is not None
-        perform(conn, consume.claim_name("w", {"instance": "a"}, None))
-        _, silent_for = perform(conn, consume.claim_name("w", {"instance": "b"}, None)) or ({}, None)
+        perform(conn, presence.claim_name("w", {"instance": "a"}, None))
+        _, silent_for = perform(conn, presence.claim_name("w", {"instance": "b"}, None)) or ({}, None)
         assert isinstance(silent_for, timedelta)
         [extended] = perform(conn, consume.extend([_held(styled)], 30.0, [True]))
         assert abs((extended.lease_expires_at or now) - now) < timedelta(days=1)
