@@ -212,7 +212,9 @@ async def test_a_job_of_a_transaction_that_was_open_at_the_registration_is_found
     # No worker is idle yet, so this enqueue notifies none.
     job_id = enqueue(producer)
     async with working(app, database.dsn, poll_interval=NEVER):
-        await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.idle_workers") > 0)
+        # The registration that stays: the first one comes before it listens.
+        listens = "select exists (select from pgqueue.idle_workers where handoff_channel is not null)"
+        await wait_until_async(lambda: value(conn, listens))
         # The worker has no turn between these two lines: it is on this event loop.
         sent.clear()
         producer.commit()
