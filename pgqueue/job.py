@@ -113,6 +113,7 @@ class Surroundings:
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
     doors: Doors | None = None
+    on_step: Callable[[str], None] = lambda name: None
     ask: Callable[[Call[Any]], Awaitable[Any]] | None = None
     ask_from_thread: Callable[[Call[Any]], Any] | None = None
 
@@ -137,6 +138,8 @@ class State:
     encode: Callable[[dict[str, Any]], dict[str, Any]] = dict
     decode: Callable[[dict[str, Any]], dict[str, Any]] = dict
     steps: Steps | None = None
+    # It is called in this thread, whatever loop runs here: by a test.
+    is_sync: bool = False
     # For an accumulating task: the first jobs of the other keys of this call, with their reservations.
     others: Sequence[tuple[int, int]] = ()
 
@@ -314,20 +317,21 @@ class Job:
     def _steps(self) -> Steps:
         state = self._state
         if state.steps is None:
-            state.steps = Steps(self.id, self.reservation, self._leaving, state.encode, state.decode, state.others)
+            pair = (self.id, self.reservation)
+            state.steps = Steps(pair, self._leaving, state.encode, state.decode, state.others, state.around.on_step)
         return state.steps
 
     def _perform(self, plan: Plan) -> Any:
         around = self._state.around
         if around.ask is None or around.ask_from_thread is None:
-            raise RuntimeError("steps need a worker: this job was made without one")
+            raise RuntimeError("steps need a job with a row: run it by a worker, or by pgqueue.testing.drain")
         # Here an attempt ends that nothing else can interrupt: one in a thread, or one that caught its cancellation.
         self.check()
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return perform(plan, around.ask_from_thread)
-        return perform_async(plan, around.ask)
+        if not self._state.is_sync:
+            with suppress(RuntimeError):
+                asyncio.get_running_loop()
+                return perform_async(plan, around.ask)
+        return perform(plan, around.ask_from_thread)
 
     def _leaving(self, leaves: bool) -> None:
         self._state.stage = Stage.COMPLETING if leaves else Stage.OPEN

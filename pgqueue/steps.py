@@ -36,25 +36,29 @@ def _same(value: dict[str, Any]) -> dict[str, Any]:
 
 
 class Steps:
-    """The steps of one attempt. `leaving` is called with True before a call that may give the job back."""
+    """The steps of one attempt of the job of this (id, reservation).
+
+    `leaving` is called with True before a call that may give the job back, `on_stored` when a step is stored.
+    """
 
     def __init__(
         self,
-        job_id: int,
-        reservation: int,
+        pair: tuple[int, int],
         leaving: Callable[[bool], None],
         encode: Encode = _same,
         decode: Encode = _same,
         others: Sequence[tuple[int, int]] = (),
+        on_stored: Callable[[str], None] = lambda name: None,
     ) -> None:
-        self._pair = (job_id, reservation)
+        self._pair = pair
         # The first jobs of the other keys of an accumulating task's call: they go the same way.
         self._others = others
         self._leaving = leaving
+        self._on_stored = on_stored
         self._encode = encode
         self._decode = decode
         # A reservation counts the claims of its job in its upper bits: the first claim finds no steps.
-        self._known: dict[str, Any] | None = {} if reservation >> 20 == 1 else None
+        self._known: dict[str, Any] | None = {} if pair[1] >> 20 == 1 else None
         self._named: set[str] = set()
         # Completed in the handler's own transactions.
         self._handed_over: set[str] = set()
@@ -88,6 +92,7 @@ class Steps:
         # back, or lost in a failover, so are the step's writes, and a record made here would claim that they exist.
         if name not in self._handed_over and not (yield self._complete(name, result)):
             raise self._lost()
+        self._on_stored(name)
         # Converted as the next attempt will read it.
         stored = from_json(result)
         if self._known is not None:

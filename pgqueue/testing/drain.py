@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from pgqueue.logs import one_line
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
 from pgqueue.testing.doors import Door, door_to, stepped
+from pgqueue.testing.steps import StepDoor
 from pgqueue.worker import declarations
 from pgqueue.worker.events import dead_of
 from pgqueue.worker.held import End, Held, batches
@@ -45,6 +46,8 @@ select j.id, (extract(epoch from j.ready_at - pgqueue._clock()) * 1000000)::bigi
 from pgqueue.jobs j
 where j.state in ('waiting', 'failed') and (%s::text[] is null or j.queue = any(%s::text[])) and j.id <= %s::bigint
     and not j.id = any(%s::bigint[])
+    -- No time ends its wait.
+    and not exists (select from pgqueue.event_waits w where w.job_id = j.id and w.until is null)
 order by j.ready_at, j.id
 limit 1
 """
@@ -59,6 +62,7 @@ class Drained:
     succeeded, snoozed, cancelled    how many attempts ended so
     failed    how many attempts failed and will be retried
     dead      how many jobs are dead
+    crashed   how many attempts `crash_after` ended
     ids       the jobs that ran, in order; a job that ran twice appears twice
     errors    the exceptions of handlers, in order
     unknown   tasks of due jobs that the App does not know: these were left as they were
@@ -69,6 +73,7 @@ class Drained:
     dead: int = 0
     snoozed: int = 0
     cancelled: int = 0
+    crashed: int = 0
     ids: list[int] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -83,6 +88,7 @@ def drain(
     scheduled: bool = False,
     recursive: bool = True,
     raise_errors: bool = True,
+    crash_after: Collection[str] = (),
 ) -> Drained:
     """Run due jobs one after another, on this connection and in its open transaction, and return the results.
 
@@ -90,11 +96,16 @@ def drain(
     rules. `job.transaction()` yields this connection. The test rolls back, and nothing has happened. On a connection
     that is not in a transaction each step is committed.
 
+    What a handler has written up to a step stays once the step is stored, also if the handler fails then. Sleeps, and
+    waits with a timeout, end with scheduled=True; `emit_event` on this connection gives an event.
+
     queue         only this queue, or these
     limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself for ever
     scheduled     when nothing is due, move the queue's clock to the next job's time and go on; see `Clock`
     recursive     run the jobs that handlers enqueue as well
     raise_errors  raise the exception of a handler after its failure is stored; False: collect it in `errors`
+    crash_after   names of steps: right after such a step is stored the worker crashes, once for each, and the job runs
+                  again
 
     The connection is one of psycopg or psycopg2, a Connection or Session of SQLAlchemy, or Django's. For an async
     connection, and where an event loop runs, there is `drain_async`. The transaction must be READ COMMITTED.
@@ -107,7 +118,7 @@ def drain(
         raise TypeError(
             "drain() needs a connection that is not async; for this one: await drain_async(connection, app)"
         )
-    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, on_loop=False)
+    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=False)
     return stepped(run.run())
 
 
@@ -120,12 +131,14 @@ async def drain_async(
     scheduled: bool = False,
     recursive: bool = True,
     raise_errors: bool = True,
+    crash_after: Collection[str] = (),
 ) -> Drained:
     """Run due jobs as `drain` does, with async handlers on the running event loop.
 
     The connection is an async one of psycopg, asyncpg or SQLAlchemy; any that `drain` takes will do as well.
     """
-    run = _Drain(door_to(connection), app, _queues(queue), limit, scheduled, recursive, raise_errors, on_loop=True)
+    door = door_to(connection)
+    run = _Drain(door, app, _queues(queue), limit, scheduled, recursive, raise_errors, crash_after, on_loop=True)
     return await run.run()
 
 
@@ -153,10 +166,12 @@ class _Drain:
         scheduled: bool,
         recursive: bool,
         raise_errors: bool,
+        crash_after: Collection[str],
         *,
         on_loop: bool,
     ) -> None:
         self._door = door
+        self._steps = StepDoor(door, {crash_after} if isinstance(crash_after, str) else set(crash_after))
         self._app = app
         self._queues = queues
         self._limit = limit
@@ -165,7 +180,15 @@ class _Drain:
         self._raise_errors = raise_errors
         self._done = Drained()
         self._attempts = Attempts(
-            app, Surroundings(doors=Savepoints(door)), on_loop=on_loop, uses_asgiref=uses_asgiref(door.connection)
+            app,
+            Surroundings(
+                doors=Savepoints(door),
+                on_step=self._steps.stored,
+                ask=self._steps.ask,
+                ask_from_thread=self._steps.ask_from_thread,
+            ),
+            on_loop=on_loop,
+            uses_asgiref=uses_asgiref(door.connection),
         )
         self._attempts.on_event = self._tell
         self._newest = _ANY_ID
@@ -210,13 +233,10 @@ class _Drain:
             )
         self._done.ids.append(held.row.id)
         self._runs[task.name] += 1
-        try:
-            async with self._door.savepoint():
-                await self._attempts.attempt(held, task)
-                if held.ended is not End.SUCCEEDED and held.ended is not End.SETTLED:
-                    raise _Undone
-        except _Undone:
-            pass
+        if await self._steps.attempt(held, lambda: self._attempts.attempt(held, task)):
+            self._done.crashed += 1
+            await self._door.run(consume.release([each.pair for each in (held, *held.members)]))
+            return
         error = self._attempts.error
         for each in (held, *held.members):
             if each is not held:
@@ -251,6 +271,8 @@ class _Drain:
         match held.ended:
             case End.SETTLED:
                 return "succeeded"
+            case End.SUSPENDED:
+                return "snoozed"
             case End.SUCCEEDED:
                 result = None if held.result is None else orjson.Fragment(held.result)
                 is_held = await self._door.run(consume.complete(*held.pair, result))
@@ -295,10 +317,6 @@ class _Drain:
             self._skipped.clear()
 
 
-class _Undone(Exception):
-    """Raised to undo the writes of a handler that did not succeed."""
-
-
 class Savepoints:
     """Directs `job.transaction()` in a test to the test's connection, in a savepoint."""
 
@@ -319,6 +337,8 @@ class Savepoints:
 
 
 class _SyncSavepoint:
+    is_replaceable = False
+
     def __init__(self, door: Door, given: Any) -> None:
         self.connection = door.connection if given is None else given
         self._door = door
@@ -336,6 +356,8 @@ class _SyncSavepoint:
 
 
 class _AsyncSavepoint:
+    is_replaceable = False
+
     def __init__(self, door: Door, given: Any) -> None:
         self.connection = door.connection if given is None else given
         self._door = door

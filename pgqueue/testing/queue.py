@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psycopg
@@ -39,6 +39,7 @@ class Queue:
         scheduled: bool = False,
         recursive: bool = True,
         raise_errors: bool = True,
+        crash_after: Collection[str] = (),
     ) -> Drained:
         """Run due jobs; see `pgqueue.testing.drain`."""
         return drain(
@@ -49,6 +50,7 @@ class Queue:
             scheduled=scheduled,
             recursive=recursive,
             raise_errors=raise_errors,
+            crash_after=crash_after,
         )
 
     def enqueued(self, task: str | Named | None = None, **wanted: Any) -> list[EnqueuedJob]:

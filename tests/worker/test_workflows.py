@@ -154,11 +154,11 @@ def test_a_handler_whose_job_has_ended_gets_no_results_of_steps(conn: psycopg.Co
     assert call(conn, "complete_step", held.id, held.reservation, "pay", Jsonb(7))
     call(conn, "fail", held.id, held.reservation, retry_in="0 s")
     stale = reserve_one(conn)
-    steps = Steps(stale.id, stale.reservation, lambda leaving: None)
+    steps = Steps((stale.id, stale.reservation), lambda leaving: None)
     assert perform(steps.step("pay", pytest.fail, ("it is stored",), {}), partial(ask, conn)) == 7
     assert call(conn, "complete", stale.id, stale.reservation)
     assert [step.name for step in table(conn, "steps", stale.id)] == ["pay"]
-    late = Steps(stale.id, stale.reservation, lambda leaving: None)
+    late = Steps((stale.id, stale.reservation), lambda leaving: None)
     with pytest.raises(LeaseLost):
         perform(late.step("pay", pytest.fail, ("its lease is lost",), {}), partial(ask, conn))
 
