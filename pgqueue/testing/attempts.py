@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pgqueue.app import App
 from pgqueue.errors import ConfigError
 from pgqueue.hooks import log as hooks_log
-from pgqueue.job import State, Surroundings
+from pgqueue.job import Job, Surroundings
 from pgqueue.middleware import Around, Middleware, is_async
 from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
@@ -96,11 +96,12 @@ class Attempts(Handlers):
             except Exception:
                 hooks_log.exception("a hook for %s raised", kind)
 
-    def _make_state(self, held: Held, ends_at: float | None) -> State:
-        state = super()._make_state(held, ends_at)
+    def job_of(self, held: Held) -> Job:
+        """Return the job. A sync handler of it runs in this thread, where a loop may run."""
+        job = super().job_of(held)
         task = self._app.tasks.get(held.row.task)
-        state.is_sync = task is not None and not task.is_async
-        return state
+        job._state.is_sync = task is not None and not task.is_async
+        return job
 
     def describe(self, error: BaseException) -> dict[str, object]:
         """Return the stored form of an error, and remember the error."""
