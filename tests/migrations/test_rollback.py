@@ -130,6 +130,7 @@ def producer(versions: list[Version], empty_database: Database) -> Iterator[Prod
     thread.join()
 
 
+@pytest.mark.timeout(400)
 def test_a_deploy_is_rolled_back_version_by_version_without_a_failed_enqueue(
     versions: list[Version], producer: Producer, empty_database: Database
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_queue_alone_is_shard_0_and_ids_of_another_begin_with_its_number(datab
 NOT_ROUTED = {
     "stage": "a temporary table of the session; copy to each shard, or use enqueue_batch",
     "enqueue_staged": "see stage",
+    "enqueue_all": "jobs that name each other are of one shard; call it there",
     "wanted": "an autoscaler asks each shard for its workers",
 }
 

@@ -25,7 +25,7 @@ HOSTILE = [
     "<script>alert(1)</script>",
     "\"'><img src=x onerror=alert(1)>",
     "javascript:alert(1)",
-    "{{ 7 * 7 }}",
+    "{{ 7919 * 7927 }}",
     "\u202egnp.exe\u2066",
     "\x1b[2J\x07",
     "..%2f..%2fetc%2fpasswd",
@@ -267,7 +267,7 @@ def test_no_text_of_a_producer_becomes_markup(conn: psycopg.Connection, ask: Ask
         assert "<img src=x" not in answer.text
         assert dangerous(answer.text) == []
         assert not re.search(r'(href|src|action)="javascript:', answer.text)
-        assert ">49<" not in answer.text
+        assert "62773913" not in answer.text
         # A form sends a name back as it is; it is not read there.
         shown = re.sub(r' value="[^"]*"', "", answer.text)
         assert not set("\u202e\u2066\x1b\x07") & set(shown)
