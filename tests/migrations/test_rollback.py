@@ -167,7 +167,8 @@ def test_a_deploy_is_rolled_back_version_by_version_without_a_failed_enqueue(
     assert producer.enqueued > 100
     worker = this.worker()
     try:
-        wait_until(lambda: value(conn, "select count(*) from pgqueue.history") == producer.enqueued)
+        # The jobs of the workers that were killed come back with their leases of 30 s.
+        wait_until(lambda: value(conn, "select count(*) from pgqueue.history") == producer.enqueued, timeout=120)
         assert value(conn, "select count(*) from pgqueue.history where state <> 'succeeded'") == 0
     finally:
         worker.kill()
