@@ -74,6 +74,7 @@ READER = (
     ANYONE
     | RELATED
     | {
+        "events",
         "legible",
         "stats",
         "search",
@@ -91,7 +92,7 @@ READER = (
         "_functions_of",
     }
 )
-OPERATING = {"cancel", "retry", "delete", "pause_queue", "resume_queue", "release_from_parents"} | {
+OPERATING = {"delete_events", "cancel", "retry", "delete", "pause_queue", "resume_queue", "release_from_parents"} | {
     "unschedule",
     "pause_schedule",
     "resume_schedule",
