@@ -1,4 +1,4 @@
-"""`pgqueue events`, and what doctor says of events that fill the disk."""
+"""`pgqueue events`, and what doctor reports about events that fill the disk."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def others(conn: psycopg.Connection) -> Iterator[tuple[str, str]]:
 
 
 def _says(conn: psycopg.Connection, role: str) -> tuple[str, str]:
-    """What doctor says of a role, and what to do."""
+    """What doctor reports about a role, and what to do."""
     query = "select evidence, remedy from pgqueue.doctor() where topic = 'rights' and subject = %s"
     return conn.execute(query, [role]).fetchone() or ("", "")
 

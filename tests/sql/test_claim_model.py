@@ -169,7 +169,7 @@ def _check(
         assert left == []
     order = [waiting[job_id] for job_id in claimed]
     for lane in {job.lane for job in order}:
-        # Jobs that came back go first, each part by its time, and none that could start was passed over.
+        # Jobs that came back go first, each part by its time, and none that could start was skipped.
         in_lane = [job for job in order if job.lane == lane]
         assert [_place(job) for job in in_lane] == sorted(_place(job) for job in in_lane)
         assert all(_place(job) > _place(in_lane[-1]) for job in left if job.lane == lane)

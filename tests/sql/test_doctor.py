@@ -397,7 +397,7 @@ def test_row_level_security_without_a_policy_is_told_for_what_others_read(
     conn.execute(f"create role {role}; create role {owner}".encode())
     try:
         call(conn, "grant_access", "reader", role)
-        # As somebody does with all tables there are. Functions and views read with their owner's rights.
+        # As an administrator does with all tables. Functions and views read with their owner's rights.
         for name in ("jobs", "queues", "audit", "limits"):
             conn.execute(f"alter table pgqueue.{name} enable row level security".encode())
         conn.execute("create policy all_of_it on pgqueue.limits for select using (true)")

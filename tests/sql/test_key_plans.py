@@ -161,7 +161,7 @@ def test_the_ends_of_keyed_and_limited_jobs_read_one_blocked_job_each(explained:
     executing = value(conn, "select count(*) from pgqueue.jobs where state = 'executing'")
     for function in ("release_unheld", "held_by"):
         nodes = explained.nodes(lambda conn, f=function: table(conn, f, "nobody"))
-        # Every lease, whoever holds it, and no other job.
+        # Every lease, of any worker, and no other job.
         reads = [node for node in nodes if node.relation == "jobs"]
         assert "Seq Scan" not in {node.kind for node in reads}
         assert sum(node.rows + node.removed for node in reads) <= executing

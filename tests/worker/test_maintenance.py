@@ -1,4 +1,4 @@
-"""What a worker says of maintenance."""
+"""What a worker logs about maintenance."""
 
 from __future__ import annotations
 

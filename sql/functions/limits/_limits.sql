@@ -1,4 +1,4 @@
--- Limits: what explain() and stats() say of them, and their checks.
+-- Limits: the answers of explain() and stats() about them, and their checks.
 
 -- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
