@@ -33,6 +33,7 @@ IN_SQL = {
     "configure_schedule": "'nightly', '0 4 * * *'",
     "configure_task": "'t', max_attempts => 3",
     "delete": "{waiting}",
+    "delete_events": "array['event']",
     "delete_many": "job_ids => array[{waiting}]::bigint[]",
     "drop_limit": "'queue', 'mail'",
     "grant_access": "'reader', '{role}'",
@@ -64,6 +65,7 @@ BY_COMMAND = {
     "configure_schedule": "schedules set nightly --timezone Europe/Berlin",
     "configure_task": "tasks set t --max-attempts 3",
     "delete": "jobs delete {waiting}",
+    "delete_events": "events delete event",
     "delete_many": "jobs delete --state waiting --queue mail --yes",
     "drop_limit": "limits drop queue mail",
     "grant_access": "grant reader {role}",
@@ -110,7 +112,15 @@ BY_FORM = {
     "stop_worker": "worker do=stop name=w",
     "unschedule": "schedule do=remove name=nightly",
 }
-NO_FORM = {"release_from_parents", "set_retry_function", "grant_access", "revoke_access", "delete", "retry"}
+NO_FORM = {
+    "delete_events",
+    "release_from_parents",
+    "set_retry_function",
+    "grant_access",
+    "revoke_access",
+    "delete",
+    "retry",
+}
 
 
 @pytest.fixture
@@ -140,6 +150,7 @@ def given(conn: psycopg.Connection, database: Database) -> Iterator[Given]:
         for name in ("w", "quiet"):
             call(conn, "hello", name)
         call(conn, "quiet_worker", "quiet")
+        call(conn, "emit_event", "event")
         maintain(conn)
         yield {
             "role": role, "dead": dead, "waiting": waiting, "child": child, "group": group,
