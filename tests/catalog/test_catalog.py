@@ -9,46 +9,21 @@ import psycopg
 
 from pgqueue.schema import bundled
 
-# One line SQL, to be inlined: a pinned path would prevent that. Each qualifies what it names.
-UNPINNED = {
-    "_after", "_ahead", "_ahead_of_payload", "_capacity_of", "_channel", "_clock", "_due_lanes", "_ended_key_rows",
-    "_ended_member_rows", "_ended_rows", "_exactly", "_exchange_row", "_executing_under", "_first_line",
-    "_first_ready", "_fits", "_fits_ended", "_fits_live", "_has_notes", "_head", "_is_declared", "_is_marked",
-    "_is_plain", "_key_head", "_latest_plan", "_limits_among", "_limits_of", "_live_by_id", "_live_by_number",
-    "_live_executing", "_live_held", "_live_limited", "_live_member_rows", "_live_of_group", "_live_of_key",
-    "_live_ready", "_live_rows", "_lock_class", "_lock_limit", "_mark_ahead", "_mark_leaving", "_max_attempts",
-    "_may_notify", "_microseconds", "_next_reservation", "_old_snapshot", "_open_parents", "_ready_at_unchecked",
-    "_retention_of", "_rules_on", "_schedule_rule", "_state_again", "_steps", "_unfinished_queue_rows",
-    "_unfinished_rows", "_utc_offset", "_verdict", "_waited_by", "_waits_for",
-}  # fmt: skip
-
 
 def names(conn: psycopg.Connection, query: str) -> list[str]:
     return [row[0] for row in conn.execute(query.encode()).fetchall()]
 
 
-def test_every_function_says_what_it_does(conn: psycopg.Connection) -> None:
-    assert (
-        names(
-            conn,
-            """
-        select p.proname::text from pg_proc p
-        where p.pronamespace = 'pgqueue'::regnamespace
-            and coalesce(length(obj_description(p.oid, 'pg_proc')), 0) < 10
-        """,
-        )
-        == []
-    )
-
-
-def test_private_functions_are_marked_as_such_and_public_ones_are_not(conn: psycopg.Connection) -> None:
+def test_each_public_function_says_what_it_does_and_private_ones_leave_that_to_their_files(
+    conn: psycopg.Connection,
+) -> None:
     assert (
         names(
             conn,
             r"""
         select p.proname::text from pg_proc p
         where p.pronamespace = 'pgqueue'::regnamespace
-            and (p.proname like '\_%') <> (obj_description(p.oid, 'pg_proc') like 'Private:%')
+            and (p.proname not like '\_%') <> (coalesce(length(obj_description(p.oid, 'pg_proc')), 0) >= 10)
         """,
         )
         == []
@@ -86,32 +61,6 @@ def test_every_column_says_what_it_holds(conn: psycopg.Connection) -> None:
             and a.attnum > 0 and not a.attisdropped and not c.relispartition
             and c.relname <> 'alembic_version'
             and col_description(c.oid, a.attnum) is null
-        """,
-        )
-        == []
-    )
-
-
-def test_every_function_pins_its_search_path(conn: psycopg.Connection) -> None:
-    unpinned = names(
-        conn,
-        """
-        select p.proname::text from pg_proc p
-        where p.pronamespace = 'pgqueue'::regnamespace
-            and not ('search_path=pg_catalog, pg_temp' = any (coalesce(p.proconfig, '{}')))
-        """,
-    )
-    assert set(unpinned) <= UNPINNED
-
-
-def test_the_functions_without_a_pinned_path_are_plain_sql(conn: psycopg.Connection) -> None:
-    assert (
-        names(
-            conn,
-            """
-        select p.proname::text from pg_proc p join pg_language l on l.oid = p.prolang
-        where p.pronamespace = 'pgqueue'::regnamespace and p.proconfig is null
-            and (l.lanname <> 'sql' or p.prosecdef)
         """,
         )
         == []

@@ -436,7 +436,9 @@ def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explain
 def count_executing(conn: psycopg.Connection) -> None:
     """Asks what has no capacity for a job, as explain() does."""
     job = Jsonb({"queue": "default", "task": "t", "key": "k", "limit_key": "l"})
-    conn.execute("select pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", [job])
+    with conn.transaction():
+        conn.execute("set local enable_seqscan = off")
+        conn.execute("select pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", [job])
 
 
 def bounded(nodes: list[Node], rows: int) -> None:

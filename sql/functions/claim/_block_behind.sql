@@ -6,9 +6,6 @@
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_marked bigint[];
@@ -64,6 +61,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._block_behind(tid[], bigint[], timestamptz) is
-    'Private: blocks jobs behind the jobs that hold earlier positions in their keys, or defers them by a second where these are locked.';

@@ -15,9 +15,6 @@ create or replace function pgqueue._decide_starts(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_jobs pgqueue.candidate[] := p_candidates;
@@ -117,9 +114,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._decide_starts(tid[], pgqueue.candidate[], integer, integer, timestamptz) is
-    'Private: which of these jobs start; cancels, blocks or skips the others.';
-
 -- Inlined: no SET, and stable.
 create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
 returns table (id bigint)
@@ -174,6 +168,3 @@ as $$
     ) a
     limit 1
 $$;
-
-comment on function pgqueue._ahead(text, text, bigint, timestamptz, bigint) is
-    'Private: a job that executes, or has an earlier position, in the key of this one; no row: the key is free.';

@@ -9,9 +9,6 @@ create or replace function pgqueue._next_turn(
 )
 returns pgqueue.draw
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_draw pgqueue.draw := p_draw;
@@ -47,9 +44,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._next_turn(pgqueue.draw, integer, text[], integer[], text, timestamptz) is
-    'Private: ends the first turn of a draw; when all are over, the slots that are left draw again.';
-
+-- Notes which jobs p_started of the p_free free slots of the first turn have started.
 create or replace function pgqueue._fill_turn(
     p_draw pgqueue.draw, p_free integer, p_jobs pgqueue.claimed_job[], p_started integer
 )
@@ -57,7 +52,6 @@ returns pgqueue.draw
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_draw pgqueue.draw := p_draw;
@@ -71,9 +65,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._fill_turn(pgqueue.draw, integer, pgqueue.claimed_job[], integer) is
-    'Private: notes which jobs p_started of the p_free free slots of the first turn have started.';
-
 -- A slot that drew again may come before the slots that its new queue has. The jobs of a queue keep their order, and those of
 -- a batch share their slot.
 create or replace function pgqueue._in_turn(p_draw pgqueue.draw)
@@ -82,7 +73,6 @@ language plpgsql
 immutable
 parallel safe
 rows 100
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return query
@@ -103,15 +93,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._in_turn(pgqueue.draw) is
-    'Private: the jobs of a claim in the order of the slots that drew their queues.';
-
+-- Those of p_queues in which a job is due.
 create or replace function pgqueue._due_of(p_queues text[], p_now timestamptz)
 returns text[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     -- One lane with a due job is enough for its queue.
@@ -136,8 +121,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._due_of(text[], timestamptz) is 'Private: those of p_queues in which a job is due.';
-
 -- Whether each slot of a claim draws a queue. With equal weights none does: the highest priority over all queues goes
 -- first.
 create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
@@ -145,7 +128,6 @@ returns boolean
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_strategy <> 'weighted' then
@@ -163,9 +145,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._draws_slots(text[], integer[], text) is
-    'Private: true where each slot of a claim draws its queue.';
-
 -- weighted: every slot is an independent draw, a queue's chance being its share of the weights of the queues in which a
 -- job is due. Asking each queue whether one is costs most of a claim where there are hundreds. So each slot draws three times
 -- among all queues, only drawn ones are asked, and the first draw with a due job counts; a slot without one draws among
@@ -176,10 +155,7 @@ create or replace function pgqueue._draw(
 )
 returns table (queue text, slots integer[])
 language plpgsql
-volatile
-parallel unsafe
 rows 10
-set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -243,9 +219,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._draw(integer[], text[], text[], integer[], text, timestamptz) is
-    'Private: gives each free slot of a claim a queue in which a job is due; no rows where no job is due in p_among.';
-
 -- The first pick of Efraimidis and Spirakis (Weighted random sampling with a reservoir, 2006: the largest of u^(1/w)),
 -- drawn here by its distribution, which costs one random number for a slot instead of one for each queue and slot.
 create or replace function pgqueue._draw_by_weight(
@@ -253,10 +226,7 @@ create or replace function pgqueue._draw_by_weight(
 )
 returns table (slot integer, queue text)
 language plpgsql
-volatile
-parallel unsafe
 rows 10
-set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
@@ -279,6 +249,3 @@ begin
     where v_names is not null;
 end
 $$;
-
-comment on function pgqueue._draw_by_weight(integer[], text[], text[], integer[]) is
-    'Private: a queue of p_among for each slot, drawn by weight; no rows where p_among is empty.';

@@ -16,9 +16,6 @@ create or replace function pgqueue._find(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     select
@@ -115,9 +112,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._find(text[], text, boolean, integer, timestamptz, tid[], boolean) is
-    'Private: locks up to p_jobs due jobs in serving order; candidates: those that a rule may touch.';
-
 -- Inlined (no SET, and stable), so that its callers' plans contain its probes. `offset 0` computes each head once: else the
 -- planner copies its expression to each place that uses it.
 create or replace function pgqueue._due_lanes(p_queues text[], p_now timestamptz)
@@ -143,7 +137,3 @@ as $$
     cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
     cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now) f
 $$;
-
-comment on function pgqueue._due_lanes(text[], timestamptz) is
-    'Private: the sub-lanes in which a job is due, with their heads; lane_ready_at: the time of the first job of the lane, which is '
-    'one that never ran if such a job is due.';

@@ -4,9 +4,6 @@
 create or replace function pgqueue._find_hidden()
 returns integer
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -63,15 +60,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._find_hidden() is
-    'Private: resets the heads that hide ready jobs, and returns how many there were.';
-
+-- Deletes the rows of heads that have newer ones, and old horizons.
 create or replace function pgqueue._tidy_heads(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -91,5 +83,3 @@ begin
     delete from pgqueue.horizons h where h.at not between p_now - interval '1 min' and p_now + interval '1 s';
 end
 $$;
-
-comment on function pgqueue._tidy_heads(timestamptz) is 'Private: deletes the rows of heads that have newer ones, and old horizons.';

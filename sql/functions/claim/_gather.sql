@@ -12,9 +12,6 @@
 create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- See _heads.
@@ -89,15 +86,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._gather(tid, timestamptz, text, interval) is
-    'Private: makes one batch of the payloads of a key of an accumulating task, and returns its jobs, by score.';
-
+-- Locks up to 999 payloads that may be in one batch with this one.
 create or replace function pgqueue._free_payloads(p_row_ctid tid, p_now timestamptz)
 returns tid[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job record;
@@ -149,6 +141,3 @@ begin
     return v_rows;
 end
 $$;
-
-comment on function pgqueue._free_payloads(tid, timestamptz) is
-    'Private: locks up to 999 payloads that may be in one batch with this one.';

@@ -14,9 +14,6 @@ create or replace function pgqueue._group_payloads(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     select
@@ -117,9 +114,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._group_payloads(tid[], timestamptz) is
-    'Private: which of these payloads of accumulating tasks start, together with which others, and which jobs the rest waits for.';
-
 -- Three probes: a payload that suspended itself; for a new payload, a failed one before its time; for one without steps, a batch
 -- that has a step. p_asks is a condition inside of them. Inlined: no SET.
 create or replace function pgqueue._ahead_of_payload(
@@ -180,15 +174,11 @@ as $$
     limit 1
 $$;
 
-comment on function pgqueue._ahead_of_payload(boolean, text, text, text, text, boolean, boolean, timestamptz) is
-    'Private: a payload of its key, in no batch with it, that a payload of an accumulating task waits for.';
-
+-- How many jobs a claim reads before it knows which payloads share its slots.
 create or replace function pgqueue._payloads_to_read(p_jobs pgqueue.candidate[], p_free integer)
 returns integer
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_size integer := (
@@ -199,9 +189,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._payloads_to_read(pgqueue.candidate[], integer) is
-    'Private: how many jobs a claim reads before it knows which payloads share its slots.';
-
 -- In order. A job takes a slot, or, as a payload that is not the first of its batch, shares that of the first.
 create or replace function pgqueue._share_slots(
     p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer
@@ -209,8 +196,6 @@ create or replace function pgqueue._share_slots(
 returns pgqueue.start[]
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -241,6 +226,3 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._share_slots(pgqueue.candidate[], tid[], integer[], integer) is
-    'Private: gives jobs their slots, up to batch_size keys of an accumulating task to each; those without a slot are left out.';

@@ -14,14 +14,10 @@
 create or replace function pgqueue._mark_heads(p_reason text)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     insert into pgqueue.head_marks (reason, at) values (p_reason, pgqueue._clock())
 $$;
-
-comment on function pgqueue._mark_heads(text) is 'Private: makes heads not count until maintain has started them anew.';
 
 -- Stable: the mark and the rows that it concerns are read by one snapshot. PL/pgSQL: see _lease_head. (_head asks by
 -- itself: an expression costs less than a call.)
@@ -30,22 +26,16 @@ returns boolean
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return exists (select from pgqueue.head_marks m where m.reason = p_reason);
 end
 $$;
 
-comment on function pgqueue._is_marked(text) is 'Private: whether a mark of this reason stands.';
-
 -- p_now: read after this transaction took its xid.
 create or replace function pgqueue._check_clock(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
 begin
@@ -55,17 +45,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_clock(timestamptz) is 'Private: writes a mark where the clock has stepped back.';
-
 -- Only maintain calls it, which runs alone. A mark from a restored dump names an xid that is still to come.
 create or replace function pgqueue._renew_heads(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 as $$
 declare
@@ -90,6 +73,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._renew_heads(timestamptz) is
-    'Private: deletes marks that are over, and the heads that they concern, so that these start anew.';

@@ -76,9 +76,6 @@ as $$
     ) l on true
 $$;
 
-comment on function pgqueue._head(text, smallint, boolean) is
-    'Private: the head of a sub-lane, and when it was written (null: it has none).';
-
 -- Stable: it sees the snapshot of the statement that reads the head.
 create or replace function pgqueue._fallback(
     p_open_xids xid8[], p_heads timestamptz[], p_ids bigint[], inout head timestamptz, inout head_id bigint
@@ -100,9 +97,6 @@ as $$
     order by f.at, f.id
     limit 1
 $$;
-
-comment on function pgqueue._fallback(xid8[], timestamptz[], bigint[], timestamptz, bigint) is
-    'Private: a head, or the first fallback mark of those transactions named with it that have ended.';
 
 -- Inlined (no SET, and stable), so that its caller's plan reads one index range. The row comparison is its lower
 -- bound.
@@ -127,22 +121,14 @@ as $$
     limit 1
 $$;
 
-comment on function pgqueue._first_ready(text, smallint, boolean, timestamptz, bigint, timestamptz) is
-    'Private: the first job of a sub-lane that is ready between its head and p_until.';
-
 -- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned anew in each call before PostgreSQL 18.
 create or replace function pgqueue._lease_head()
 returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     return (select h.head from pgqueue._head('', 0::smallint, false) h);
 end
 $$;
-
-comment on function pgqueue._lease_head() is 'Private: no lease ends before this.';

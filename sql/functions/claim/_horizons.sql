@@ -6,9 +6,6 @@
 create or replace function pgqueue._propose(p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -34,16 +31,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._propose(timestamptz, bigint) is
-    'Private: records that this transaction had no xid at p_began, unless a horizon was recorded within 100 ms before.';
-
 -- A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
 create or replace function pgqueue._running_xids(p_snapshot pg_snapshot)
 returns xid8[]
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -59,9 +52,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._running_xids(pg_snapshot) is
-    'Private: the transactions that a snapshot lists as running and that may be of this database.';
-
 -- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _heads.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
@@ -69,11 +59,6 @@ language plpgsql
 stable
 parallel safe
 rows 1
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -103,6 +88,3 @@ begin
     limit 1;
 end
 $$;
-
-comment on function pgqueue._safe_horizon(pg_snapshot, xid8[], timestamptz) is
-    'Private: the horizon whose time and newest id are safe points.';

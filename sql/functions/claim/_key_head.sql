@@ -11,5 +11,3 @@ as $$
     select case when exists (select from pgqueue.head_marks m where m.reason = 'key') then 0 else h.head_id end
     from pgqueue._head('', 1::smallint, false) h
 $$;
-
-comment on function pgqueue._key_head() is 'Private: no job with a key that lives has an id below this.';

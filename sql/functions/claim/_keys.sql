@@ -26,39 +26,27 @@
 create or replace function pgqueue._mark_ahead(p_job_id bigint)
 returns boolean
 language sql
-volatile
-parallel unsafe
 as $$
     select pg_catalog.pg_try_advisory_xact_lock_shared(
         pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
     )
 $$;
 
-comment on function pgqueue._mark_ahead(bigint) is
-    'Private: marks a job as one that this transaction blocks others behind; false: it is leaving its position.';
-
+-- False: an open transaction is blocking jobs behind this one.
 create or replace function pgqueue._mark_leaving(p_job_id bigint)
 returns boolean
 language sql
-volatile
-parallel unsafe
 as $$
     select pg_catalog.pg_try_advisory_xact_lock(
         pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
     )
 $$;
 
-comment on function pgqueue._mark_leaving(bigint) is
-    'Private: false: an open transaction is blocking jobs behind this one.';
-
 -- The caller has locked the rows of p_job_ids, which have keys. Many marks at once could fill the table of locks, so
 -- the marks of a large batch are released in hundreds.
 create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_marked bigint[] := '{}'::bigint[];
@@ -88,18 +76,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._note_open_claims(bigint[], text[], text[]) is
-    'Private: leaves a note for each of these jobs, which leave their positions, if an open claim is blocking others behind it.';
-
 -- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the mark was tried.
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -197,21 +177,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._release_next(text[], text[], bigint[]) is
-    'Private: releases the first blocked job of each of these keys, or leaves a note where it cannot. '
-    'Call it in a statement after the one that locked and removed the job ahead.';
-
 -- Jobs with a key have stopped executing, and keep the positions of their ids. A job that was blocked behind them may have
 -- an earlier position: it was not due, or not committed, when they started.
 create or replace function pgqueue._release_earlier(p_job_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -262,16 +232,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._release_earlier(bigint[]) is
-    'Private: releases the first blocked job of the keys of these, which stopped executing, where its position is earlier than theirs.';
-
 -- Follows a note that is a second overdue even if another transaction, which may stay open, has locked it.
 create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -324,9 +288,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._read_key_notes(integer, text[]) is
-    'Private: releases the first blocked job of the keys that up to p_limit notes name; false: there was no note.';
-
 -- The safety net. Checks the first job of each key that is blocked or was ever reserved, p_limit keys from p_cursor on, in
 -- one snapshot each: if it is blocked, a job of its key must execute or be due before it.
 create or replace function pgqueue._release_left_behind(
@@ -334,9 +295,6 @@ create or replace function pgqueue._release_left_behind(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -428,6 +386,3 @@ begin
     end loop;
 end
 $$;
-
-comment on function pgqueue._release_left_behind(integer, text[]) is
-    'Private: releases blocked jobs that have no job ahead of them, among p_limit keys from p_cursor on.';

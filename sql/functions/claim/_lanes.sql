@@ -8,9 +8,6 @@
 create or replace function pgqueue._register_lane(p_queue text, p_priority smallint, p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.lanes (queue, priority, seen_at)
@@ -20,16 +17,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._register_lane(text, smallint, timestamptz) is
-    'Private: makes a lane known to reserve, and checks for a step of the clock. p_now: read after the xid. '
-    'Call it after jobs were made ready.';
-
+-- Registers unregistered lanes that hold ready jobs; returns the number of rounds that found any.
 create or replace function pgqueue._find_lanes()
 returns integer
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -88,15 +79,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._find_lanes() is
-    'Private: registers unregistered lanes that hold ready jobs; returns the number of rounds that found any.';
-
+-- Merges lanes registered twice and drops those empty for an hour.
 create or replace function pgqueue._tidy_lanes(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -126,6 +112,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._tidy_lanes(timestamptz) is
-    'Private: merges lanes registered twice and drops those empty for an hour.';

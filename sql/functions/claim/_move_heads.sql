@@ -5,9 +5,6 @@
 create or replace function pgqueue._move_all_heads()
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -27,20 +24,13 @@ begin
 end
 $$;
 
-comment on function pgqueue._move_all_heads() is 'Private: moves the heads of all lanes, of the leases, and of jobs with keys.';
-
 -- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
 -- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
 -- moved past its last job: else a queue at rest would get new rows for ever.
 create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 as $$
 declare
@@ -165,9 +155,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._move_heads(pgqueue.sub_lane[], boolean) is
-    'Private: moves the heads of these sub-lanes as far as is safe.';
-
 -- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
 -- go on.
 create or replace function pgqueue._first_of(
@@ -176,14 +163,7 @@ create or replace function pgqueue._first_of(
 )
 returns table (at timestamptz, id bigint)
 language plpgsql
-volatile
-parallel unsafe
 rows 1
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 begin
@@ -219,6 +199,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._first_of(text, smallint, boolean, timestamptz, bigint, timestamptz, bigint) is
-    'Private: the first job of a sub-lane, or of leases or jobs with keys (queue ''''), from a head on and below a pair of time and id.';

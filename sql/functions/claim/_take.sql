@@ -7,14 +7,10 @@
 create or replace function pgqueue._next_reservation(p_reservation bigint)
 returns bigint
 language sql
-volatile
 parallel safe
 as $$
     select (((p_reservation >> 20) + 1) << 20) | pg_catalog.floor(pg_catalog.random() * 1048576)::bigint
 $$;
-
-comment on function pgqueue._next_reservation(bigint) is
-    'Private: the next reservation of a job: a count of claims, and 20 random bits.';
 
 -- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
 -- that claim stays open, lock_not_available after the lock_timeout of the caller.
@@ -25,10 +21,7 @@ returns table (
     leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
 )
 language plpgsql
-volatile
-parallel unsafe
 rows 100
-set search_path = pg_catalog, pg_temp
 set enable_indexscan = off
 as $$
 #variable_conflict use_column
@@ -68,9 +61,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._take(tid[], timestamptz, text, interval) is
-    'Private: claims these rows, all or none, and returns the jobs in their order.';
-
 -- Where the unique index finds that another claim was first, jobs are taken one by one, and that row is dropped: it is neither
 -- claimed nor changed. If that claim is not committed yet, this waits for it once, briefly; if it stays open, the row is
 -- deferred by a second, as behind any locked row, so that the next call does not meet it again. A batch that loses its first
@@ -84,9 +74,6 @@ create or replace function pgqueue._take_keyed(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '20ms'
 as $$
 declare
@@ -181,6 +168,3 @@ begin
     left join pgqueue.effective_tasks t on t.name = j.task;
 end
 $$;
-
-comment on function pgqueue._take_keyed(tid[], pgqueue.candidate[], pgqueue.start[], timestamptz, text, interval) is
-    'Private: claims jobs of which some have keys, and payloads with the others of their keys; drops those whose key another claim took first.';

@@ -43,8 +43,6 @@ returns table (
     store_result boolean, note text
 )
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -200,9 +198,7 @@ as $$
         null::interval, null::integer, null::integer, null::boolean, p_note
 $$;
 
-comment on function pgqueue._exchange_row(text, bigint, bigint, timestamptz, text) is
-    'Private: a row of exchange() about a job that ended, failed or goes on, or about a claim that failed.';
-
+-- Refuses wrong arguments of exchange, each by its name.
 create or replace function pgqueue._check_exchange(
     p_worker text,
     p_max_jobs integer,
@@ -220,7 +216,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     -- An IF costs a tenth of the call that it saves, and each end of a single job comes through here.
@@ -263,10 +258,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_exchange(
-    text, integer, interval, bigint[], bigint[], jsonb[], bigint[], bigint[], bigint[], bigint[], boolean[]
-) is 'Private: refuses wrong arguments of exchange, each by its name.';
-
 -- Ends jobs, and returns a report of each that failed, and of each that could not end; null: there is none.
 create or replace function pgqueue._end_jobs(
     p_completed bigint[],
@@ -278,9 +269,6 @@ create or replace function pgqueue._end_jobs(
 )
 returns pgqueue.end_report[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_attempt integer := 1;
@@ -362,15 +350,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._end_jobs(bigint[], bigint[], jsonb[], pgqueue.failure[], interval, boolean) is
-    'Private: completes and fails jobs, save those that other sessions keep locked, and reports what is not simply completed.';
-
+-- Locks jobs in id order.
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -384,14 +367,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._lock_ending(bigint[]) is 'Private: locks jobs in id order.';
-
+-- Locks those of these jobs that no other session has locked, with the members of their batches, and returns their ids.
 create or replace function pgqueue._lock_free(p_job_ids bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -408,6 +387,3 @@ begin
     return coalesce(pgqueue._whole_batches(v_free), '{}');
 end
 $$;
-
-comment on function pgqueue._lock_free(bigint[]) is
-    'Private: locks those of these jobs that no other session has locked, with the members of their batches, and returns their ids.';

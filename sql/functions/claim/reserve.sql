@@ -21,8 +21,6 @@ returns table (
     leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
 )
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -174,9 +172,6 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
 create or replace function pgqueue._claimed(p_rows tid[], p_keyed boolean, p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._claimed_from(
@@ -190,9 +185,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._claimed(tid[], boolean, timestamptz, bigint) is
-    'Private: now and then moves the heads of the lanes of jobs that are being claimed.';
-
 -- Returns whether each slot draws its queue; null: if one of the queues has a weight. With equal weights none does: the highest
 -- priority over all queues goes first.
 create or replace function pgqueue._check_reserve(
@@ -202,7 +194,6 @@ returns boolean
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._require_read_committed('reserve');
@@ -249,9 +240,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_reserve(text, integer, text[], integer[], interval, text) is
-    'Private: refuses wrong arguments of reserve, each by its name; whether slots draw their queues.';
-
 -- A claim in a transaction of its own moves heads under a lock that it only tries, so that not all workers do it at once. A
 -- claim in a transaction that may stay open moves them without the lock.
 create or replace function pgqueue._claimed_from(
@@ -259,9 +247,6 @@ create or replace function pgqueue._claimed_from(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._propose(p_began, p_newest_id);
@@ -279,17 +264,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._claimed_from(pgqueue.sub_lane[], boolean, timestamptz, bigint) is
-    'Private: moves the heads of sub-lanes that jobs were claimed from, unless another claim does so.';
-
 -- Called when reserve comes up short. True: there is a reason to read the lanes again. It locks the jobs that it takes back
 -- or releases until the claim commits, so it takes no more than the claim has slots for.
 create or replace function pgqueue._rescue_and_find(p_empty_handed boolean, p_jobs integer, p_queues text[])
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_maintained_at timestamptz;
@@ -312,6 +291,3 @@ begin
     return v_rescued > 0 or v_found > 0 or v_noted;
 end
 $$;
-
-comment on function pgqueue._rescue_and_find(boolean, integer, text[]) is
-    'Private: takes back lapsed leases, follows notes and, where no session runs maintenance, finds unregistered lanes.';

@@ -4,9 +4,6 @@
 create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_changed is null or p_changed < 1 then
@@ -33,6 +30,3 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._audit(text, jsonb, bigint) is
-    'Private: records an operator''s change; writes no row if nothing changed.';

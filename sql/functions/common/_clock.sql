@@ -10,13 +10,10 @@
 create or replace function pgqueue._clock()
 returns timestamptz
 language sql
-volatile
 parallel safe
 as $$
     select pg_catalog.clock_timestamp()
 $$;
-
-comment on function pgqueue._clock() is 'Private: the clock of the queue.';
 
 -- No SET, so that it is inlined, and an index is used. An offset instead of the name of a zone costs no lookup.
 create or replace function pgqueue._after(p_at timestamptz, p_by interval)
@@ -28,27 +25,18 @@ as $$
     select pg_catalog.timezone(interval '0', pg_catalog.timezone(interval '0', p_at) + p_by)
 $$;
 
-comment on function pgqueue._after(timestamptz, interval) is
-    'Private: p_at + p_by, in UTC: days have 24 hours. The operator counts days in the zone of the session, some with 23 or 25.';
-
+-- _ready_at() for callers that check for a step of the clock later, by _register_lane() or _check_clock().
 create or replace function pgqueue._ready_at_unchecked(p_run_at timestamptz)
 returns timestamptz
 language sql
-volatile
-parallel unsafe
 as $$
     select case when pg_catalog.pg_current_xact_id() is not null then greatest(p_run_at, pgqueue._clock()) end
 $$;
 
-comment on function pgqueue._ready_at_unchecked(timestamptz) is
-    'Private: _ready_at() for callers that check for a step of the clock later, by _register_lane() or _check_clock().';
-
+-- Ready_at of a job that is to run at p_run_at (null: now); never below the clock after the transaction took its xid.
 create or replace function pgqueue._ready_at(p_run_at timestamptz)
 returns timestamptz
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at_unchecked(null);
@@ -57,6 +45,3 @@ begin
     return greatest(p_run_at, v_now);
 end
 $$;
-
-comment on function pgqueue._ready_at(timestamptz) is
-    'Private: ready_at of a job that is to run at p_run_at (null: now); never below the clock after the transaction took its xid.';

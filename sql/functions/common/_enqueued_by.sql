@@ -10,5 +10,3 @@ set search_path = pg_catalog, pg_temp
 as $$
     select rtrim(session_user || ' ' || current_setting('application_name'))
 $$;
-
-comment on function pgqueue._enqueued_by() is 'Private: the role of this session and its application_name.';

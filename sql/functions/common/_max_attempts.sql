@@ -8,6 +8,3 @@ parallel safe
 as $$
     select coalesce(p_of_job, p_of_task, case when p_accumulate then 26 else 11 end)
 $$;
-
-comment on function pgqueue._max_attempts(integer, integer, boolean) is
-    'Private: attempts of a job: its own max_attempts, else its task''s, else 26 for accumulating tasks and 11 for others.';

@@ -6,7 +6,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     raise exception using
@@ -17,14 +16,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse(text, text, text, text) is 'Private: raises misuse as an error.';
-
+-- Refuses names that are null, empty or too long.
 create or replace function pgqueue._check_name(p_what text, p_name text, p_max_bytes integer default 128)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_name is null or octet_length(p_name) not between 1 and p_max_bytes then
@@ -40,14 +37,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_name(text, text, integer) is 'Private: refuses names that are null, empty or too long.';
-
+-- Refuses an empty list of queues and wrong names in it.
 create or replace function pgqueue._check_queues(p_queues text[])
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_queues is null then
@@ -64,14 +59,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_queues(text[]) is 'Private: refuses an empty list of queues and wrong names in it.';
-
+-- Refuses arrays of ids and reservations that do not match.
 create or replace function pgqueue._check_pairs(p_job_ids bigint[], p_reservations bigint[])
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_job_ids is null or p_reservations is null
@@ -91,14 +84,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_pairs(bigint[], bigint[]) is 'Private: refuses arrays of ids and reservations that do not match.';
-
+-- Refuses leases that are null, not positive or longer than a day.
 create or replace function pgqueue._check_lease(p_lease interval)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_lease is null or p_lease <= '0' or p_lease > '1 day' or not isfinite(p_lease) then
@@ -110,14 +101,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_lease(interval) is 'Private: refuses leases that are null, not positive or longer than a day.';
-
+-- Raises 25001 above READ COMMITTED.
 create or replace function pgqueue._require_read_committed(p_function text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     -- Above READ COMMITTED the snapshot stays old while rows are locked in their newest version: a claim would
@@ -132,5 +121,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._require_read_committed(text) is 'Private: raises 25001 above READ COMMITTED.';

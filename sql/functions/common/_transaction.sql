@@ -8,6 +8,3 @@ parallel safe
 as $$
     select pg_catalog.current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 $$;
-
-comment on function pgqueue._old_snapshot() is
-    'Private: true above READ COMMITTED, where later statements use the snapshot of the first.';

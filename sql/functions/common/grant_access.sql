@@ -8,8 +8,6 @@
 create or replace function pgqueue.grant_access(kind text, role name)
 returns void
 language plpgsql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -29,12 +27,12 @@ comment on function pgqueue.grant_access(text, name) is
     'Let a role use the queue. kind: producer (enqueue, nothing else), worker (what a worker calls), '
     'operator (all functions, all views, settings) or reader (views and stats).';
 
+-- Refuses unknown kinds and roles, and the owner of the queue.
 create or replace function pgqueue._check_grant(p_kind text, p_role name)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_kind is null or p_kind not in ('producer', 'worker', 'operator', 'reader') then
@@ -58,8 +56,6 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_grant(text, name) is 'Private: refuses unknown kinds and roles, and the owner of the queue.';
 
 -- The role of a grant is the one that has its name and a right on the schema: also after a dump was restored, where oids
 -- are others. Else the one that has its oid, if it was renamed or nothing was granted yet. A role that only got the
@@ -91,15 +87,10 @@ as $$
     ) f on true
 $$;
 
-comment on function pgqueue._roles_of_grants() is
-    'Private: each recorded grant, and the role that has it now, maybe under another name; null: it is gone.';
-
+-- Records the present name and oid of each role that was granted something.
 create or replace function pgqueue._follow_roles()
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_found record;
@@ -117,13 +108,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._follow_roles() is 'Private: records the present name and oid of each role that was granted something.';
-
+-- Revokes everything from PUBLIC and grants the rights recorded in pgqueue.grants.
 create or replace function pgqueue._apply_grants()
 returns void
 language plpgsql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -187,8 +175,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._apply_grants() is 'Private: revokes everything from PUBLIC and grants the rights recorded in pgqueue.grants.';
-
+-- The columns of a table but one, as a list for GRANT.
 create or replace function pgqueue._columns_of(p_table regclass, p_but name)
 returns text
 language sql
@@ -200,8 +187,6 @@ as $$
     from pg_attribute a
     where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped and a.attname <> p_but
 $$;
-
-comment on function pgqueue._columns_of(regclass, name) is 'Private: the columns of a table but one, as a list for GRANT.';
 
 -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
 create or replace function pgqueue._functions_of_views()
@@ -221,8 +206,7 @@ as $$
         and p.pronamespace = 'pgqueue'::regnamespace
 $$;
 
-comment on function pgqueue._functions_of_views() is 'Private: the functions of the queue that its views call.';
-
+-- Which functions each kind of role may call.
 create or replace function pgqueue._functions_of(p_kind text)
 returns text[]
 language sql
@@ -329,5 +313,3 @@ as $$
     ) f (name, kinds)
     where p_kind = any (f.kinds)
 $$;
-
-comment on function pgqueue._functions_of(text) is 'Private: which functions each kind of role may call.';

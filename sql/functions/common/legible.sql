@@ -9,7 +9,6 @@ returns jsonb
 language plpgsql
 stable
 -- A subtransaction.
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -4,8 +4,6 @@
 create or replace function pgqueue.revoke_access(kind text, role name)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

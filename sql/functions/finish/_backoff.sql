@@ -10,7 +10,6 @@ create or replace function pgqueue._backoff(
 )
 returns interval
 language sql
-volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
@@ -42,6 +41,3 @@ as $$
         from (select coalesce(p_policy, 'exponential') as policy, p_retries::double precision as retries) n
     ) f
 $$;
-
-comment on function pgqueue._backoff(text, interval, double precision, integer, interval, interval[]) is
-    'Private: how long a job waits after a failure, given its retries so far.';

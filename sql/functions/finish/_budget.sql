@@ -11,12 +11,6 @@
 create or replace function pgqueue._within_budget(p_queue text, p_delay interval, p_budget integer)
 returns timestamptz
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_wanted timestamptz;
@@ -69,9 +63,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._within_budget(text, interval, integer) is
-    'Private: books a second for a retry in p_delay, or the first after it with capacity, and returns ready_at.';
-
+-- Second key of the advisory lock of a queue's retry budget.
 create or replace function pgqueue._budget_lock(p_queue text)
 returns integer
 language sql
@@ -83,16 +75,11 @@ as $$
     select (hashtext(p_queue) & 1073741823) | 1073741824
 $$;
 
-comment on function pgqueue._budget_lock(text) is 'Private: second key of the advisory lock of a queue''s retry budget.';
-
+-- Deletes bookings of seconds that are over.
 create or replace function pgqueue._tidy_bookings(p_now timestamptz)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     delete from pgqueue.retry_bookings b where b.second < p_now - interval '1 min'
 $$;
-
-comment on function pgqueue._tidy_bookings(timestamptz) is 'Private: deletes bookings of seconds that are over.';

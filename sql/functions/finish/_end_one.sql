@@ -12,9 +12,6 @@
 create or replace function pgqueue._end_one(p_job_id bigint, p_reservation bigint, p_result jsonb)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set lock_timeout = '1ms'
@@ -112,6 +109,3 @@ begin
     return v_has_ended;
 end
 $$;
-
-comment on function pgqueue._end_one(bigint, bigint, jsonb) is
-    'Private: ends one succeeded job by one small statement; false: nothing was changed, and it goes the long way.';

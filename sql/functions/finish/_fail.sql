@@ -10,9 +10,6 @@
 create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean, p_ask boolean default true)
 returns pgqueue.failed_attempt[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -80,23 +77,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._fail(pgqueue.failure[], boolean, boolean) is
-    'Private: ends attempts that failed, and returns the new states of their jobs; a job whose reservation is no longer held has no row. '
-    'p_ask: false leaves an attempt on which a retry function is to decide as it is, and returns it as undecided.';
-
+-- Locks the jobs of these failures that are still held, in id order, and returns them with the retry options of their tasks
+-- and queues.
 create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
 returns setof pgqueue.failed_attempt
 language plpgsql
-volatile
-parallel unsafe
 rows 100
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
@@ -141,17 +127,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._lock_failed(pgqueue.failure[]) is
-    'Private: locks the jobs of these failures that are still held, in id order, and returns them with the retry options of their tasks and queues.';
-
 -- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
 -- for it; may_ask is false once a retry function was canceled, null where none is asked.
 create or replace function pgqueue._decide(p_attempt pgqueue.failed_attempt, p_strict boolean)
 returns pgqueue.failed_attempt
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_attempt pgqueue.failed_attempt := p_attempt;
@@ -226,9 +206,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._decide(pgqueue.failed_attempt, boolean) is
-    'Private: decides whether a job whose attempt failed is retried, dead or cancelled.';
-
+-- Why a failed job cannot be retried as its failure asks; null where it can.
 create or replace function pgqueue._failure_flaw(
     p_retry_in interval, p_policy text, p_has_delays boolean, p_has_function boolean
 )
@@ -248,20 +226,11 @@ as $$
     end
 $$;
 
-comment on function pgqueue._failure_flaw(interval, text, boolean, boolean) is
-    'Private: why a failed job cannot be retried as its failure asks; null where it can.';
-
 -- A member that was asked to cancel is cancelled. If the leader alone is dead or cancelled, the other members go back at
 -- once; else their ids are returned. cancel is true if fail() asked for it: then it is for the whole batch.
 create or replace function pgqueue._part_members(p_attempt pgqueue.failed_attempt)
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_alone constant boolean := case p_attempt.state
@@ -305,22 +274,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._part_members(pgqueue.failed_attempt) is
-    'Private: locks the members of a failed batch, and returns those that end as their leader does.';
-
 -- The caller has locked the rows.
 create or replace function pgqueue._retry_failed(p_attempts pgqueue.failed_attempt[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz;
@@ -377,6 +334,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._retry_failed(pgqueue.failed_attempt[]) is
-    'Private: puts jobs whose attempts failed back into the ready index, at their ready_at.';

@@ -25,9 +25,6 @@ create or replace function pgqueue._finish(
 )
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -147,23 +144,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._finish(
-    bigint[], bigint[], boolean, pgqueue.job_state, jsonb[], jsonb, bigint[], jsonb[], boolean
-) is
-    'Private: moves jobs to history under their reservations, and returns their ids; p_follow: also settles the jobs that depend on them.';
-
+-- Locks jobs under their reservations, in id order, and returns their ctids in the order given; null where one is not held.
 create or replace function pgqueue._lock_held(p_job_ids bigint[], p_reservations bigint[], p_executing boolean)
 returns tid[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set enable_bitmapscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     return array(
@@ -184,18 +169,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._lock_held(bigint[], bigint[], boolean) is
-    'Private: locks jobs under their reservations, in id order, and returns their ctids in the order given; null where one is not held.';
-
 -- In later statements than the one that removed the rows. p_executing: the jobs were executing.
 create or replace function pgqueue._follow_ends(
     p_ended pgqueue.ended_job[], p_executing boolean, p_state pgqueue.job_state, p_error jsonb
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_more record;
@@ -241,9 +220,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._follow_ends(pgqueue.ended_job[], boolean, pgqueue.job_state, jsonb) is
-    'Private: settles what waited for jobs that ended: members of a batch, dedupe keys, limits, keys, steps, groups.';
-
 -- Inlined: no SET.
 create or replace function pgqueue._retention_of(
     p_state pgqueue.job_state, p_succeeded interval, p_dead interval, p_cancelled interval
@@ -256,15 +232,10 @@ as $$
     select case p_state when 'succeeded' then p_succeeded when 'dead' then p_dead else p_cancelled end
 $$;
 
-comment on function pgqueue._retention_of(pgqueue.job_state, interval, interval, interval) is
-    'Private: picks the retention of a final state from these.';
-
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
 create or replace function pgqueue._lock_members(p_job_ids bigint[])
 returns table (id bigint, reservation bigint)
 language sql
-volatile
-parallel unsafe
 rows 10
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -278,28 +249,20 @@ as $$
     for update
 $$;
 
-comment on function pgqueue._lock_members(bigint[]) is
-    'Private: locks the members of a batch that are not its leader.';
-
+-- Ends the members of a batch as its leader ended.
 create or replace function pgqueue._finish_members(p_job_ids bigint[], p_state pgqueue.job_state, p_error jsonb)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
     from pgqueue._lock_members(p_job_ids) m
 $$;
 
-comment on function pgqueue._finish_members(bigint[], pgqueue.job_state, jsonb) is
-    'Private: ends the members of a batch as its leader ended.';
-
+-- Cancels jobs that did not start in time.
 create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
 returns bigint[]
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._finish(
@@ -308,8 +271,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._finish_expired(bigint[], bigint[]) is 'Private: cancels jobs that did not start in time.';
-
+-- Errors with one more, the last ten kept; class, message and traceback bounded.
 create or replace function pgqueue._with_error(
     p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
 )
@@ -343,6 +305,3 @@ as $$
         limit 10
     ) e
 $$;
-
-comment on function pgqueue._with_error(jsonb, jsonb, integer, text, timestamptz) is
-    'Private: errors with one more, the last ten kept; class, message and traceback bounded.';

@@ -6,8 +6,6 @@
 create or replace function pgqueue.complete_many(job_ids bigint[], reservations bigint[], results jsonb[] default null)
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

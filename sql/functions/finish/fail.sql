@@ -21,8 +21,6 @@ create or replace function pgqueue.fail(
 )
 returns text
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
@@ -60,12 +58,12 @@ comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text,
     'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of the delay of a policy. '
     'policy: the policy for this failure, instead of the job''s and the task''s.';
 
+-- Refuses a policy that is unknown.
 create or replace function pgqueue._check_policy(p_policy text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function') then
@@ -76,5 +74,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_policy(text) is 'Private: refuses a policy that is unknown.';

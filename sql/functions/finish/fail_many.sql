@@ -15,8 +15,6 @@ create or replace function pgqueue.fail_many(
 )
 returns table (job_id bigint, state text, policy_error text)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -49,6 +47,7 @@ comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], b
     'reservation is no longer held. policy_error: why its retry_in or policy could not be applied (out of bounds, not one of '
     'its task): then its own policy decided, and its errors record that.';
 
+-- The arrays of fail_many() and exchange() as one.
 create or replace function pgqueue._failures(
     p_job_ids bigint[],
     p_reservations bigint[],
@@ -75,9 +74,7 @@ as $$
         with ordinality w (id, reservation, error, retry_in, retry, policy, cancel, n)
 $$;
 
-comment on function pgqueue._failures(bigint[], bigint[], jsonb[], interval[], boolean[], text[], boolean[]) is
-    'Private: the arrays of fail_many() and exchange() as one.';
-
+-- Refuses arrays about failures that do not have one length.
 create or replace function pgqueue._check_failures(
     p_count integer, p_errors jsonb[], p_retry_in interval[], p_retry boolean[], p_policies text[], p_cancel boolean[]
 )
@@ -85,7 +82,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong record;
@@ -111,6 +107,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_failures(integer, jsonb[], interval[], boolean[], text[], boolean[]) is
-    'Private: refuses arrays about failures that do not have one length.';

@@ -12,9 +12,6 @@ create or replace function pgqueue._put_back(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -126,9 +123,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._put_back(bigint[], interval, boolean, boolean, bigint[]) is
-    'Private: puts executing jobs, locked by the caller, back into the ready index.';
-
 -- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.
 create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
 returns pgqueue.job_state
@@ -142,20 +136,12 @@ as $$
     end
 $$;
 
-comment on function pgqueue._state_again(jsonb, integer) is
-    'Private: the state of a job that can be claimed again, by its errors and by how many of its attempts have counted.';
-
 -- Also locks the members of the batches of these leaders, SKIP LOCKED: if another session has locked one of them, the whole
 -- batch counts as held.
 create or replace function pgqueue._whole_batches(p_job_ids bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -192,6 +178,3 @@ begin
     return (select array_agg(w.id order by w.n) from unnest(p_job_ids) with ordinality w (id, n) where w.id <> all (v_broken));
 end
 $$;
-
-comment on function pgqueue._whole_batches(bigint[]) is
-    'Private: these executing jobs, without the leaders of batches of which another session has locked a member.';

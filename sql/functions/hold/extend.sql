@@ -16,8 +16,6 @@ create or replace function pgqueue.extend(
 )
 returns table (job_id bigint, lease_expires_at timestamptz, cancel_requested boolean)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -105,14 +103,6 @@ create or replace function pgqueue._promise(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
@@ -133,9 +123,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._promise(bigint[], bigint[], interval, timestamptz, timestamptz) is
-    'Private: promises leases until p_until to the jobs that could not be updated and whose leases have not lapsed.';
-
+-- Until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.
 create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)
 returns timestamptz
 language sql
@@ -161,6 +149,3 @@ as $$
         where j.id = p_job_id
     ) h
 $$;
-
-comment on function pgqueue._held_until(bigint, timestamptz) is
-    'Private: until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.';

@@ -17,7 +17,6 @@ create or replace function pgqueue.held_by(worker text, handed_within interval d
 returns table (job_id bigint, reservation bigint)
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan

@@ -12,8 +12,6 @@ create or replace function pgqueue.progress(
 )
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

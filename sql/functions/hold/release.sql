@@ -6,8 +6,6 @@
 create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
@@ -54,12 +52,12 @@ comment on function pgqueue.release(bigint[], bigint[], interval) is
     'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more. '
     'A job whose row another session has locked stays reserved: held_by() lists it; release it again, or leave it to its lease.';
 
+-- Refuses delays that are null, negative or very long.
 create or replace function pgqueue._check_delay(p_delay interval)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years' then
@@ -70,5 +68,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_delay(interval) is 'Private: refuses delays that are null, negative or very long.';

@@ -14,8 +14,6 @@ create or replace function pgqueue.release_unheld(
 )
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

@@ -6,8 +6,6 @@
 create or replace function pgqueue.snooze(job_id bigint, reservation bigint, delay interval)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

@@ -8,8 +8,6 @@
 create or replace function pgqueue.started(job_ids bigint[], reservations bigint[])
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan

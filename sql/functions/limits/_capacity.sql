@@ -57,9 +57,6 @@ as $$
     )
 $$;
 
-comment on function pgqueue._limits_of(text, text, text, text) is
-    'Private: the limits that apply to a job of this queue, task, key and limit_key, each with its name; rule: the target of its row in limits.';
-
 -- What a hand-off asks of a job without a key: each row is a reason to leave it to a claim.
 create or replace function pgqueue._rules_on(p_queue text, p_task text, p_limit_key text)
 returns table (rule text)
@@ -73,9 +70,8 @@ as $$
     select l.name from pgqueue._limits_of(p_queue, p_task, null, p_limit_key) l
 $$;
 
-comment on function pgqueue._rules_on(text, text, text) is
-    'Private: the limits and the pause that touch a job of this queue, task and limit_key.';
-
+-- How many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it
+-- again if none may.
 create or replace function pgqueue._capacity_of(
     p_name text, p_kind text, p_target text, p_max_executing integer, p_rate integer, p_per interval, p_now timestamptz,
     p_lease_head timestamptz
@@ -104,9 +100,6 @@ as $$
     ) r
     cross join lateral (select coalesce(e.capacity > 0 and r.capacity <= e.capacity, false) as timed) u
 $$;
-
-comment on function pgqueue._capacity_of(text, text, text, integer, integer, interval, timestamptz, timestamptz) is
-    'Private: how many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it again if none may.';
 
 -- Each kind fits one index; the others are not asked. For a queue or a task that is the index of leases, which has queue and
 -- task of all executing jobs; for keys the unique index, where keys of one prefix stand together. The payloads of one batch of
@@ -168,20 +161,11 @@ as $$
     ) b
 $$;
 
-comment on function pgqueue._executing_under(text, text, integer, timestamptz) is
-    'Private: how many jobs execute under a limit, counted up to p_most.';
-
 -- Without a lock: _within_limits counts again. Called for lanes of queues with a limit alone.
 create or replace function pgqueue._queue_capacity(p_queue text, p_most integer, p_now timestamptz)
 returns integer
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
@@ -198,18 +182,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._queue_capacity(text, integer, timestamptz) is
-    'Private: how many more jobs of a queue may start, at most p_most; null: it has no limit.';
-
+-- Takes the lock of a limit, under which jobs are started, until the transaction ends; false: another claim has it.
 create or replace function pgqueue._lock_limit(p_name text)
 returns boolean
 language sql
-volatile
-parallel unsafe
 as $$
     -- Limits use the negative half of the second keys. Two limits with one hash exclude each other without need.
     select pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class(), pg_catalog.hashtext(p_name) | -2147483648)
 $$;
-
-comment on function pgqueue._lock_limit(text) is
-    'Private: takes the lock of a limit, under which jobs are started, until the transaction ends; false: another claim has it.';

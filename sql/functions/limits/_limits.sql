@@ -5,14 +5,7 @@ create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name tex
 returns table (name text, detail text, until timestamptz)
 language plpgsql
 stable
-parallel unsafe
 rows 1
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_sort = off
 as $$
 #variable_conflict use_column
 declare
@@ -37,15 +30,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._reached_limit(pgqueue.jobs, text, timestamptz) is
-    'Private: the first limit of a job (p_name: that one alone) that has no capacity, if there is one.';
-
+-- Refuses wrong kinds and targets of limits.
 create or replace function pgqueue._check_limit(p_kind text, p_target text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_kind is null or p_kind not in ('queue', 'task', 'key', 'limit_key') then
@@ -58,15 +48,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_limit(text, text) is 'Private: refuses wrong kinds and targets of limits.';
-
 -- blocked_on is the name of the limit; for a limit_key with *, the name with the job's own value.
 create or replace function pgqueue._recheck_limit(p_kind text, p_target text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -98,14 +83,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._recheck_limit(text, text) is
-    'Private: makes the next maintain() check whether it can release jobs that a limit blocks.';
-
+-- The limits as stats() shows them, each number counted to p_most.
 create or replace function pgqueue._limits_now(p_most integer)
 returns jsonb
 language sql
 stable
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -169,8 +151,7 @@ as $$
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
 $$;
 
-comment on function pgqueue._limits_now(integer) is 'Private: the limits as stats() shows them, each number counted to p_most.';
-
+-- The jobs that execute under each limit_key that begins with p_prefix, p_most in all.
 create or replace function pgqueue._executing_by_value(p_prefix text, p_most integer)
 returns table (value text, jobs integer)
 language sql
@@ -194,9 +175,7 @@ as $$
     group by c.limit_key
 $$;
 
-comment on function pgqueue._executing_by_value(text, integer) is
-    'Private: the jobs that execute under each limit_key that begins with p_prefix, p_most in all.';
-
+-- The target of the limit that applies to a value of limit_key.
 create or replace function pgqueue._limit_of_value(p_value text)
 returns text
 language sql
@@ -207,8 +186,6 @@ as $$
     select l.rule from pgqueue._limits_of(null, null, null, p_value) l
 $$;
 
-comment on function pgqueue._limit_of_value(text) is 'Private: the target of the limit that applies to a value of limit_key.';
-
 -- The starts of a limit_key with * are those of the value that has the most: each has the rate for itself.
 create or replace function pgqueue._started_now(
     p_limit pgqueue.limits, p_prefix text, p_most integer, out started bigint, out value text
@@ -217,10 +194,7 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -257,6 +231,3 @@ begin
     started := coalesce(started, 0);
 end
 $$;
-
-comment on function pgqueue._started_now(pgqueue.limits, text, integer) is
-    'Private: the starts that count under the rate of a limit now, and for a limit_key with * the value that has them; null: it has no rate.';

@@ -3,8 +3,6 @@
 create or replace function pgqueue._next_capacity(p_queues text[], p_now timestamptz)
 returns timestamptz
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -31,6 +29,3 @@ as $$
         )
     )
 $$;
-
-comment on function pgqueue._next_capacity(text[], timestamptz) is
-    'Private: when the first limit with a rate will have capacity again; null: all have some.';

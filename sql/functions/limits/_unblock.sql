@@ -8,9 +8,6 @@ create or replace function pgqueue._block_on_limits(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     update pgqueue.jobs j
@@ -29,9 +26,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._block_on_limits(tid[], integer[], text[], timestamptz[], boolean[]) is
-    'Private: blocks jobs under the names of the limits that have no capacity for them.';
-
 -- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
 create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns table (target text)
@@ -47,19 +41,11 @@ as $$
     select l.target from pgqueue.limits l where l.kind = 'limit_key' and num_nonnulls(variadic p_limit_keys) > 0
 $$;
 
-comment on function pgqueue._limits_among(text[], text[], text[]) is
-    'Private: the limits that may touch jobs of these tasks, keys and limit_keys, save those of queues; no row: there is none.';
-
 -- For each job that stops executing, each of its limits with max_executing releases one blocked job. An old snapshot would
 -- not show the jobs that were blocked since: then the next claim or maintain does it.
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
@@ -103,9 +89,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._leave_limits(text[], text[], text[]) is
-    'Private: releases jobs that are blocked by the limits of these, which stopped executing.';
-
 -- Checks the limits that are due in limit_waits. A limit that has capacity again releases as many jobs, but at most
 -- p_jobs: a claim locks the jobs that it releases until it commits. The rows of a limit become one. Two calls that check
 -- a limit at the same time may release twice as many; the next claim blocks the surplus again. A row that is a second
@@ -113,9 +96,6 @@ comment on function pgqueue._leave_limits(text[], text[], text[]) is
 create or replace function pgqueue._recheck_limits(p_limit integer, p_jobs integer default 1000)
 returns integer
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -204,19 +184,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._recheck_limits(integer, integer) is
-    'Private: releases jobs of up to p_limit limits that are due to be checked and have capacity again; returns how many.';
-
+-- Releases the first p_count jobs that a limit blocks, and returns how many there were.
 create or replace function pgqueue._unblock(p_name text, p_count integer)
 returns integer
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -261,6 +232,3 @@ begin
     return cardinality(v_rows);
 end
 $$;
-
-comment on function pgqueue._unblock(text, integer) is
-    'Private: releases the first p_count jobs that a limit blocks, and returns how many there were.';

@@ -11,9 +11,6 @@ create or replace function pgqueue._within_limits(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 -- See _executing_under.
 set enable_sort = off
 as $$
@@ -154,15 +151,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._within_limits(pgqueue.candidate[], integer, timestamptz) is
-    'Private: those of these jobs that must not start because of their limits; blocks those without capacity.';
-
+-- Notes how many jobs started under each of these limits that has a rate.
 create or replace function pgqueue._note_starts(p_limits pgqueue.touched_limit[], p_started integer[], p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.limit_starts (name, at, started)
@@ -172,15 +164,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._note_starts(pgqueue.touched_limit[], integer[], timestamptz) is
-    'Private: notes how many jobs started under each of these limits that has a rate.';
-
+-- For each of these jobs the subscripts in p_names of the limits that it is under, as text.
 create or replace function pgqueue._limits_of_jobs(p_jobs pgqueue.candidate[], p_names text[])
 returns text[]
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return array(
@@ -199,6 +187,3 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._limits_of_jobs(pgqueue.candidate[], text[]) is
-    'Private: for each of these jobs the subscripts in p_names of the limits that it is under, as text.';

@@ -5,8 +5,6 @@
 create or replace function pgqueue.drop_limit(kind text, target text, part text default null)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

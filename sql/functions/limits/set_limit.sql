@@ -14,8 +14,6 @@ create or replace function pgqueue.set_limit(
 )
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

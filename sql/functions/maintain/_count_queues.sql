@@ -123,9 +123,7 @@ as $$
     where n.queue <> '@groups' and (p_queues is null or n.queue = any (p_queues))
 $$;
 
-comment on function pgqueue._count_queues(timestamptz, integer, text[]) is
-    'Private: the numbers of each queue, or of these, each counted to p_most at least; is_cut: some number may be higher.';
-
+-- The ready jobs of a sub-lane, those that are due and those for later counted to p_most each.
 create or replace function pgqueue._count_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_most integer
 )
@@ -171,6 +169,3 @@ as $$
         )
     ) j
 $$;
-
-comment on function pgqueue._count_ready(text, smallint, boolean, timestamptz, integer) is
-    'Private: the ready jobs of a sub-lane, those that are due and those for later counted to p_most each.';

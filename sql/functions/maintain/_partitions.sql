@@ -35,14 +35,10 @@ as $$
         and b.bounds is not null
 $$;
 
-comment on function pgqueue._partitions() is
-    'Private: the partitions of history, and the bounds between which their rows expire; is_pending: DETACH CONCURRENTLY has begun and not ended.';
-
+-- The days and months, from today for p_days days and p_months months, that no partition covers.
 create or replace function pgqueue._partition_gaps(p_days integer, p_months integer)
 returns table (parent text, name text, lower timestamptz, upper timestamptz)
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     with today as materialized (
@@ -77,17 +73,12 @@ as $$
     order by 3, 1
 $$;
 
-comment on function pgqueue._partition_gaps(integer, integer) is
-    'Private: the days and months, from today for p_days days and p_months months, that no partition covers.';
-
+-- Fills up to p_limit of the gaps in the next p_days days and p_months months; problem: the obstacle, if there was one.
 create or replace function pgqueue._attach_partitions(
     p_days integer, p_months integer, p_limit integer, out attached integer, out problem text
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_gap record;
@@ -123,17 +114,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._attach_partitions(integer, integer, integer) is
-    'Private: fills up to p_limit of the gaps in the next p_days days and p_months months; problem: the obstacle, if there was one.';
-
 -- p_name is the name for the whole day or month. A table that has it already is attached, if it can be; else the next name
 -- is tried: history_d_20300101_2, and so on.
 create or replace function pgqueue._fill_gap(p_parent text, p_name text, p_lower timestamptz, p_upper timestamptz)
 returns text
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 -- Rows of history are updated and deleted, which not every access method can.
 set default_table_access_method = 'heap'
 set timezone = 'UTC'
@@ -177,19 +162,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._fill_gap(text, text, timestamptz, timestamptz) is
-    'Private: attaches the table of that name to history, or a new one; returns the obstacle, null: none.';
-
+-- Attaches an existing table to history; returns why it cannot be attached, null: it is attached.
 create or replace function pgqueue._attach_again(
     p_parent text, p_table regclass, p_lower timestamptz, p_upper timestamptz
 )
 returns text
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set timezone = 'UTC'
-set datestyle = 'ISO, YMD'
 set lock_timeout = '50ms'
 as $$
 declare
@@ -225,17 +203,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._attach_again(text, regclass, timestamptz, timestamptz) is
-    'Private: attaches an existing table to history; returns why it cannot be attached, null: it is attached.';
-
 -- A partition with a pending detach takes no rows any more, and no other can be attached in its place. Finalizing waits for
 -- all older snapshots, so it is tried for 50 ms at a time.
 create or replace function pgqueue._finish_detaching()
 returns text[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
 as $$
 declare
@@ -254,9 +226,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._finish_detaching() is
-    'Private: finalizes a pending DETACH CONCURRENTLY; returns the obstacle, null: none.';
-
+-- Partitions of history all of whose rows have expired.
 create or replace function pgqueue._overdue_partitions(p_now timestamptz)
 returns table (relation regclass, upper timestamptz)
 language sql
@@ -267,15 +237,10 @@ as $$
     select p.relation, p.upper from pgqueue._partitions() p where p.upper <= p_now order by p.upper
 $$;
 
-comment on function pgqueue._overdue_partitions(timestamptz) is
-    'Private: partitions of history all of whose rows have expired.';
-
+-- Drops the oldest overdue partition, if there is one.
 create or replace function pgqueue._drop_partition(p_now timestamptz)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_relation regclass := (select o.relation from pgqueue._overdue_partitions(p_now) o limit 1);
@@ -288,14 +253,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._drop_partition(timestamptz) is
-    'Private: drops the oldest overdue partition, if there is one.';
-
+-- Attaches all partitions of history that maintain() wants; for migrate, which nothing waits for.
 create or replace function pgqueue._make_partitions()
 returns void
 language plpgsql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 declare
@@ -310,6 +271,3 @@ begin
     where s.step = 'partitions';
 end
 $$;
-
-comment on function pgqueue._make_partitions() is
-    'Private: attaches all partitions of history that maintain() wants; for migrate, which nothing waits for.';

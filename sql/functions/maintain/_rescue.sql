@@ -17,7 +17,6 @@ returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_at timestamptz;
@@ -32,15 +31,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._gap_at(timestamptz) is
-    'Private: when the last gap in maintenance ended; p_now if this call ends one.';
-
+-- Takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at
+-- (null: look it up).
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -114,20 +109,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._rescue(integer, timestamptz) is
-    'Private: takes back up to p_limit lapsed leases, or grants them a grace period after the gap in maintenance that ended at p_gap_at (null: look it up).';
-
 -- The caller read p_now, and then locked the rows.
 create or replace function pgqueue._keep_promises(p_job_ids bigint[], p_now timestamptz)
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -172,21 +157,16 @@ begin
 end
 $$;
 
-comment on function pgqueue._keep_promises(bigint[], timestamptz) is
-    'Private: writes the leases that extend() promised into these executing jobs, and returns the jobs that have no promise.';
-
+-- Deletes promises that have ended.
 create or replace function pgqueue._tidy_promises(p_now timestamptz)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     delete from pgqueue.lease_promises p where p.until <= p_now
 $$;
 
-comment on function pgqueue._tidy_promises(timestamptz) is 'Private: deletes promises that have ended.';
-
+-- Whether a worker has sent no heartbeat since then.
 create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
 returns boolean
 language sql
@@ -202,14 +182,10 @@ as $$
     )
 $$;
 
-comment on function pgqueue._is_gone(text, timestamptz) is 'Private: whether a worker has sent no heartbeat since then.';
-
+-- Cancels up to p_limit jobs that did not start before their expires_at.
 create or replace function pgqueue._expire_jobs(p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -239,8 +215,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._expire_jobs(integer) is 'Private: cancels up to p_limit jobs that did not start before their expires_at.';
-
 -- The clock stepped back from p_from. Jobs that were due when they came (and were never reserved, or had come back) have a
 -- time in the ready index that is in the future again: they get the present time, in their order. Leases are cut to one
 -- length from now. Jobs that were scheduled for the future keep their instants: only the clock decides. There may be
@@ -250,9 +224,6 @@ comment on function pgqueue._expire_jobs(integer) is 'Private: cancels up to p_l
 create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit integer, p_cursor text[])
 returns text[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set datestyle = 'ISO, YMD'
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
@@ -348,6 +319,3 @@ begin
     return null;
 end
 $$;
-
-comment on function pgqueue._bring_forward(timestamptz, integer, text[]) is
-    'Private: makes ready what was ready before the clock stepped back from p_from, p_limit jobs from p_cursor on; returns where it stopped (null: at the end).';

@@ -6,9 +6,6 @@ create or replace function pgqueue._run_step(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_step pgqueue.maintenance_steps := p_state;
@@ -82,11 +79,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_step(
-    pgqueue.maintenance_steps, integer, interval, integer, timestamptz, pgqueue.maintenance_runs
-) is
-    'Private: runs a step of maintain() until its share of the time is over, and records what its next run needs; cut: statement_timeout ended it.';
-
 -- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
 create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
 returns text
@@ -99,15 +91,11 @@ as $$
         || coalesce(' (in ' || substring(p_context from e'function ((?!pgqueue\\.)[^\\s(]+)\\(') || ')', '')
 $$;
 
-comment on function pgqueue._error_text(text, text, text) is
-    'Private: an error of maintenance in one line, with the function that raised it if it is not of the queue.';
-
 -- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them. The timer starts
 -- before statement_timestamp(), by the time of planning at most.
 create or replace function pgqueue._is_timed_out()
 returns boolean
 language sql
-volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
@@ -117,8 +105,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._is_timed_out() is 'Private: whether statement_timeout has just cancelled the statement.';
-
+-- How long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.
 create or replace function pgqueue._pause_after(p_failures integer, p_took interval)
 returns interval
 language sql
@@ -129,18 +116,14 @@ as $$
     select least(greatest(interval '1 s' * power(2, least(p_failures, 8)), 10 * p_took), interval '5 min')
 $$;
 
-comment on function pgqueue._pause_after(integer, interval) is
-    'Private: how long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.';
-
+-- One slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem:
+-- shown by stats().
 create or replace function pgqueue._run_slice(
     p_step text, p_slice integer, p_cursor text[], inout run pgqueue.maintenance_runs,
     out next_cursor text[], out is_more boolean, out problem text
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := run.at;
@@ -221,6 +204,3 @@ begin
     is_more := v_count >= p_slice;
 end
 $$;
-
-comment on function pgqueue._run_slice(text, integer, text[], pgqueue.maintenance_runs) is
-    'Private: one slice of a step of maintain(), about p_slice rows from p_cursor on; is_more: there may be more to do at once; problem: shown by stats().';

@@ -10,9 +10,6 @@
 create or replace function pgqueue._sample(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -90,8 +87,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._sample(timestamptz) is 'Private: writes a sample of each queue, and aggregates the last ten minutes.';
-
+-- The newest sample of each queue that was not empty.
 create or replace function pgqueue._last_samples()
 returns setof pgqueue.samples
 language sql
@@ -109,14 +105,10 @@ as $$
         and s.queue <> ''
 $$;
 
-comment on function pgqueue._last_samples() is 'Private: the newest sample of each queue that was not empty.';
-
 -- The reports of workers, by queue and task.
 create or replace function pgqueue._take_reports()
 returns table (queue text, ended jsonb)
 language sql
-volatile
-parallel unsafe
 rows 100
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -138,8 +130,7 @@ as $$
     group by s.queue
 $$;
 
-comment on function pgqueue._take_reports() is 'Private: deletes the reports of workers, and returns their sums by queue in the form of samples.';
-
+-- Adds up counts of ended jobs, given as objects of a queue and its tasks.
 create or replace function pgqueue._sum_ended(p_parts jsonb[])
 returns table (queue text, task text, ended jsonb)
 language sql
@@ -196,18 +187,10 @@ as $$
     left join times t on t.queue = o.queue and t.task = o.task
 $$;
 
-comment on function pgqueue._sum_ended(jsonb[]) is
-    'Private: adds up counts of ended jobs, given as objects of a queue and its tasks.';
-
 -- One row for ten minutes, at the first sample after they are over.
 create or replace function pgqueue._fold_samples(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_until timestamptz := date_bin('10 min', p_now, 'epoch');
@@ -239,15 +222,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._fold_samples(timestamptz) is
-    'Private: writes one row of each queue with the highest numbers of the last ten minutes, and the count of jobs that ended.';
-
+-- Deletes samples and audit rows that are too old, up to p_limit rows of each; returns how many.
 create or replace function pgqueue._tidy_samples(p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -278,6 +256,3 @@ begin
     return greatest(v_samples, v_audit);
 end
 $$;
-
-comment on function pgqueue._tidy_samples(timestamptz, integer) is
-    'Private: deletes samples and audit rows that are too old, up to p_limit rows of each; returns how many.';

@@ -40,9 +40,7 @@ as $$
         (23, 'tidy_samples', '1 min', 10000, false)
 $$;
 
-comment on function pgqueue._steps() is
-    'Private: the steps of maintain(): every: how often (null: in each run); slice: rows that it takes at once; is_ddl: it makes or drops tables.';
-
+-- What each step recorded for its next run; n is null if it recorded nothing.
 create or replace function pgqueue._last_steps()
 returns setof pgqueue.maintenance_steps
 language sql
@@ -67,8 +65,7 @@ as $$
     order by s.number
 $$;
 
-comment on function pgqueue._last_steps() is 'Private: what each step recorded for its next run; n is null if it recorded nothing.';
-
+-- The steps that are due, in the order in which to run them; state: what each recorded.
 create or replace function pgqueue._due_steps(p_now timestamptz, p_ddl_after interval)
 returns table (state pgqueue.maintenance_steps, number integer, every interval, slice integer)
 language sql
@@ -86,13 +83,10 @@ as $$
     order by l.step = 'drop', l.missed_since, l.failures > 0, s.number
 $$;
 
-comment on function pgqueue._due_steps(timestamptz, interval) is
-    'Private: the steps that are due, in the order in which to run them; state: what each recorded.';
-
+-- When this call of maintain() should end: within 3 s, and half of what the session's timeouts allow.
 create or replace function pgqueue._deadline()
 returns timestamptz
 language sql
-volatile
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
@@ -104,16 +98,12 @@ as $$
     )
 $$;
 
-comment on function pgqueue._deadline() is 'Private: when this call of maintain() should end: within 3 s, and half of what the session''s timeouts allow.';
-
+-- Records what a step needs for its next run, if that has changed.
 create or replace function pgqueue._note_step(
     p_state pgqueue.maintenance_steps, p_before pgqueue.maintenance_steps, p_now timestamptz
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_state pgqueue.maintenance_steps := p_state;
@@ -132,15 +122,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._note_step(pgqueue.maintenance_steps, pgqueue.maintenance_steps, timestamptz) is
-    'Private: records what a step needs for its next run, if that has changed.';
-
+-- Records that a step was due and had no turn.
 create or replace function pgqueue._note_missed_step(p_state pgqueue.maintenance_steps, p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_step pgqueue.maintenance_steps := p_state;
@@ -150,17 +135,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._note_missed_step(pgqueue.maintenance_steps, timestamptz) is
-    'Private: records that a step was due and had no turn.';
-
 -- A call that was killed or cancelled leaves only the number of its step: the next call counts that as a failure of the
 -- step, so that a step that is killed each time does not stop the others each time.
 create or replace function pgqueue._note_interrupted_step(p_now timestamptz)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_number bigint := (select u.last_value from pgqueue.step_under_way u);
@@ -185,6 +164,3 @@ begin
     perform pgqueue._note_step(v_step, v_before, p_now);
 end
 $$;
-
-comment on function pgqueue._note_interrupted_step(timestamptz) is
-    'Private: counts a failure of the step within which the last call of maintain() was ended.';

@@ -3,9 +3,6 @@
 create or replace function pgqueue._tidy_workers(p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_idle bigint;
@@ -45,15 +42,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._tidy_workers(timestamptz, integer) is
-    'Private: deletes old idle registrations, heartbeats and workers, up to p_limit rows of a table; returns how many.';
-
+-- Deletes all but the last 3600 runs of maintain(), and outdated records of steps; returns how many.
 create or replace function pgqueue._tidy_maintenance(p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -87,6 +79,3 @@ begin
     return greatest(v_runs, v_steps);
 end
 $$;
-
-comment on function pgqueue._tidy_maintenance(integer) is
-    'Private: deletes all but the last 3600 runs of maintain(), and outdated records of steps; returns how many.';

@@ -14,8 +14,6 @@ returns table (
     ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
 )
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -43,10 +41,7 @@ returns table (
     ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
 )
 language plpgsql
-volatile
-parallel unsafe
 rows 1
-set search_path = pg_catalog, pg_temp
 set lock_timeout = '50ms'
 as $$
 #variable_conflict use_variable
@@ -121,16 +116,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_maintenance(interval, interval) is
-    'Private: maintain(), with the steps that create and drop tables only if they are overdue by p_ddl_after.';
-
 -- The totals continue those of the last run.
 create or replace function pgqueue._next_run(p_last pgqueue.maintenance_runs, p_now timestamptz)
 returns pgqueue.maintenance_runs
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_run pgqueue.maintenance_runs := p_last;
@@ -153,9 +144,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._next_run(pgqueue.maintenance_runs, timestamptz) is
-    'Private: the row of a run of maintain() before its first step, given the last run (null: none).';
-
+-- First key of this queue's advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads;
+-- from 2^30: retry budgets; negative: limits. The next first key: jobs behind which others are blocked.
 create or replace function pgqueue._lock_class()
 returns integer
 language sql
@@ -164,6 +154,3 @@ parallel safe
 as $$
     select 1885827941
 $$;
-
-comment on function pgqueue._lock_class() is
-    'Private: first key of this queue''s advisory locks. Second key 1: maintain; 2: attaching partitions; 3: migrating; 4: moving heads; from 2^30: retry budgets; negative: limits. The next first key: jobs behind which others are blocked.';

@@ -23,7 +23,6 @@ returns jsonb
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_state is not null and p_state <> all (p_states) then
@@ -78,10 +77,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._bulk_filter(
-    text[], text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, bigint
-) is 'Private: checks and returns the filter of a bulk call; p_states are the states that it may act on.';
-
+-- Applies p_action to up to p_max_jobs jobs of a filter, from p_after on.
 create or replace function pgqueue._bulk(
     p_action text,
     p_filter jsonb,
@@ -95,9 +91,6 @@ create or replace function pgqueue._bulk(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -206,9 +199,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._bulk(text, jsonb, integer, jsonb) is
-    'Private: applies p_action to up to p_max_jobs jobs of a filter, from p_after on.';
-
+-- Up to p_matches jobs of a filter among about p_rows rows from p_after on, and where it stopped; next_after null: at the
+-- end.
 create or replace function pgqueue._find_jobs(
     p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
     out live_ids bigint[], out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[],
@@ -216,12 +208,6 @@ create or replace function pgqueue._find_jobs(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_filter pgqueue.job_filter := pgqueue._read_filter(jsonb_strip_nulls(jsonb_build_object(
@@ -254,9 +240,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._find_jobs(jsonb, jsonb, integer, integer) is
-    'Private: up to p_matches jobs of a filter among about p_rows rows from p_after on, and where it stopped; next_after null: at the end.';
-
 -- In a filter of search(), a star at the end is any end.
 create or replace function pgqueue._exactly(p_name text)
 returns text[]
@@ -267,22 +250,13 @@ as $$
     select case when p_name is not null then array[pg_catalog.regexp_replace(p_name, e'\\*$', e'\\\\*')] end
 $$;
 
-comment on function pgqueue._exactly(text) is 'Private: the filter of search() that only this name fits.';
-
+-- Locks rows of history in id order, SKIP LOCKED, and returns them.
 create or replace function pgqueue._lock_history(
     p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_states pgqueue.job_state[], p_groups boolean,
     out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     with wanted as materialized (
@@ -302,19 +276,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._lock_history(bigint[], "char"[], timestamptz[], pgqueue.job_state[], boolean) is
-    'Private: locks rows of history in id order, SKIP LOCKED, and returns them.';
-
 -- The caller has locked the rows.
 create or replace function pgqueue._request_cancel(p_job_ids bigint[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 as $$
 declare
@@ -338,6 +303,3 @@ begin
     return v_count;
 end
 $$;
-
-comment on function pgqueue._request_cancel(bigint[]) is
-    'Private: asks the workers of executing jobs, locked by the caller, to cancel them; returns how many.';

@@ -4,9 +4,7 @@
 create or replace function pgqueue._check_reset(p_reset text[], p_options text[], p_function text)
 returns void
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_unknown text;
@@ -24,16 +22,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_reset(text[], text[], text) is
-    'Private: refuses a reset that names something other than these options of a function.';
-
 -- The tables check the values, by constraints that are named as their columns are: tasks_declared_priority_check.
 create or replace function pgqueue._refuse_option(p_of text, p_name text, p_constraint text, p_message text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_option text := substring(p_constraint from '^(?:tasks|queues)_(?:declared_)?([a-z_]+)_check$');
@@ -50,9 +44,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse_option(text, text, text, text) is
-    'Private: refuses an option of a queue or task that a constraint refuses, and says what it may be.';
-
+-- What the value of an option of a queue or task must be, in words.
 create or replace function pgqueue._bounds_of(p_option text)
 returns text
 language sql
@@ -78,14 +70,10 @@ as $$
     end
 $$;
 
-comment on function pgqueue._bounds_of(text) is 'Private: what the value of an option of a queue or task must be, in words.';
-
+-- Records which options of a queue or task changed; false: none.
 create or replace function pgqueue._audit_options(p_function text, p_of text, p_name text, p_before jsonb, p_after jsonb)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_after = p_before then
@@ -103,9 +91,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._audit_options(text, text, text, jsonb, jsonb) is
-    'Private: records which options of a queue or task changed; false: none.';
-
+-- The fields of one object whose values differ in another.
 create or replace function pgqueue._difference(p_of jsonb, p_to jsonb)
 returns jsonb
 language sql
@@ -117,5 +103,3 @@ as $$
     from jsonb_each(p_of) o
     where o.value is distinct from p_to -> o.key
 $$;
-
-comment on function pgqueue._difference(jsonb, jsonb) is 'Private: the fields of one object whose values differ in another.';

@@ -50,13 +50,11 @@ as $$
     where h.found > 0
 $$;
 
-comment on function pgqueue._doctor_maintenance(timestamptz) is 'Private: doctor() of maintain().';
-
+-- Doctor() of queues and limits.
 create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel unsafe
 rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -128,8 +126,6 @@ as $$
     group by j.blocked_on
 $$;
 
-comment on function pgqueue._doctor_queues(timestamptz) is 'Private: doctor() of queues and limits.';
-
 -- A producer may name a queue as it likes, and an operator pastes the command.
 create or replace function pgqueue._shell_quoted(p_text text)
 returns text
@@ -144,8 +140,7 @@ as $$
     end
 $$;
 
-comment on function pgqueue._shell_quoted(text) is 'Private: a text as one word of a command for a shell.';
-
+-- Doctor() of workers.
 create or replace function pgqueue._doctor_workers(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -203,8 +198,7 @@ as $$
     having count(*) > 1
 $$;
 
-comment on function pgqueue._doctor_workers(timestamptz) is 'Private: doctor() of workers.';
-
+-- Doctor() of tasks.
 create or replace function pgqueue._doctor_tasks(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -270,8 +264,7 @@ as $$
     where f.attempts >= 20 and f.failed > 0.5 * f.attempts
 $$;
 
-comment on function pgqueue._doctor_tasks(timestamptz) is 'Private: doctor() of tasks.';
-
+-- Doctor() of schedules.
 create or replace function pgqueue._doctor_schedules(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -301,5 +294,3 @@ as $$
     where r.decided_at > pgqueue._after(p_now, '-1 day') and (r.outcome = 'overlap' or r.passed_from is not null)
     group by r.schedule
 $$;
-
-comment on function pgqueue._doctor_schedules(timestamptz) is 'Private: doctor() of schedules.';

@@ -87,8 +87,7 @@ as $$
     where c.used > 0.9 * c.most
 $$;
 
-comment on function pgqueue._doctor_sessions() is 'Private: doctor() of sessions, prepared transactions, slots and notifications.';
-
+-- Doctor() of settings of the server.
 create or replace function pgqueue._doctor_settings()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -157,13 +156,11 @@ as $$
         and age(d.datfrozenxid) > least(3 * current_setting('autovacuum_freeze_max_age')::bigint, 1000000000)
 $$;
 
-comment on function pgqueue._doctor_settings() is 'Private: doctor() of settings of the server.';
-
+-- Doctor() of dead rows, autovacuum and partitions.
 create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel unsafe
 rows 3
 set search_path = pg_catalog, pg_temp
 as $$
@@ -209,8 +206,7 @@ as $$
     group by l.error
 $$;
 
-comment on function pgqueue._doctor_tables(timestamptz) is 'Private: doctor() of dead rows, autovacuum and partitions.';
-
+-- Doctor() of rights.
 create or replace function pgqueue._doctor_rights()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -314,5 +310,3 @@ as $$
     where s.is_forced or s.is_read_by_others
     group by s.is_forced
 $$;
-
-comment on function pgqueue._doctor_rights() is 'Private: doctor() of rights.';

@@ -117,6 +117,3 @@ as $$
         where t.bytes > 33554432
     )
 $$;
-
-comment on function pgqueue._doctor_workflows(timestamptz) is
-    'Private: doctor() of jobs whose parents are gone, of groups that were left open, and of events that fill the disk.';

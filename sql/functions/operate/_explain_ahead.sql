@@ -5,10 +5,6 @@
 create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_members bigint;
@@ -27,17 +23,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_group(pgqueue.jobs) is 'Private: which members of a group have not ended.';
-
+-- Which of the jobs that a job depends on have not ended, in words.
 create or replace function pgqueue._explain_parents(
     p_job pgqueue.jobs, out detail text, out behind bigint
 )
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_open bigint;
@@ -73,9 +64,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_parents(pgqueue.jobs) is
-    'Private: which of the jobs that a job depends on have not ended, in words.';
-
 -- Null: it waits for no event.
 create or replace function pgqueue._explain_events(p_id bigint, out detail text, out until timestamptz)
 language sql
@@ -92,18 +80,12 @@ as $$
     from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_id order by w.name, w.step limit 5) e
 $$;
 
-comment on function pgqueue._explain_events(bigint) is 'Private: which events a job waits for, the first five.';
-
 -- Null: it does not sleep. The deadline of a sleep is the result of its step, and the job is ready a moment after it. Any
 -- other step may have a result of that form, or one that is no time.
 create or replace function pgqueue._explain_sleep(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     return (
@@ -124,15 +106,12 @@ exception when data_exception then
 end
 $$;
 
-comment on function pgqueue._explain_sleep(pgqueue.jobs, timestamptz) is 'Private: the step in which a job sleeps, in words.';
-
+-- Which job of its key is ahead of a job; null: its key is free.
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
 )
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_ahead record;
@@ -156,21 +135,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_key(pgqueue.jobs, timestamptz) is
-    'Private: which job of its key is ahead of a job; null: its key is free.';
-
 -- As _order decides it, for one job.
 create or replace function pgqueue._ahead_in_key(p_job pgqueue.jobs, p_now timestamptz)
 returns bigint
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_sort = off
 as $$
 declare
     v_is_payload boolean := exists (select from pgqueue.effective_tasks t where t.name = p_job.task and t.accumulate);
@@ -241,14 +210,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._ahead_in_key(pgqueue.jobs, timestamptz) is
-    'Private: the job of its key that a job waits for: the one that executes, one whose batch stands still, or the first position.';
-
+-- How many jobs of its lane are due before a job that is due.
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language sql
 stable
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -296,15 +262,11 @@ as $$
     ) a
 $$;
 
-comment on function pgqueue._jobs_ahead(pgqueue.jobs, timestamptz) is
-    'Private: how many jobs of its lane are due before a job that is due.';
-
 -- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first.
 create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language sql
 stable
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -357,6 +319,3 @@ as $$
         limit 5
     ) a
 $$;
-
-comment on function pgqueue._lanes_ahead(pgqueue.jobs, timestamptz) is
-    'Private: the lanes with due jobs that the workers of a due job serve before its own, five of them, in words.';

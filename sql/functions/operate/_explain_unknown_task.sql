@@ -6,7 +6,6 @@ returns text
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_workers bigint;
@@ -35,9 +34,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_unknown_task(text, text, timestamptz) is
-    'Private: a sentence about a task that no worker has declared, with the known one of the nearest spelling; null: it is known.';
-
 -- Which living worker has which task is stored nowhere. A worker that reserves a job of a task that it does not have gives
 -- it back for ten seconds, uncounted. A handler that snoozes does so as well, but its worker reports that it started.
 create or replace function pgqueue._is_given_back(p_job pgqueue.jobs, p_now timestamptz)
@@ -45,9 +41,6 @@ returns boolean
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     -- Three claims at least, none of which counted or was lost. A retried job goes on counting claims, and has errors.
@@ -67,15 +60,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._is_given_back(pgqueue.jobs, timestamptz) is
-    'Private: whether workers reserve a job again and again and give it back, while none reports that its task starts.';
-
+-- Explain() of a job that workers give back again and again.
 create or replace function pgqueue._explain_given_back(p_job pgqueue.jobs)
 returns text
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     return format(
@@ -86,15 +76,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_given_back(pgqueue.jobs) is
-    'Private: explain() of a job that workers give back again and again.';
-
+-- How many letters must be added, removed, changed or swapped to turn one name into the other.
 create or replace function pgqueue._spelling_distance(p_one text, p_other text)
 returns integer
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_one text[] := regexp_split_to_array(p_one, '');
@@ -120,6 +107,3 @@ begin
     return v_last[cardinality(v_last)];
 end
 $$;
-
-comment on function pgqueue._spelling_distance(text, text) is
-    'Private: how many letters must be added, removed, changed or swapped to turn one name into the other.';

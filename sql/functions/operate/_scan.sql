@@ -17,11 +17,9 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
-set jit = off
 as $$
 declare
     v_queue text := pgqueue._only_name(p_filter.queues);
@@ -148,8 +146,3 @@ begin
     close v_rows;
 end
 $$;
-
-comment on function pgqueue._scan(
-    pgqueue.job_filter, text, pgqueue.job_state, bigint, bigint[], boolean, integer, integer
-) is
-    'Private: jobs that fit a filter, read by one index in the order of ids, and where it stopped; is_cut: for p_rows.';

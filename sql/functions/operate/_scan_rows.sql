@@ -27,9 +27,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._live_rows(boolean, bigint, bigint, bigint) is
-    'Private: live jobs by id, newest first, or oldest first.';
-
+-- Jobs in history by id, newest first, or oldest first.
 create or replace function pgqueue._ended_rows(
     p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -56,9 +54,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._ended_rows(boolean, bigint, bigint, bigint) is
-    'Private: jobs in history by id, newest first, or oldest first.';
-
+-- Dead, or cancelled, jobs by id, newest first, or oldest first.
 create or replace function pgqueue._unfinished_rows(
     p_state pgqueue.job_state, p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -85,9 +81,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._unfinished_rows(pgqueue.job_state, boolean, bigint, bigint, bigint) is
-    'Private: dead, or cancelled, jobs by id, newest first, or oldest first.';
-
+-- Dead, or cancelled, jobs of a queue by id, newest first, or oldest first.
 create or replace function pgqueue._unfinished_queue_rows(
     p_queue text, p_state pgqueue.job_state, p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -114,9 +108,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._unfinished_queue_rows(text, pgqueue.job_state, boolean, bigint, bigint, bigint) is
-    'Private: dead, or cancelled, jobs of a queue by id, newest first, or oldest first.';
-
+-- Jobs of a key in history by id, newest first, or oldest first.
 create or replace function pgqueue._ended_key_rows(
     p_key text, p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -143,9 +135,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._ended_key_rows(text, boolean, bigint, bigint, bigint) is
-    'Private: jobs of a key in history by id, newest first, or oldest first.';
-
+-- Live members of a group in one state by id, newest first, or oldest first.
 create or replace function pgqueue._live_member_rows(
     p_group bigint, p_state pgqueue.job_state, p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -172,9 +162,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._live_member_rows(bigint, pgqueue.job_state, boolean, bigint, bigint, bigint) is
-    'Private: live members of a group in one state by id, newest first, or oldest first.';
-
+-- Members of a group in history by id, newest first, or oldest first.
 create or replace function pgqueue._ended_member_rows(
     p_group bigint, p_oldest boolean, p_from bigint, p_to bigint, p_rows bigint
 )
@@ -200,6 +188,3 @@ as $$
         limit p_rows
     )
 $$;
-
-comment on function pgqueue._ended_member_rows(bigint, boolean, bigint, bigint, bigint) is
-    'Private: members of a group in history by id, newest first, or oldest first.';

@@ -12,7 +12,6 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
 declare
@@ -40,9 +39,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._search_by_id(pgqueue.job_filter, boolean, integer, integer) is
-    'Private: the jobs that fit a filter by id, newest first, or oldest first.';
-
+-- One row for each scan that a search takes.
 create or replace function pgqueue._search_scans(
     p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
@@ -52,7 +49,6 @@ language plpgsql
 stable
 parallel safe
 rows 10
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_live pgqueue.job_state[] := '{}'::pgqueue.job_state[];
@@ -101,9 +97,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._search_scans(pgqueue.job_filter, boolean, integer, integer) is
-    'Private: one row for each scan that a search takes.';
-
+-- The part of a search that reads live jobs.
 create or replace function pgqueue._search_live(
     p_filter pgqueue.job_filter, p_states pgqueue.job_state[], p_oldest boolean, p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
@@ -112,7 +106,6 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue text := pgqueue._only_name(p_filter.queues);
@@ -138,9 +131,6 @@ begin
     ) f;
 end
 $$;
-
-comment on function pgqueue._search_live(pgqueue.job_filter, pgqueue.job_state[], boolean, integer, integer) is
-    'Private: the part of a search that reads live jobs.';
 
 -- Null: their indexes have more than p_most entries, those of other queues among them.
 create or replace function pgqueue._live_candidates(p_queue text, p_states pgqueue.job_state[], p_most integer)
@@ -197,9 +187,7 @@ as $$
     having count(*) <= p_most
 $$;
 
-comment on function pgqueue._live_candidates(text, pgqueue.job_state[], integer) is
-    'Private: the live jobs of a queue, or, without a queue, the executing ones. Null: too many.';
-
+-- The live jobs of a key. Null: too many.
 create or replace function pgqueue._key_candidates(p_queue text, p_key text, p_most integer)
 returns bigint[]
 language sql
@@ -256,6 +244,3 @@ as $$
     ) c
     having count(*) <= p_most
 $$;
-
-comment on function pgqueue._key_candidates(text, text, integer) is
-    'Private: the live jobs of a key. Null: too many.';

@@ -6,8 +6,6 @@
 create or replace function pgqueue.cancel(job_id bigint)
 returns text
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

@@ -18,8 +18,6 @@ create or replace function pgqueue.cancel_many(
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp

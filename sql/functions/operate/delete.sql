@@ -7,8 +7,6 @@
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
@@ -34,12 +32,10 @@ $$;
 comment on function pgqueue.delete(bigint) is
     'Delete a job that is not executing, or its row in history, and free its dedupe key. False: there is no such job, or it is executing.';
 
+-- Deletes the jobs among these that are not executing, waiting for locked ones, and returns their ids.
 create or replace function pgqueue._delete_jobs(p_ids bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -99,15 +95,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._delete_jobs(bigint[]) is
-    'Private: deletes the jobs among these that are not executing, waiting for locked ones, and returns their ids.';
-
+-- Deletes rows of history, named with what leads to their partitions, and returns how many.
 create or replace function pgqueue._delete_history(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -143,20 +134,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._delete_history(bigint[], "char"[], timestamptz[]) is
-    'Private: deletes rows of history, named with what leads to their partitions, and returns how many.';
-
+-- Frees the dedupe keys of these jobs, also within their dedupe_for.
 create or replace function pgqueue._free_dedupe_keys(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     if p_ids is null then
@@ -178,6 +159,3 @@ begin
     where d.ctid = h.place;
 end
 $$;
-
-comment on function pgqueue._free_dedupe_keys(bigint[]) is
-    'Private: frees the dedupe keys of these jobs, also within their dedupe_for.';

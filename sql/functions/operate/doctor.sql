@@ -8,7 +8,6 @@ create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language plpgsql
 stable
-parallel unsafe
 security definer
 rows 20
 set search_path = pg_catalog, pg_temp

@@ -11,7 +11,6 @@ create or replace function pgqueue.explain(
 returns record
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -141,13 +140,13 @@ comment on function pgqueue.explain(bigint) is
     'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
+-- Explain() of a job that has ended.
 create or replace function pgqueue._explain_ended(
     p_id bigint, out state text, out reason text, out detail text, out behind bigint
 )
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_ended record;
@@ -177,15 +176,13 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_ended(bigint) is 'Private: explain() of a job that has ended.';
-
+-- Explain() of a job that executes.
 create or replace function pgqueue._explain_executing(
     p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz
 )
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     until := p_job.lease_expires_at;
@@ -205,14 +202,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_executing(pgqueue.jobs, timestamptz) is 'Private: explain() of a job that executes.';
-
+-- Which attempt of a job is under way or next, in words.
 create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)
 returns text
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_task record;
@@ -225,8 +220,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._explain_attempts(pgqueue.jobs) is 'Private: which attempt of a job is under way or next, in words.';
-
+-- How many living workers claim from a queue.
 create or replace function pgqueue._workers_of(p_queue text, p_now timestamptz)
 returns bigint
 language sql
@@ -237,9 +231,7 @@ as $$
     select count(*) from pgqueue._living_workers_of(p_queue, p_now) w
 $$;
 
-comment on function pgqueue._workers_of(text, timestamptz) is
-    'Private: how many living workers claim from a queue.';
-
+-- The living workers that claim from a queue.
 create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
 returns setof pgqueue.workers
 language sql
@@ -264,6 +256,3 @@ as $$
             else 10
         end)
 $$;
-
-comment on function pgqueue._living_workers_of(text, timestamptz) is
-    'Private: the living workers that claim from a queue.';

@@ -7,7 +7,6 @@ create or replace function pgqueue.metrics()
 returns table (name text, labels jsonb, value double precision)
 language plpgsql
 stable
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -25,11 +24,11 @@ $$;
 comment on function pgqueue.metrics() is
     'The numbers for a monitor: name, labels and value, as /metrics shows them. select name, labels, value from pgqueue.metrics();';
 
+-- Metrics() of queues, limits, schedules and tasks.
 create or replace function pgqueue._metrics_of_queues(p_now timestamptz)
 returns table (name text, labels jsonb, value double precision)
 language sql
 stable
-parallel unsafe
 rows 100
 set search_path = pg_catalog, pg_temp
 as $$
@@ -82,13 +81,11 @@ as $$
     where n.document ->> 'sampled_at' is not null
 $$;
 
-comment on function pgqueue._metrics_of_queues(timestamptz) is 'Private: metrics() of queues, limits, schedules and tasks.';
-
+-- Metrics() of maintenance and of the server.
 create or replace function pgqueue._metrics_of_server(p_now timestamptz)
 returns table (name text, labels jsonb, value double precision)
 language sql
 stable
-parallel unsafe
 rows 20
 set search_path = pg_catalog, pg_temp
 as $$
@@ -121,5 +118,3 @@ as $$
     union all
     select 'pgqueue_notify_queue_usage_ratio', '{}', pg_notification_queue_usage()
 $$;
-
-comment on function pgqueue._metrics_of_server(timestamptz) is 'Private: metrics() of maintenance and of the server.';

@@ -6,8 +6,6 @@
 create or replace function pgqueue.quiet_worker(worker text)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -22,12 +20,10 @@ comment on function pgqueue.quiet_worker(text) is
     'Let a worker reserve no more jobs and stay, until resume_worker(); its running jobs go on. '
     'False: there is no such worker, or it was asked already.';
 
+-- Writes a command (null: run) to a worker that has one of these now, and notifies it; false: there is none.
 create or replace function pgqueue._command_worker(p_action text, p_worker text, p_command text, p_instead_of text[])
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_channel text;
@@ -49,6 +45,3 @@ begin
     return true;
 end
 $$;
-
-comment on function pgqueue._command_worker(text, text, text, text[]) is
-    'Private: writes a command (null: run) to a worker that has one of these now, and notifies it; false: there is none.';

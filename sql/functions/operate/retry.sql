@@ -11,8 +11,6 @@
 create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
@@ -61,9 +59,6 @@ comment on function pgqueue.retry(bigint, boolean) is
 create or replace function pgqueue._run_now(p_ids bigint[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -97,17 +92,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_now(bigint[]) is 'Private: makes jobs due, waiting or failed and locked by the caller; returns how many.';
-
 -- p_at_once: due now; else a job keeps its run_at.
 create or replace function pgqueue._requeue(
     p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[], p_at_once boolean default true
 )
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -198,9 +188,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._requeue(bigint[], "char"[], timestamptz[], boolean) is
-    'Private: moves dead or cancelled jobs, locked by the caller, from history back to jobs, with a fresh count; returns how many.';
-
 -- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
 create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
 returns jsonb
@@ -216,6 +203,3 @@ as $$
         else p_errors
     end
 $$;
-
-comment on function pgqueue._attempts_errors(jsonb, pgqueue.job_state, text) is
-    'Private: errors without the last one if that is the reason of a cancel, which is over when the job comes back.';

@@ -22,8 +22,6 @@ create or replace function pgqueue.retry_many(
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -60,10 +58,6 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     with recursive locked as materialized (
@@ -100,6 +94,3 @@ begin
     where b.id is null;
 end
 $$;
-
-comment on function pgqueue._parents_first(bigint[], bigint[], "char"[], timestamptz[]) is
-    'Private: of the jobs that a bulk call has locked, those that wait for none of the ones that it found and could not lock.';

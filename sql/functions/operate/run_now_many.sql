@@ -17,8 +17,6 @@ create or replace function pgqueue.run_now_many(
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -47,12 +45,11 @@ comment on function pgqueue.run_now_many(
     'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; null: both. key needs queue. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';
 
+-- Refuses to run a job now that waits for its parents, and names them.
 create or replace function pgqueue._refuse_to_run_child(p_job_id bigint)
 returns void
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if exists (select from pgqueue.jobs j where j.id = p_job_id and j.blocked_on = '@parents') then
@@ -63,6 +60,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._refuse_to_run_child(bigint) is
-    'Private: refuses to run a job now that waits for its parents, and names them.';

@@ -15,7 +15,6 @@ create or replace function pgqueue.search(
 returns record
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -40,12 +39,12 @@ comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
 
+-- Refuses bounds of a search that are out of range.
 create or replace function pgqueue._check_search(p_filter pgqueue.job_filter, p_max_jobs integer, p_max_rows integer)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_max_jobs is null or p_max_jobs not between 1 and 10000 or p_max_rows is null or p_max_rows not between 1 and 1000000 then
@@ -63,15 +62,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_search(pgqueue.job_filter, integer, integer) is
-    'Private: refuses bounds of a search that are out of range.';
-
+-- The filter of search(), with patterns of LIKE in place of names; refuses unknown fields.
 create or replace function pgqueue._read_filter(p_filter jsonb)
 returns pgqueue.job_filter
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
@@ -138,9 +133,7 @@ exception
 end
 $$;
 
-comment on function pgqueue._read_filter(jsonb) is
-    'Private: the filter of search(), with patterns of LIKE in place of names; refuses unknown fields.';
-
+-- A name, or the beginning of one and *, as a pattern of LIKE.
 create or replace function pgqueue._like_pattern(p_text text)
 returns text
 language sql
@@ -157,8 +150,6 @@ as $$
     cross join lateral (select replace(replace(replace(n.name, e'\\', e'\\\\'), '%', e'\\%'), '_', e'\\_') as escaped) e
 $$;
 
-comment on function pgqueue._like_pattern(text) is 'Private: a name, or the beginning of one and *, as a pattern of LIKE.';
-
 -- A pattern without a wildcard.
 create or replace function pgqueue._only_name(p_patterns text[])
 returns text
@@ -172,8 +163,6 @@ as $$
             then regexp_replace(p_patterns[1], e'\\\\(.)', e'\\1', 'g')
     end
 $$;
-
-comment on function pgqueue._only_name(text[]) is 'Private: the one name in a filter; null: there are several, or a pattern.';
 
 -- Inlined: no SET, no subquery, and stable, for the text of a state is.
 create or replace function pgqueue._fits(
@@ -211,11 +200,6 @@ as $$
         and ((p_filter).args is null or p_args @> all ((p_filter).args))
 $$;
 
-comment on function pgqueue._fits(
-    pgqueue.job_filter, pgqueue.job_state, text, text, text, text[], text, jsonb, smallint, integer, timestamptz, timestamptz,
-    timestamptz, jsonb
-) is 'Private: whether a job fits the filter of search(), leaving out its id.';
-
 -- Inlined, like _fits.
 create or replace function pgqueue._fits_live(p_filter pgqueue.job_filter, p_job pgqueue.jobs)
 returns boolean
@@ -229,8 +213,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue._fits_live(pgqueue.job_filter, pgqueue.jobs) is 'Private: whether a live job fits a filter, leaving out its id.';
-
+-- Whether a job in history fits a filter, leaving out its id.
 create or replace function pgqueue._fits_ended(p_filter pgqueue.job_filter, p_job pgqueue.history)
 returns boolean
 language sql
@@ -243,9 +226,6 @@ as $$
     )
 $$;
 
-comment on function pgqueue._fits_ended(pgqueue.job_filter, pgqueue.history) is
-    'Private: whether a job in history fits a filter, leaving out its id.';
-
 -- Inlined: search() and dead_groups() call it for each row.
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text
@@ -255,5 +235,3 @@ parallel safe
 as $$
     select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
 $$;
-
-comment on function pgqueue._first_line(jsonb) is 'Private: the first line of the last error, 200 characters of it.';

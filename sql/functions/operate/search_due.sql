@@ -19,7 +19,6 @@ create or replace function pgqueue.search_due(
 returns record
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -90,6 +89,7 @@ comment on function pgqueue.search_due(jsonb, timestamptz, bigint, integer, inte
     'next_after_at, next_after: call again with after_at => next_after_at, after => next_after; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
 
+-- The part of search_due() that reads one sub-lane.
 create or replace function pgqueue._search_due(
     p_filter pgqueue.job_filter, p_queue text, p_priority smallint, p_resumed boolean, p_at timestamptz, p_after bigint,
     p_matches integer, p_rows integer,
@@ -99,12 +99,7 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
 set enable_sort = off
-set jit = off
 as $$
 declare
     v_at timestamptz;
@@ -161,7 +156,3 @@ begin
     is_cut := found;
 end
 $$;
-
-comment on function pgqueue._search_due(
-    pgqueue.job_filter, text, smallint, boolean, timestamptz, bigint, integer, integer
-) is 'Private: the part of search_due() that reads one sub-lane.';

@@ -12,7 +12,6 @@ create or replace function pgqueue.search_oldest(
 returns record
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

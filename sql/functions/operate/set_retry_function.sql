@@ -12,8 +12,6 @@
 create or replace function pgqueue.set_retry_function(task text, function text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -58,12 +56,11 @@ comment on function pgqueue.set_retry_function(text, text) is
     'job is the row of pgqueue.jobs, with retries (so far) and max_attempts filled in; error is what fail was given. '
     'If it raises, or statement_timeout ends it, the job is retried by the default policy, and its errors record why.';
 
+-- Why fail, running as p_owner, must not call this function; null where it may.
 create or replace function pgqueue._retry_function_flaw(p_function text, p_owner oid)
 returns text
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name text[];
@@ -109,9 +106,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._retry_function_flaw(text, oid) is
-    'Private: why fail, running as p_owner, must not call this function; null where it may.';
-
 -- The only call of a function by its stored name.
 create or replace function pgqueue._ask_retry_function(
     p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb,
@@ -119,9 +113,6 @@ create or replace function pgqueue._ask_retry_function(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name text[];
@@ -154,6 +145,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._ask_retry_function(text, bigint, integer, jsonb) is
-    'Private: asks a task''s own function about a failed job: a delay, or null for dead; else why there is no answer, and whether it was canceled.';

@@ -6,7 +6,6 @@ create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -86,6 +85,7 @@ comment on function pgqueue.stats(boolean) is
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';
 
+-- Queues and total of stats(), counted now, or from the last samples.
 create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
 returns jsonb
 language sql
@@ -138,9 +138,6 @@ as $$
     from listed l
 $$;
 
-comment on function pgqueue._numbers(timestamptz, boolean) is
-    'Private: queues and total of stats(), counted now, or from the last samples.';
-
 -- Null: the sample is of before they were told apart.
 create or replace function pgqueue._blocked_by(p_blocked bigint, p_limit bigint, p_parents bigint)
 returns jsonb
@@ -156,5 +153,3 @@ as $$
             )
     end
 $$;
-
-comment on function pgqueue._blocked_by(bigint, bigint, bigint) is 'Private: the blocked jobs of a queue in stats(), by what they wait for.';

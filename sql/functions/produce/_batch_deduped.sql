@@ -7,9 +7,6 @@ create or replace function pgqueue._batch_deduped(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
@@ -80,7 +77,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._batch_deduped(
-    pgqueue.jobs[], jsonb[], integer[], bigint[], text[], jsonb[]
-) is 'Private: enqueues the jobs of a batch that have dedupe keys, and sets ids, outcomes and errors of each.';

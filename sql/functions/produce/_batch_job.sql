@@ -3,9 +3,6 @@
 create or replace function pgqueue._batch_job(p_id bigint, p_now timestamptz, p_job jsonb, p_refs jsonb)
 returns pgqueue.jobs
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong record;
@@ -68,16 +65,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._batch_job(bigint, timestamptz, jsonb, jsonb) is
-    'Private: the row of a job given as an object of options; refuses unknown options and wrong types. p_refs: the ids of earlier refs of the call.';
-
 -- Called before a job is read, with null, and after, with its id: a ref without an id belongs to a refused job.
 create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
 returns jsonb
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jsonb_typeof(p_job) is distinct from 'object' or jsonb_typeof(p_job -> 'ref') is distinct from 'string' then
@@ -93,14 +86,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._batch_refs(jsonb, jsonb, bigint) is 'Private: the refs of a batch and their ids, with the ref of one more job.';
-
+-- The ids of the earlier jobs of a batch that one depends on; null: none.
 create or replace function pgqueue._batch_parents(p_job jsonb, p_refs jsonb)
 returns bigint[]
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_wrong text;
@@ -129,18 +120,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._batch_parents(jsonb, jsonb) is
-    'Private: the ids of the earlier jobs of a batch that one depends on; null: none.';
-
 -- A parent with a dedupe key may turn out to be another job, or be refused: then its child is refused as well.
 create or replace function pgqueue._batch_children(
     p_jobs pgqueue.jobs[], p_children integer[], p_given bigint[], p_ids bigint[], p_outcomes text[], p_errors jsonb[]
 )
 returns jsonb[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_errors jsonb[] := p_errors;
@@ -179,10 +164,8 @@ begin
 end
 $$;
 
-comment on function pgqueue._batch_children(
-    pgqueue.jobs[], integer[], bigint[], bigint[], text[], jsonb[]
-) is 'Private: records the dependencies of the jobs of a batch, and returns the errors, with those of children of refused jobs.';
-
+-- A row for each dependency of the jobs of a batch. parent_n: the position of the parent if the call inserts it; is_old: it
+-- had the dedupe key already.
 create or replace function pgqueue._batch_edges(p_jobs pgqueue.jobs[], p_given bigint[], p_ids bigint[])
 returns table (n integer, in_group bigint, parent bigint, parent_n integer, is_old boolean)
 language sql
@@ -200,17 +183,11 @@ as $$
     ) g on g.given = d.id
 $$;
 
-comment on function pgqueue._batch_edges(pgqueue.jobs[], bigint[], bigint[]) is
-    'Private: a row for each dependency of the jobs of a batch. parent_n: the position of the parent if the call inserts it; is_old: it had the dedupe key already.';
-
 -- Jobs of the call may wait for a group of the call: their dependencies are not recorded yet. See _circles. One walk for each
 -- group: one for each job would read a long chain as many times as it has followers.
 create or replace function pgqueue._batch_circles(p_jobs pgqueue.jobs[], p_given bigint[], p_ids bigint[])
 returns jsonb[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_group bigint;
@@ -258,6 +235,3 @@ begin
     return v_errors;
 end
 $$;
-
-comment on function pgqueue._batch_circles(pgqueue.jobs[], bigint[], bigint[]) is
-    'Private: the errors of the jobs of a batch that would wait, by others of the call, for their own group, at their positions.';

@@ -19,9 +19,6 @@ create or replace function pgqueue._dedupe(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -88,19 +85,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._dedupe(pgqueue.jobs, interval, text, interval, timestamptz) is
-    'Private: inserts a job with a dedupe key, or applies on_conflict to the job that has it; refused: the caller must raise. '
-    'Waits until p_deadline, then raises 55P03.';
-
 -- Null: the job ended, or lost the key, meanwhile, and the caller tries again.
 create or replace function pgqueue._edit_waiting(
     p_job_id bigint, p_job pgqueue.jobs, p_on_conflict text, p_debounce_max interval
 )
 returns text
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- A variable: see extend.
@@ -182,9 +172,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._edit_waiting(bigint, pgqueue.jobs, text, interval) is
-    'Private: replaces, merges or defers a job that waits and was never reserved; skipped: the job is in another state. Null: try again.';
-
 -- The exception block is a subtransaction, too expensive for each job of a batch.
 create or replace function pgqueue._enqueue_deduped(
     p_job pgqueue.jobs,
@@ -197,9 +184,6 @@ create or replace function pgqueue._enqueue_deduped(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     begin
@@ -214,15 +198,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._enqueue_deduped(pgqueue.jobs, interval, text, interval, timestamptz) is
-    'Private: _dedupe, with errors that name the way out.';
-
+-- Enqueues one job with any options; if another job has its dedupe key, does what on_conflict asks for.
 create or replace function pgqueue._enqueue_row(p_options pgqueue.job_options, out job_id bigint, out outcome text)
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job pgqueue.jobs := pgqueue._checked_job(nextval('pgqueue.jobs_id_seq'), pgqueue._ready_at(null), p_options);
@@ -248,15 +227,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._enqueue_row(pgqueue.job_options) is
-    'Private: enqueues one job with any options; if another job has its dedupe key, does what on_conflict asks for.';
-
+-- Raises 55P03 for a dedupe key that stayed locked.
 create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
@@ -268,14 +244,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse_held(text, text, text) is 'Private: raises 55P03 for a dedupe key that stayed locked.';
-
+-- Raises 23505 for on_conflict => raise.
 create or replace function pgqueue._refuse_duplicate(p_task text, p_dedupe text, p_job_id bigint)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
@@ -287,13 +261,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse_duplicate(text, text, bigint) is 'Private: raises 23505 for on_conflict => raise.';
-
+-- Until when an enqueue that begins now may wait for a dedupe key.
 create or replace function pgqueue._dedupe_deadline()
 returns timestamptz
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     -- The caller's lock_timeout holds if it is shorter. The real clock, because this limits a wait.
@@ -303,15 +274,11 @@ as $$
     )
 $$;
 
-comment on function pgqueue._dedupe_deadline() is 'Private: until when an enqueue that begins now may wait for a dedupe key.';
-
 -- Does not wait, because reserve ends jobs too. A locked row stays, without a job, and the next enqueue of the key takes it
 -- over.
 create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -327,19 +294,10 @@ as $$
     )
 $$;
 
-comment on function pgqueue._free_dedupe(bigint[]) is
-    'Private: frees the dedupe keys of jobs that end; a key with a time of its own is kept until then.';
-
 -- Never ON CONFLICT DO UPDATE: that locks the existing row even if it changes nothing.
 create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     insert into pgqueue.dedupe_keys (task, dedupe, job_id)
@@ -362,14 +320,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._retake_dedupe(bigint, text, text) is
-    'Private: a job that comes back takes its dedupe key again; false: another job has it.';
-
+-- Deletes up to p_limit dedupe keys that have expired.
 create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -386,5 +340,3 @@ as $$
         )
     )
 $$;
-
-comment on function pgqueue._tidy_dedupe(timestamptz, integer) is 'Private: deletes up to p_limit dedupe keys that have expired.';

@@ -27,8 +27,6 @@
 create or replace function pgqueue._hand_off()
 returns trigger
 language plpgsql
-volatile
-parallel unsafe
 -- Before PostgreSQL 18 a deferred trigger runs as the role that is set at the commit.
 security definer
 set search_path = pg_catalog, pg_temp
@@ -129,9 +127,6 @@ exception
 end
 $$;
 
-comment on function pgqueue._hand_off() is
-    'Private: when a transaction commits, reserves a job that it enqueued for an idle worker and sends it there, or announces it.';
-
 -- CREATE OR REPLACE does not know constraint triggers. Replacing the function above is enough.
 do $$
 begin
@@ -158,5 +153,3 @@ parallel safe
 as $$
     select (pg_catalog.date_part('epoch', p_at) * 1000000)::bigint
 $$;
-
-comment on function pgqueue._microseconds(timestamptz) is 'Private: a time as microseconds since 1970.';

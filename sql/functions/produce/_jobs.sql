@@ -6,9 +6,6 @@
 create or replace function pgqueue._checked_job(p_id bigint, p_now timestamptz, p_options pgqueue.job_options)
 returns pgqueue.jobs
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job pgqueue.jobs;
@@ -75,15 +72,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._checked_job(bigint, timestamptz, pgqueue.job_options) is
-    'Private: checks the options of a job and returns its row; options left to task and queue are null.';
-
+-- Inserts jobs in one statement, with the options of their tasks and queues, registers their lanes and wakes each queue
+-- once. Children need _add_dependencies() next.
 create or replace function pgqueue._insert_jobs(p_jobs pgqueue.jobs[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -133,15 +126,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._insert_jobs(pgqueue.jobs[]) is
-    'Private: inserts jobs in one statement, with the options of their tasks and queues, registers their lanes and wakes each queue once. Children need _add_dependencies() next.';
-
+-- The row of a job that depends on others.
 create or replace function pgqueue._as_child(p_job pgqueue.jobs, p_parents bigint[], p_run_if text)
 returns pgqueue.jobs
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_job pgqueue.jobs := p_job;
@@ -154,16 +144,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._as_child(pgqueue.jobs, bigint[], text) is
-    'Private: the row of a job that depends on others.';
-
 -- N jobs with the same options that the short way of enqueue_many does not cover.
 create or replace function pgqueue._enqueue_rows(p_options pgqueue.job_options, p_args jsonb[])
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_options pgqueue.job_options := p_options;
@@ -182,6 +166,3 @@ begin
     return query select i.id from unnest(v_ids) i (id);
 end
 $$;
-
-comment on function pgqueue._enqueue_rows(pgqueue.job_options, jsonb[]) is
-    'Private: enqueues one job for each of p_args, whose options may be any but a dedupe key.';

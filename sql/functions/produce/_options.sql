@@ -8,7 +8,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_options.task is null or octet_length(p_options.task) not between 1 and 128 then
@@ -66,14 +65,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_options(pgqueue.job_options) is 'Private: refuses wrong options of a job, each by its name.';
-
+-- Refuses declared options that no task can have.
 create or replace function pgqueue._check_declared(p_declared jsonb)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if not pgqueue._is_declared(p_declared) then
@@ -84,8 +81,6 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_declared(jsonb) is 'Private: refuses declared options that no task can have.';
 
 -- Not pinned, so that it is inlined: it is called for each row of a load.
 create or replace function pgqueue._is_declared(p_declared jsonb)
@@ -104,14 +99,12 @@ as $$
     else false end
 $$;
 
-comment on function pgqueue._is_declared(jsonb) is 'Private: whether these are options that code may declare for a task, in the form of enqueue(declared).';
-
+-- Refuses wrong dependencies among the options of a job; whether the jobs exist is checked later.
 create or replace function pgqueue._check_dependencies(p_options pgqueue.job_options)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if array_ndims(p_options.depends_on) > 1 or array_position(p_options.depends_on, null) is not null then
@@ -148,15 +141,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_dependencies(pgqueue.job_options) is
-    'Private: refuses wrong dependencies among the options of a job; whether the jobs exist is checked later.';
-
+-- Refuses wrong times and intervals among the options of a job.
 create or replace function pgqueue._check_times(p_options pgqueue.job_options)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_options.run_at is not null and p_options.delay is not null then
@@ -198,14 +188,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_times(pgqueue.job_options) is 'Private: refuses wrong times and intervals among the options of a job.';
-
+-- Refuses wrong attempts and retries among the options of a job.
 create or replace function pgqueue._check_retries(p_options pgqueue.job_options)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_options.max_attempts not between 1 and 100000 then
@@ -241,14 +229,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_retries(pgqueue.job_options) is 'Private: refuses wrong attempts and retries among the options of a job.';
-
+-- Refuses wrong options of dedupe, each by its name.
 create or replace function pgqueue._check_dedupe(p_options pgqueue.job_options)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_options.dedupe is null then
@@ -302,14 +288,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_dedupe(pgqueue.job_options) is 'Private: refuses wrong options of dedupe, each by its name.';
-
+-- Refuses a job of an accumulating task without a key.
 create or replace function pgqueue._refuse_without_key(p_task text)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
@@ -318,8 +302,6 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._refuse_without_key(text) is 'Private: refuses a job of an accumulating task without a key.';
 
 -- In seconds, for the text of an interval depends on intervalstyle.
 create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
@@ -337,15 +319,12 @@ as $$
     )
 $$;
 
-comment on function pgqueue._job_retry(text, interval, text) is
-    'Private: a job''s own options of retries as its row keeps them; null where it has none.';
-
+-- Refuses times that are infinite, before our era or beyond the year 9999.
 create or replace function pgqueue._check_run_at(p_run_at timestamptz)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_run_at not between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
@@ -357,14 +336,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_run_at(timestamptz) is 'Private: refuses times that are infinite, before our era or beyond the year 9999.';
-
+-- Refuses args that are not an object or too large.
 create or replace function pgqueue._check_args(p_args jsonb)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_max_bytes integer;
@@ -390,5 +367,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._check_args(jsonb) is 'Private: refuses args that are not an object or too large.';

@@ -5,8 +5,6 @@
 create or replace function pgqueue.enqueue_all(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp

@@ -10,8 +10,6 @@
 create or replace function pgqueue.enqueue_batch(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 100
 set search_path = pg_catalog, pg_temp
@@ -188,9 +186,7 @@ as $$
     left join pgqueue.effective_tasks t on t.name = p_job ->> 'task'
 $$;
 
-comment on function pgqueue._with_declared(jsonb) is
-    'Private: a job of a batch with its declared options written out, where neither an operator nor a worker set them.';
-
+-- An error in the form that enqueue_batch returns.
 create or replace function pgqueue._batch_error(p_sqlstate text, p_message text, p_detail text, p_hint text)
 returns jsonb
 language sql
@@ -208,5 +204,3 @@ as $$
         )
     )
 $$;
-
-comment on function pgqueue._batch_error(text, text, text, text) is 'Private: an error in the form that enqueue_batch returns.';

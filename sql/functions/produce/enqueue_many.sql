@@ -33,8 +33,6 @@ create or replace function pgqueue.enqueue_many(
 )
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

@@ -33,8 +33,6 @@ create or replace function pgqueue.enqueue_outcome(
 )
 returns table (job_id bigint, outcome text)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp

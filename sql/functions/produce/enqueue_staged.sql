@@ -10,8 +10,6 @@
 create or replace function pgqueue.enqueue_staged()
 returns table (outcome text, jobs bigint)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 5
 set search_path = pg_catalog, pg_temp
@@ -188,16 +186,10 @@ as $$
     )
 $$;
 
-comment on function pgqueue._is_plain(
-    text[], text, jsonb, text, integer, timestamptz, interval, interval, text, numeric, text, jsonb, integer, jsonb, integer
-) is 'Private: whether a staged job is surely valid and only needs to be inserted.';
-
+-- Enqueues the staged jobs that are not plain, one by one, and returns how many had which outcome.
 create or replace function pgqueue._enqueue_staged_others(p_now timestamptz, p_accumulating text[])
 returns jsonb
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_deadline constant timestamptz := pgqueue._dedupe_deadline();
@@ -283,6 +275,3 @@ exception
         perform pgqueue._refuse(format('row %s of the load: %s', v_row.n, sqlerrm), v_detail, v_hint, sqlstate);
 end
 $$;
-
-comment on function pgqueue._enqueue_staged_others(timestamptz, text[]) is
-    'Private: enqueues the staged jobs that are not plain, one by one, and returns how many had which outcome.';

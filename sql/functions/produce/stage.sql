@@ -9,8 +9,6 @@
 create or replace function pgqueue.stage()
 returns void
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
@@ -70,6 +68,7 @@ comment on function pgqueue.stage() is
     'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, delay) from stdin; '
     'select * from pgqueue.enqueue_staged(); commit;';
 
+-- The comment of a table pgqueue_staged that has the columns of this release.
 create or replace function pgqueue._staged_shape()
 returns text
 language sql
@@ -80,14 +79,11 @@ as $$
     select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.'
 $$;
 
-comment on function pgqueue._staged_shape() is 'Private: the comment of a table pgqueue_staged that has the columns of this release.';
-
+-- Refuses a table pgqueue_staged that stage() did not create.
 create or replace function pgqueue._check_staged()
 returns void
 language plpgsql
 stable
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if to_regclass('pg_temp.pgqueue_staged') is null then
@@ -108,14 +104,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_staged() is 'Private: refuses a table pgqueue_staged that stage() did not create.';
-
+-- Refuses enqueue_staged() without rows.
 create or replace function pgqueue._refuse_unstaged()
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._refuse(
@@ -124,5 +118,3 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._refuse_unstaged() is 'Private: refuses enqueue_staged() without rows.';

@@ -19,7 +19,6 @@ returns bytea
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- In the database's own order of letters a Turkish one makes no mon-fri of MON-FRI.
@@ -93,14 +92,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._cron_parse(text) is 'Private: a cron expression as jump tables; refuses wrong ones.';
-
+-- The allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field's name.
 create or replace function pgqueue._cron_field(p_text text, p_field integer)
 returns bigint
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_min integer := (array[0, 0, 0, 1, 1, 0])[p_field];
@@ -150,9 +147,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._cron_field(text, integer) is
-    'Private: the allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field''s name.';
-
+-- A number or a name as a number; null: neither.
 create or replace function pgqueue._cron_value(p_text text, p_names text[])
 returns integer
 language sql
@@ -162,5 +157,3 @@ set search_path = pg_catalog, pg_temp
 as $$
     select case when p_text ~ '^[0-9]' then p_text::integer else array_position(p_names, p_text) - 1 end
 $$;
-
-comment on function pgqueue._cron_value(text, text[]) is 'Private: a number or a name as a number; null: neither.';

@@ -8,7 +8,6 @@ returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_from timestamp := date_trunc('second', p_after at time zone p_timezone) + interval '1 s';
@@ -80,15 +79,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._cron_next(bytea, timestamptz, text) is
-    'Private: the first instant after p_after at which a parsed expression is due in a time zone; null: never.';
-
+-- The second at which a zone's offset from UTC changes, between an instant before and one at or after it.
 create or replace function pgqueue._turn_of_zone(p_before timestamptz, p_after timestamptz, p_timezone text)
 returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_offset interval := pgqueue._utc_offset(p_before, p_timezone);
@@ -108,9 +104,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._turn_of_zone(timestamptz, timestamptz, text) is
-    'Private: the second at which a zone''s offset from UTC changes, between an instant before and one at or after it.';
-
+-- How far ahead of UTC a time zone is at an instant.
 create or replace function pgqueue._utc_offset(p_at timestamptz, p_timezone text)
 returns interval
 language sql
@@ -120,8 +114,6 @@ as $$
     select (p_at at time zone p_timezone) - (p_at at time zone 'UTC')
 $$;
 
-comment on function pgqueue._utc_offset(timestamptz, text) is 'Private: how far ahead of UTC a time zone is at an instant.';
-
 -- Goes from month to month with an allowed day, and within the first day by its time. The search ends after 41 years,
 -- for 40 is the longest that any day is away (29 February on one weekday, across 2100).
 create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
@@ -129,7 +121,6 @@ returns timestamp
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_months constant integer := 180;
@@ -172,15 +163,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._cron_find(bytea, timestamp) is
-    'Private: the first local time from p_from on that a parsed expression allows; null: none within 41 years.';
-
+-- The first day of a month from p_day on that a parsed expression allows; null: none.
 create or replace function pgqueue._cron_day(p_spec bytea, p_year integer, p_month integer, p_day integer)
 returns integer
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_days constant integer := 147;
@@ -208,15 +196,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._cron_day(bytea, integer, integer, integer) is
-    'Private: the first day of a month from p_day on that a parsed expression allows; null: none.';
-
+-- The first time of a day from p_from on that a parsed expression allows; null: none.
 create or replace function pgqueue._cron_time(p_spec bytea, p_from time)
 returns time
 language plpgsql
 immutable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_minutes constant integer := 61;
@@ -244,6 +229,3 @@ begin
     return case when v_next < 255 then make_time(v_next, get_byte(p_spec, v_minutes), get_byte(p_spec, 0)) end;
 end
 $$;
-
-comment on function pgqueue._cron_time(bytea, time) is
-    'Private: the first time of a day from p_from on that a parsed expression allows; null: none.';

@@ -21,7 +21,6 @@ create or replace function pgqueue._schedule_turn(
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     -- A run that is found later than this was missed: maintenance runs about once a second.
@@ -74,11 +73,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._schedule_turn(
-    bytea, interval, timestamptz, text, timestamptz, timestamptz, text, integer, boolean
-) is
-    'Private: for a schedule due since p_due_at (null: unknown), planned by this rule or another: the instants to run now, the first of the missed ones that are skipped, and when it is due next.';
-
+-- The first instant after p_after by a parsed expression, or by an interval counted from an anchor.
 create or replace function pgqueue._next_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
 )
@@ -86,7 +81,6 @@ returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if p_spec is not null then
@@ -99,9 +93,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._next_instant(bytea, interval, timestamptz, text, timestamptz) is
-    'Private: the first instant after p_after by a parsed expression, or by an interval counted from an anchor.';
-
+-- The last instant that is not after p_to; p_from is one. Null: p_to is before it.
 create or replace function pgqueue._last_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_from timestamptz, p_to timestamptz
 )
@@ -109,7 +101,6 @@ returns timestamptz
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_last timestamptz := p_from;
@@ -135,9 +126,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._last_instant(bytea, interval, timestamptz, text, timestamptz, timestamptz) is
-    'Private: the last instant that is not after p_to; p_from is one. Null: p_to is before it.';
-
+-- Everything on which the instants of a schedule depend, as one text to compare.
 create or replace function pgqueue._schedule_rule(p_schedule pgqueue.schedules)
 returns text
 language sql
@@ -150,9 +139,6 @@ as $$
         'every ' || extract(epoch from p_schedule.every) || ' from ' || extract(epoch from p_schedule.anchor)
     ) || ' in ' || coalesce(p_schedule.timezone, p_schedule.declared_timezone)
 $$;
-
-comment on function pgqueue._schedule_rule(pgqueue.schedules) is
-    'Private: everything on which the instants of a schedule depend, as one text to compare.';
 
 -- The newest row that the clock has reached: after a jump ahead and back, the plan from before the jump holds again.
 create or replace function pgqueue._latest_plan(p_schedule text, p_now timestamptz)
@@ -169,9 +155,7 @@ as $$
     limit 1
 $$;
 
-comment on function pgqueue._latest_plan(text, timestamptz) is
-    'Private: the run of a schedule that says when it is due next.';
-
+-- The first instant of a schedule after p_after.
 create or replace function pgqueue._next_of_schedule(p_schedule pgqueue.schedules, p_after timestamptz)
 returns timestamptz
 language sql
@@ -185,15 +169,10 @@ as $$
     )
 $$;
 
-comment on function pgqueue._next_of_schedule(pgqueue.schedules, timestamptz) is
-    'Private: the first instant of a schedule after p_after.';
-
+-- Continues a schedule from p_now; returns when it is due next.
 create or replace function pgqueue._plan_schedule(p_schedule pgqueue.schedules, p_now timestamptz)
 returns timestamptz
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_next_at timestamptz := pgqueue._next_of_schedule(p_schedule, p_now);
@@ -203,6 +182,3 @@ begin
     return v_next_at;
 end
 $$;
-
-comment on function pgqueue._plan_schedule(pgqueue.schedules, timestamptz) is
-    'Private: continues a schedule from p_now; returns when it is due next.';

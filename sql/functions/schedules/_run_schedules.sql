@@ -12,9 +12,6 @@
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz;
@@ -35,17 +32,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_schedules(integer) is
-    'Private: enqueues the due jobs of at most p_limit schedules; returns how many jobs.';
-
 -- Called before the row changes and the next instant is computed from now: the old rule owes what has passed. Locks
 -- no row; may wait for a maintain() that runs the same instant. If it fails, the instant stays due, and maintain retries it.
 create or replace function pgqueue._settle_schedule(p_schedule pgqueue.schedules)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
@@ -61,16 +52,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._settle_schedule(pgqueue.schedules) is
-    'Private: enqueues what is due by a schedule as it stands, up to now or to its pause; false: that failed.';
-
 -- Runs are kept for a week, so the clock may step back by a week without running an instant again.
 create or replace function pgqueue._tidy_schedule_runs(p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_count bigint;
@@ -94,15 +79,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._tidy_schedule_runs(timestamptz, integer) is
-    'Private: deletes up to p_limit runs of schedules that are older than a week; returns how many.';
-
+-- _run_due for all of these or, where that fails, for each half, down to the broken schedule, whose error is recorded.
 create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_half integer := cardinality(p_names) / 2;
@@ -125,9 +105,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._run_or_halve(timestamptz, integer, text[], timestamptz[]) is
-    'Private: _run_due for all of these or, where that fails, for each half, down to the broken schedule, whose error is recorded.';
-
+-- The schedules that are due, and since when; null: it must be computed again.
 create or replace function pgqueue._due_schedules(p_now timestamptz, p_limit integer)
 returns table (name text, due_at timestamptz)
 language sql
@@ -152,15 +130,11 @@ as $$
     limit p_limit
 $$;
 
-comment on function pgqueue._due_schedules(timestamptz, integer) is
-    'Private: the schedules that are due, and since when; null: it must be computed again.';
-
+-- Enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most;
+-- returns how many.
 create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -266,6 +240,3 @@ begin
     return v_jobs;
 end
 $$;
-
-comment on function pgqueue._run_due(timestamptz, integer, text[], timestamptz[]) is
-    'Private: enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most; returns how many.';

@@ -9,8 +9,6 @@ create or replace function pgqueue.configure_schedule(
 )
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -13,7 +13,6 @@ create or replace function pgqueue.cron_next(expression text, after timestamptz,
 returns timestamptz
 language plpgsql
 stable
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -3,8 +3,6 @@
 create or replace function pgqueue.pause_schedule(name text)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -4,8 +4,6 @@
 create or replace function pgqueue.run_schedule_now(name text)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

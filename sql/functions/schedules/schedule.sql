@@ -27,8 +27,6 @@ create or replace function pgqueue.schedule(
 )
 returns timestamptz
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -166,14 +164,12 @@ comment on function pgqueue.schedule(
     'queue, priority, max_attempts, expires_in, headers, tags, retention: as enqueue. A job''s headers carry schedule and scheduled_at. '
     'maintain() enqueues due jobs, about a second after their time at most.';
 
+-- Refuses wrong options of a schedule, each by its name.
 create or replace function pgqueue._check_schedule(
     p_expression text, p_every interval, p_timezone text, p_catch_up text, p_overlap text, p_jitter interval, p_cap integer
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if num_nonnulls(p_expression, p_every) <> 1 then
@@ -220,15 +216,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_schedule(text, interval, text, text, text, interval, integer) is
-    'Private: refuses wrong options of a schedule, each by its name.';
-
+-- Refuses unknown time zones.
 create or replace function pgqueue._check_timezone(p_timezone text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_name text := upper(p_timezone collate "C");
@@ -261,8 +252,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_timezone(text) is 'Private: refuses unknown time zones.';
-
 -- A zone is listed with its abbreviation of today: summer or winter.
 create or replace function pgqueue._zones_of(p_abbreviation text)
 returns text
@@ -282,6 +271,3 @@ as $$
         )
         and regexp_replace(n.abbrev collate "C", '[SD]T$', 'T') = regexp_replace(p_abbreviation collate "C", '[SD]T$', 'T')
 $$;
-
-comment on function pgqueue._zones_of(text) is
-    'Private: known time zones that use an abbreviation, such as CET or EDT, as one text; null: none.';

@@ -13,9 +13,6 @@ create or replace function pgqueue._wake(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -54,13 +51,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._wake(text, timestamptz, integer, text, timestamptz) is
-    'Private: notifies at most p_count workers that serve p_queue and are idle beyond p_ready_at.';
-
+-- False where set pgqueue.notify = off, for bulk loads and PREPARE TRANSACTION, or where the server's queue of notifications
+-- is half full.
 create or replace function pgqueue._may_notify()
 returns boolean
 language sql
-volatile
 parallel safe
 as $$
     -- When the server's NOTIFY queue overflows, every commit with a NOTIFY fails. A late start is better.
@@ -70,9 +65,7 @@ as $$
         and pg_catalog.pg_notification_queue_usage() <= 0.5
 $$;
 
-comment on function pgqueue._may_notify() is
-    'Private: false where set pgqueue.notify = off, for bulk loads and PREPARE TRANSACTION, or where the server''s queue of notifications is half full.';
-
+-- The NOTIFY channel of a worker.
 create or replace function pgqueue._channel(p_worker text)
 returns text
 language sql
@@ -81,5 +74,3 @@ parallel safe
 as $$
     select 'pgqueue_' || pg_catalog.md5(p_worker)
 $$;
-
-comment on function pgqueue._channel(text) is 'Private: the NOTIFY channel of a worker.';

@@ -4,8 +4,6 @@
 create or replace function pgqueue.awake(worker text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

@@ -4,8 +4,6 @@
 create or replace function pgqueue.beat(worker text, report jsonb default null, memory bigint default null)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -41,7 +39,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_flaw text;
@@ -67,8 +64,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_report(jsonb) is 'Private: refuses a report of a worker that cannot be summed.';
-
+-- The mistake in an entry of a worker's report; null: none.
 create or replace function pgqueue._flaw_of_entry(p_entry jsonb)
 returns text
 language sql
@@ -109,8 +105,7 @@ as $$
     end
 $$;
 
-comment on function pgqueue._flaw_of_entry(jsonb) is 'Private: the mistake in an entry of a worker''s report; null: none.';
-
+-- Whether a value is a count that can be summed.
 create or replace function pgqueue._is_count(p_value jsonb)
 returns boolean
 language sql
@@ -122,5 +117,3 @@ as $$
         case when jsonb_typeof(p_value) = 'number' then (p_value #>> '{}')::numeric between 0 and 1000000000000 end, false
     )
 $$;
-
-comment on function pgqueue._is_count(jsonb) is 'Private: whether a value is a count that can be summed.';

@@ -11,8 +11,6 @@ create or replace function pgqueue.crashed(
 )
 returns setof bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

@@ -28,8 +28,6 @@ create or replace function pgqueue.declare_task(
 )
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

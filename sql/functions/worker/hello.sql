@@ -8,8 +8,6 @@
 create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
 returns text
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -56,6 +54,7 @@ comment on function pgqueue.hello(text, text[], jsonb) is
     'Register a worker that starts, with the queues that it serves (null: all) and what it reports about itself. '
     'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';
 
+-- The oid of this database, which a copy of it does not have.
 create or replace function pgqueue._database()
 returns oid
 language sql
@@ -66,14 +65,10 @@ as $$
     select d.oid from pg_database d where d.datname = current_database()
 $$;
 
-comment on function pgqueue._database() is 'Private: the oid of this database, which a copy of it does not have.';
-
 -- One statement: two workers that start in a copy at once delete the same rows, and not each other's new ones.
 create or replace function pgqueue._forget_original()
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 as $$
     with original as (
@@ -84,6 +79,3 @@ as $$
     )
     delete from pgqueue.idle_workers s using original o where s.worker = o.name
 $$;
-
-comment on function pgqueue._forget_original() is
-    'Private: in a copy of a database, deletes what says that workers of the original are alive.';

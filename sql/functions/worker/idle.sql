@@ -31,8 +31,6 @@ create or replace function pgqueue.idle(
 )
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -184,9 +182,7 @@ comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, 
 create or replace function pgqueue._call_again_in(p_now timestamptz, p_run_at timestamptz)
 returns interval
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -204,15 +200,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._call_again_in(timestamptz, timestamptz) is 'Private: when one worker should call idle() or maintain() again.';
-
 -- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.
 create or replace function pgqueue._check_handoff(p_channel text, p_listener integer, p_lease interval)
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     if octet_length(p_channel) not between 32 and 63 then
@@ -230,5 +223,3 @@ begin
     perform pgqueue._check_lease(p_lease);
 end
 $$;
-
-comment on function pgqueue._check_handoff(text, integer, interval) is 'Private: refuses a hand-off channel that others could guess, and one without a listener.';

@@ -5,8 +5,6 @@
 create or replace function pgqueue.is_wanted(worker text, queues text[])
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off

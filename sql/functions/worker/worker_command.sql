@@ -7,8 +7,6 @@
 create or replace function pgqueue.worker_command(worker text, obeys text default null, instance text default null)
 returns text
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

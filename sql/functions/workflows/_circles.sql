@@ -21,9 +21,6 @@ as $$
     select d.parent from pgqueue.dependencies d where d.child = p_child and d.ended is null limit 1000
 $$;
 
-comment on function pgqueue._open_parents(bigint) is
-    'Private: the parents that have not ended of a job, up to 1,000.';
-
 -- Dependencies of a job that is not blocked are left over from an earlier wait; a cancelled group waits for its members only.
 -- A job that has not started waits, too, for the one of its key that executes or has suspended itself; so does a member of
 -- a batch, for its leader. Inlined: no SET.
@@ -88,9 +85,6 @@ as $$
     ) w
 $$;
 
-comment on function pgqueue._waits_for(bigint) is
-    'Private: the jobs that a job waits for, as its parents or for its key; of the members of a group, those that are blocked, up to 1,000.';
-
 -- p_job_id: the job, if others may wait for it already. p_group_id: the group that it belongs to.
 -- Walks from the parents through what they wait for, up to 1,000 members of a group and 10,000 jobs. If that may not have been
 -- all, it also walks from the job and its groups through what waits for them, up to p_bound jobs: a group of many members is
@@ -100,9 +94,6 @@ create or replace function pgqueue._circle(
 )
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -147,9 +138,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._circle(bigint, bigint, bigint[], integer) is
-    'Private: the job, or a group that it belongs to, if one of these parents is that or waits for it; null: none.';
-
+-- How dependencies make a circle; p_ahead: what _circle returned.
 create or replace function pgqueue._circle_detail(p_job_id bigint, p_ahead bigint)
 returns text
 language sql
@@ -163,15 +152,10 @@ as $$
     end
 $$;
 
-comment on function pgqueue._circle_detail(bigint, bigint) is
-    'Private: how dependencies make a circle; p_ahead: what _circle returned.';
-
+-- Refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.
 create or replace function pgqueue._refuse_circle(p_job_id bigint, p_group_id bigint, p_parents bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_ahead bigint := pgqueue._circle(p_job_id, p_group_id, p_parents);
@@ -186,21 +170,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse_circle(bigint, bigint, bigint[]) is
-    'Private: refuses dependencies on the group of a job, and on jobs that wait for the job or for its group.';
-
 -- The jobs of notes, read in a transaction after the one that made them wait. A job in a circle is one for which another
 -- waits; the whole circle is then among the jobs that it waits for.
 create or replace function pgqueue._break_circles(p_children bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -256,18 +230,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._break_circles(bigint[]) is
-    'Private: if jobs wait for each other in a circle, which no session could see when it made its part, takes one out of it.';
-
+-- Among these jobs the last one that began, suspended itself and is in a circle; null: none.
 create or replace function pgqueue._suspended_in_circle(p_ids bigint[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_job record;
@@ -289,19 +255,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._suspended_in_circle(bigint[]) is
-    'Private: of these jobs the last one that began, suspended itself and is in a circle; null: none.';
-
 -- Dependencies alone make no circle: it leads through a group, to a member that depends on others. One walk for each group.
 create or replace function pgqueue._member_in_circle(p_ids bigint[])
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_group record;
@@ -336,20 +293,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._member_in_circle(bigint[]) is
-    'Private: of these jobs the last member of a group that depends on what waits for the group; null: none.';
-
 -- A suspended job comes back, asks again to wait, and is refused then: its handler gets the error. A job that did not begin
 -- is cancelled. False: another session has locked the job, or it is in no circle any more.
 create or replace function pgqueue._leave_circle(p_id bigint, p_bound integer default 10000)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_job record;
@@ -388,6 +336,3 @@ begin
     return true;
 end
 $$;
-
-comment on function pgqueue._leave_circle(bigint, integer) is
-    'Private: takes a job out of the circle that it is in; false: try again later.';

@@ -23,9 +23,6 @@
 create or replace function pgqueue._add_dependencies(p_ids bigint[], p_traceless bigint[] default '{}')
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -82,15 +79,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._add_dependencies(bigint[], bigint[]) is
-    'Private: records the dependencies of new jobs, and releases or cancels jobs whose parents have ended already.';
-
+-- Refuses dependencies on jobs that are neither live nor in history.
 create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
 returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_unknown bigint;
@@ -106,9 +100,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._refuse_unknown_parents(bigint[]) is
-    'Private: refuses dependencies on jobs that are neither live nor in history.';
-
+-- Whether these jobs are live, else how they ended (null: unknown), and whether history keeps them when they succeed.
 create or replace function pgqueue._find_parents(p_ids bigint[])
 returns table (id bigint, lives boolean, ended text, traceless boolean)
 language sql
@@ -132,9 +124,6 @@ as $$
     ) h on true
 $$;
 
-comment on function pgqueue._find_parents(bigint[]) is
-    'Private: whether these jobs are live, else how they ended (null: unknown), and whether history keeps them when they succeed.';
-
 -- Decides on a child by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
 create or replace function pgqueue._verdict(p_run_if text, p_open boolean, p_failed boolean)
 returns text
@@ -151,20 +140,11 @@ as $$
     end
 $$;
 
-comment on function pgqueue._verdict(text, boolean, boolean) is
-    'Private: run, cancel or wait, for a job with these parents.';
-
 -- Handles the children that are live, blocked on their parents, and not locked by another session.
 -- p_note: the kind of note for children that go on waiting; null: none.
 create or replace function pgqueue._settle_children(p_children bigint[], p_note "char")
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -276,9 +256,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._settle_children(bigint[], "char") is
-    'Private: releases or cancels children by the state of their parents, and returns the cancelled ones, whose own children the caller settles.';
-
+-- Why a child is cancelled.
 create or replace function pgqueue._parent_error(p_parent bigint, p_ended text)
 returns jsonb
 language sql
@@ -296,14 +274,10 @@ as $$
     end
 $$;
 
-comment on function pgqueue._parent_error(bigint, text) is 'Private: why a child is cancelled.';
-
+-- Settles children, and the children of those that it cancels.
 create or replace function pgqueue._settle_and_follow(p_children bigint[], p_note "char")
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_cancelled bigint[] := pgqueue._settle_children(p_children, p_note);
@@ -314,16 +288,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._settle_and_follow(bigint[], "char") is
-    'Private: settles children, and the children of those that it cancels.';
-
 -- The caller has locked the rows. They become due at the later of run_at and now, in the order of their ids.
 create or replace function pgqueue._release_children(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -364,16 +332,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._release_children(bigint[]) is
-    'Private: makes children ready, and deletes their dependencies on parents that have ended.';
-
 -- Skips rows that another session has locked: maintain deletes them later.
 create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -409,6 +371,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._drop_dependencies(bigint[], boolean) is
-    'Private: deletes dependencies of jobs; p_ended: only those on parents that have ended.';

@@ -10,21 +10,15 @@
 create or replace function pgqueue._has_notes()
 returns boolean
 language sql
-volatile
 parallel safe
 as $$
     select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
 $$;
 
-comment on function pgqueue._has_notes() is 'Private: false: no note was ever left, so no job depends on another.';
-
+-- Settles the children of jobs that ended; p_state: succeeded, dead, cancelled or deleted.
 create or replace function pgqueue._end_parents(p_ids bigint[], p_state text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
 set jit = off
 as $$
 declare
@@ -50,20 +44,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._end_parents(bigint[], text) is
-    'Private: settles the children of jobs that ended; p_state: succeeded, dead, cancelled or deleted.';
-
 -- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer snapshot.
 create or replace function pgqueue._has_children(p_ids bigint[])
 returns boolean
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set enable_sort = off
-set jit = off
 as $$
 begin
     -- In the order of the primary key, which no other index has: a plan made while the table was empty might read all of
@@ -82,19 +68,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._has_children(bigint[]) is
-    'Private: false: none of these jobs has children; true: one of them, or a job with an id between theirs, has.';
-
+-- The jobs among these for which others wait.
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set enable_sort = off
-set jit = off
 as $$
 begin
     if pgqueue._has_children(p_ids) then
@@ -114,21 +93,13 @@ begin
 end
 $$;
 
-comment on function pgqueue._parents_among(bigint[]) is 'Private: the jobs among these for which others wait.';
-
 -- p_after: only children with ids above it; an earlier call closed the others.
 create or replace function pgqueue._close_dependencies(
     p_ids bigint[], p_state text, p_limit integer, p_after bigint default 0
 )
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set enable_sort = off
-set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -175,19 +146,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._close_dependencies(bigint[], text, integer, bigint) is
-    'Private: closes up to p_limit dependencies on jobs that ended, and returns the children; leaves a note if there are more.';
-
 -- Continues what a note left of a parent. The parent may have been retried since, but not while its row in history is
 -- locked.
 create or replace function pgqueue._close_more(p_note pgqueue.notes)
 returns integer
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_state text := p_note.name;
@@ -214,21 +177,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._close_more(pgqueue.notes) is
-    'Private: closes up to 1,000 more dependencies on a job that ended, unless it was retried since; returns how many.';
-
 -- Reads the parents of new children in a transaction after the one that enqueued the child. See _dependencies. Locks ended
 -- parents in history, so that no retry brings them back at the same time.
 create or replace function pgqueue._check_parents(p_children bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -316,6 +269,3 @@ begin
     );
 end
 $$;
-
-comment on function pgqueue._check_parents(bigint[]) is
-    'Private: closes the dependencies of children on parents that have ended, and returns the children with a parent that may be ending now.';

@@ -12,9 +12,6 @@
 create or replace function pgqueue._join_group(p_group_id bigint)
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
@@ -55,18 +52,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._join_group(bigint) is
-    'Private: the group that a job with this group_id joins; the id of a member means its group. Locks the row until the transaction ends.';
-
 -- p_unstarted: these members had not started: a member that ends at the same time may have seen them waiting.
 create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
@@ -78,20 +67,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._leave_groups(bigint[], boolean) is
-    'Private: leaves notes with the groups of members that ended, if these may have been the last ones.';
-
 -- From the highest id: jobs start in the order of their ids, and the lowest have left dead entries.
 create or replace function pgqueue._has_waiting_members(p_group_id bigint)
 returns boolean
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_sort = off
 as $$
 declare
@@ -112,17 +92,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._has_waiting_members(bigint) is
-    'Private: whether a live member of a group does not execute.';
-
 -- Follows notes with groups: ends a group that can end, and brings back an ended one that has live members again, after a
 -- retry.
 create or replace function pgqueue._look_at_groups(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -174,19 +148,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._look_at_groups(bigint[]) is
-    'Private: ends groups that are closed and have no live members, and brings back groups that have live members again.';
-
+-- Whether a group has a live member.
 create or replace function pgqueue._has_members(p_group_id bigint)
 returns boolean
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_sort = off
 as $$
 begin
@@ -222,8 +188,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._has_members(bigint) is 'Private: whether a group has a live member.';
-
 -- The caller has locked its row.
 -- p_by_parent: it was cancelled because of a parent, and has the error of that.
 create or replace function pgqueue._end_group(
@@ -231,13 +195,6 @@ create or replace function pgqueue._end_group(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_result jsonb := pgqueue._ended_members(p_id);
@@ -268,9 +225,6 @@ begin
 end
 $$;
 
-comment on function pgqueue._end_group(bigint, bigint, boolean, boolean) is
-    'Private: ends a group by the final states of its members, as far as history keeps them.';
-
 -- _revive_members finds by this class the members to bring back.
 create or replace function pgqueue._group_error(p_group_id bigint)
 returns jsonb
@@ -282,15 +236,10 @@ as $$
     select jsonb_build_object('class', 'GroupCancelled', 'message', format('group %s was cancelled', p_group_id))
 $$;
 
-comment on function pgqueue._group_error(bigint) is 'Private: the error of members that are cancelled with their group.';
-
 -- In slices of 1,000; a note leaves the rest to a later call. Executing members are asked to cancel.
 create or replace function pgqueue._cancel_members(p_group_id bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -345,17 +294,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._cancel_members(bigint) is
-    'Private: cancels up to 1,000 members of a group, if it is cancelled; leaves a note if there are more.';
-
 -- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
 -- p_error: that of a parent; null: an operator, or an outer group.
 create or replace function pgqueue._cancel_groups(p_ids bigint[], p_error jsonb default null)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
@@ -374,6 +317,3 @@ begin
     perform pgqueue._leave_notes('g', p_ids);
 end
 $$;
-
-comment on function pgqueue._cancel_groups(bigint[], jsonb) is
-    'Private: closes groups, and leaves notes that cancel their members.';

@@ -34,21 +34,14 @@ as $$
     )
 $$;
 
-comment on function pgqueue._waited_by(bigint) is
-    'Private: the jobs that wait for a job, as its children or for its key, and its group.';
-
+-- The jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle.
 create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
 returns bigint[]
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     return (
@@ -62,19 +55,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._behind(bigint[], integer) is
-    'Private: the jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle.';
-
 -- Where a note led to no circle, for it is too large. Each of p_groups has a member that waits for what is blocked.
 create or replace function pgqueue._break_large_circles(p_groups bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_bound constant integer := 200000;
@@ -102,6 +86,3 @@ begin
     end loop;
 end
 $$;
-
-comment on function pgqueue._break_large_circles(bigint[]) is
-    'Private: takes a member out of each of these groups that waits for itself.';

@@ -10,9 +10,6 @@ create or replace function pgqueue._leave_notes(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
@@ -21,15 +18,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._leave_notes("char", bigint[], interval, text) is
-    'Private: leaves a note for each of these jobs.';
-
+-- Follows up to p_limit notes; false: there was none.
 create or replace function pgqueue._read_notes(p_limit integer)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -129,6 +121,3 @@ begin
     return true;
 end
 $$;
-
-comment on function pgqueue._read_notes(integer) is
-    'Private: follows up to p_limit notes; false: there was none.';

@@ -8,9 +8,6 @@
 create or replace function pgqueue._reopen_children(p_parents bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -69,19 +66,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._reopen_children(bigint[]) is
-    'Private: makes the children of retried jobs wait for them again.';
-
+-- Brings back the jobs among these that were cancelled because a parent failed and have no failed parent any more; returns
+-- their ids.
 create or replace function pgqueue._revive_children(p_children bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -128,18 +117,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._revive_children(bigint[]) is
-    'Private: brings back the jobs among these that were cancelled because a parent failed and have no failed parent any more; returns their ids.';
-
+-- The jobs among these that are to come back, and whose row of history another session has locked.
 create or replace function pgqueue._locked_children(p_children bigint[], p_locked bigint[])
 returns bigint[]
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     return array(
@@ -157,19 +138,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._locked_children(bigint[], bigint[]) is
-    'Private: the jobs among these that are to come back, and whose row of history another session has locked.';
-
 -- The caller has just brought the jobs back. Groups are blocked again, and their members come back after them.
 create or replace function pgqueue._forget_cancelled(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_groups bigint[];
@@ -190,21 +162,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._forget_cancelled(bigint[]) is
-    'Private: closes the groups among jobs that came back, and leaves notes that bring back their members.';
-
 -- Members that were cancelled with their group, in slices of 1,000; a note leaves the rest to a later call, and so the ones
 -- that another session has locked. The group does not end before.
 create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -261,23 +223,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._revive_members(bigint, bigint) is
-    'Private: brings back up to 1,000 members with ids above p_after that were cancelled with their group, which came back.';
-
 -- The caller has just brought the jobs back, in waiting. A job that never started waits again for its open parents, those
 -- among them that came back before it or with it. A parent that stays failed counts no more: the retry of the job says so.
 create or replace function pgqueue._block_again(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_children bigint[];
@@ -323,22 +274,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._block_again(bigint[]) is
-    'Private: makes jobs that came back from history wait for their open parents.';
-
 -- A parent that lives again is open again.
 create or replace function pgqueue._reopen_rows(p_children bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 begin
     update pgqueue.dependencies d
@@ -359,21 +298,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._reopen_rows(bigint[]) is
-    'Private: opens the dependencies of jobs on parents that had ended and live again.';
-
 -- A child whose parent had ended badly when it was enqueued. Another session may have been retrying that parent, and could
 -- not see the child. Locks ended parents in history, so that no retry brings them back at the same time.
 create or replace function pgqueue._check_failed_parents(p_children bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -432,6 +361,3 @@ begin
     perform pgqueue._reopen_children(pgqueue._revive_children(p_children));
 end
 $$;
-
-comment on function pgqueue._check_failed_parents(bigint[]) is
-    'Private: brings back children that were enqueued while a failed parent of theirs was being retried.';

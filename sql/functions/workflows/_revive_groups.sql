@@ -7,9 +7,6 @@
 create or replace function pgqueue._members_came_back(p_group_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
@@ -24,18 +21,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._members_came_back(bigint[]) is
-    'Private: brings ended groups back, because members of them were retried.';
-
+-- Brings an ended group back, because a member of it was retried.
 create or replace function pgqueue._revive_group(p_id bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_position record;
@@ -63,19 +52,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._revive_group(bigint) is
-    'Private: brings an ended group back, because a member of it was retried.';
-
+-- The result of a group: how many of its members, as far as history keeps them, ended in each state.
 create or replace function pgqueue._ended_members(p_group_id bigint)
 returns jsonb
 language plpgsql
-volatile
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 begin
     return (
@@ -90,19 +71,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._ended_members(bigint) is
-    'Private: the result of a group: how many of its members, as far as history keeps them, ended in each state.';
-
 -- The groups of notes that a retry of members left, after _look_at_groups.
 create or replace function pgqueue._recount_groups(p_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_id bigint;
@@ -130,6 +102,3 @@ begin
     end loop;
 end
 $$;
-
-comment on function pgqueue._recount_groups(bigint[]) is
-    'Private: brings back the ended groups among these of which a member has ended since.';

@@ -9,7 +9,6 @@ returns void
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_max_bytes integer;
@@ -28,15 +27,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._check_step(text, jsonb) is 'Private: refuses wrong names and results of steps.';
-
 -- The caller has locked the row of the job.
 create or replace function pgqueue._store_step(p_job_id bigint, p_name text, p_result jsonb)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -55,16 +49,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._store_step(bigint, text, jsonb) is
-    'Private: records a step of a job, unless it has one of that name.';
-
 -- From here on the members of its batch stand still: see _gather.
 create or replace function pgqueue._begin_steps(p_job_id bigint)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -79,18 +67,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._begin_steps(bigint) is 'Private: a job, with its batch, has a step or waits for an event.';
-
 -- A leader has ended alone, with a step: the next member leads the others, and has its steps. It does nothing where they ended
 -- with it.
 create or replace function pgqueue._inherit_steps(p_leader bigint, p_members bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set jit = off
 as $$
 declare
@@ -112,18 +93,12 @@ begin
 end
 $$;
 
-comment on function pgqueue._inherit_steps(bigint, bigint[]) is
-    'Private: gives the steps of a leader that has ended to the first of its members that live.';
-
+-- The steps of a job in the form that history keeps.
 create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
 returns jsonb
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     return (
@@ -138,16 +113,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._steps_as_json(bigint, boolean) is 'Private: the steps of a job in the form that history keeps.';
-
+-- Deletes the steps of jobs that have gone, and their waits for events.
 create or replace function pgqueue._drop_steps(p_job_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
 set jit = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -158,19 +127,11 @@ begin
 end
 $$;
 
-comment on function pgqueue._drop_steps(bigint[]) is 'Private: deletes the steps of jobs that have gone, and their waits for events.';
-
 -- Called for jobs whose end was under an old snapshot, and did not see their last steps. One that was retried lives, and
 -- keeps its steps. A retry deletes the row of history: one that is not committed keeps it locked, and is looked at again.
 create or replace function pgqueue._move_steps(p_job_ids bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
@@ -199,16 +160,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._move_steps(bigint[]) is
-    'Private: moves the steps that jobs left behind at their end to history.';
-
 -- False: the lease is lost. FOR UPDATE if the caller is about to give the job back.
 create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -230,6 +185,3 @@ begin
     return found;
 end
 $$;
-
-comment on function pgqueue._hold_for_step(bigint, bigint, boolean) is
-    'Private: locks the row of a job that is held under this reservation; false: it is not held.';

@@ -8,9 +8,6 @@ create or replace function pgqueue._sweep_dependencies(
 )
 returns record
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
@@ -92,6 +89,3 @@ begin
     perform pgqueue._break_large_circles(v_found.waiting_groups);
 end
 $$;
-
-comment on function pgqueue._sweep_dependencies(integer, text[]) is
-    'Private: deletes up to p_limit dependencies whose children have gone, and leaves notes with children that wait for no parent; returns how many, and where to go on.';

@@ -9,9 +9,6 @@
 create or replace function pgqueue._leave_traces(p_ids bigint[], p_state text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.traces (id, state)
@@ -20,15 +17,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._leave_traces(bigint[], text) is
-    'Private: records how jobs ended of which nothing else is left.';
-
+-- Deletes the traces that no transaction and no child needs any more.
 create or replace function pgqueue._tidy_traces()
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 set enable_seqscan = on
 as $$
 declare
@@ -46,9 +38,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._tidy_traces() is
-    'Private: deletes the traces that no transaction and no child needs any more.';
-
+-- Whether history keeps nothing of such a job when it succeeds.
 create or replace function pgqueue._vanishes(p_task text, p_queue text, p_retention interval)
 returns boolean
 language sql
@@ -66,9 +56,7 @@ as $$
     ) <= '0'
 $$;
 
-comment on function pgqueue._vanishes(text, text, interval) is
-    'Private: whether history keeps nothing of such a job when it succeeds.';
-
+-- Whether history keeps nothing of some succeeded jobs, by the settings, a task or a queue.
 create or replace function pgqueue._some_vanish()
 returns boolean
 language sql
@@ -80,6 +68,3 @@ as $$
         or exists (select from pgqueue.effective_tasks t where t.retention_succeeded <= '0')
         or exists (select from pgqueue.queues q where q.retention_succeeded <= '0')
 $$;
-
-comment on function pgqueue._some_vanish() is
-    'Private: whether history keeps nothing of some succeeded jobs, by the settings, a task or a queue.';

@@ -9,8 +9,6 @@ create or replace function pgqueue.await_event(
 )
 returns table (arrived boolean, payload jsonb)
 language plpgsql
-volatile
-parallel unsafe
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
@@ -88,14 +86,12 @@ comment on function pgqueue.await_event(bigint, bigint, text, text, interval) is
     'null: the job is suspended and comes back, as the same attempt: leave the handler. No row: the reservation is no longer held. '
     'select * from pgqueue.await_event(42, 1048577, ''payment'', ''paid:17'', timeout => ''7 days'');';
 
+-- Suspends a job until an event, at most until p_until.
 create or replace function pgqueue._wait_for_event(
     p_job_id bigint, p_step text, p_event text, p_until timestamptz, p_now timestamptz
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     insert into pgqueue.event_waits (name, job_id, step, until, since)
@@ -109,19 +105,10 @@ begin
 end
 $$;
 
-comment on function pgqueue._wait_for_event(bigint, text, text, timestamptz, timestamptz) is
-    'Private: suspends a job until an event, at most until p_until.';
-
 -- The event has been emitted. Skips jobs that are locked, and executing ones, which read it themselves.
 create or replace function pgqueue._wake_waiters(p_name text)
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
 set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
@@ -185,5 +172,3 @@ begin
     end if;
 end
 $$;
-
-comment on function pgqueue._wake_waiters(text) is 'Private: gives an event to up to 1,000 jobs that wait for it.';

@@ -5,8 +5,6 @@
 create or replace function pgqueue.close_group(group_id bigint)
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

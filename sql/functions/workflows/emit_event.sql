@@ -5,8 +5,6 @@
 create or replace function pgqueue.emit_event(name text, payload jsonb default null, keep_for interval default '7 days')
 returns boolean
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
@@ -50,11 +48,10 @@ comment on function pgqueue.emit_event(text, jsonb, interval) is
     'Emit an event, in the current transaction: each job that waits for it, or begins to within keep_for, gets its payload once. False: it had been '
     'emitted; the first payload is kept. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
 
+-- Deletes up to p_limit events whose time has been over for ten minutes.
 create or replace function pgqueue._tidy_events(p_now timestamptz, p_limit integer)
 returns void
 language sql
-volatile
-parallel unsafe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -77,5 +74,3 @@ as $$
         )
     )
 $$;
-
-comment on function pgqueue._tidy_events(timestamptz, integer) is 'Private: deletes up to p_limit events whose time has been over for ten minutes.';

@@ -137,8 +137,7 @@ as $$
     limit p_most
 $$;
 
-comment on function pgqueue._group_ids(bigint, integer) is 'Private: the newest groups below an id, up to p_most.';
-
+-- How many members a group has in each state, each live state and all of history counted up to p_most.
 create or replace function pgqueue._group_numbers(
     p_id bigint, p_result jsonb, p_most integer,
     out waiting bigint, out failed bigint, out blocked bigint, out executing bigint, out succeeded bigint, out dead bigint,
@@ -148,11 +147,6 @@ returns record
 language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $$
 declare
     v_ended bigint;
@@ -179,9 +173,7 @@ begin
 end
 $$;
 
-comment on function pgqueue._group_numbers(bigint, jsonb, integer) is
-    'Private: how many members a group has in each state, each live state and all of history counted up to p_most.';
-
+-- How many live members a group has in a state, up to p_most.
 create or replace function pgqueue._live_members(p_id bigint, p_state pgqueue.job_state, p_most integer)
 returns bigint
 language sql
@@ -199,6 +191,3 @@ as $$
         limit p_most
     ) m
 $$;
-
-comment on function pgqueue._live_members(bigint, pgqueue.job_state, integer) is
-    'Private: how many live members a group has in a state, up to p_most.';

@@ -13,8 +13,6 @@ create or replace function pgqueue.open_group(
 )
 returns bigint
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -9,8 +9,6 @@ create or replace function pgqueue.share_steps(
 )
 returns void
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'

@@ -8,8 +8,6 @@ create or replace function pgqueue.suspend(
 )
 returns text
 language plpgsql
-volatile
-parallel unsafe
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
@@ -76,9 +74,6 @@ comment on function pgqueue.suspend(bigint, bigint, timestamptz, bigint[]) is
 create or replace function pgqueue._wait_for_jobs(p_job_id bigint, p_parents bigint[])
 returns void
 language plpgsql
-volatile
-parallel unsafe
-set search_path = pg_catalog, pg_temp
 as $$
 begin
     update pgqueue.jobs j set state = 'blocked', blocked_on = '@jobs', resumed = false where j.id = p_job_id;
@@ -95,6 +90,3 @@ begin
     perform pgqueue._leave_notes('c', array[p_job_id]);
 end
 $$;
-
-comment on function pgqueue._wait_for_jobs(bigint, bigint[]) is
-    'Private: blocks a job that suspended itself until these jobs have ended.';
