@@ -5,12 +5,14 @@ The bugs are put into the SQL functions of the test's own database, and the orde
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
 import psycopg
 import pytest
 
+from pgqueue.errors import EventTimeout
 from pgqueue.testing import Clock
 from tests.calls import call, maintain, reserve_one, value
 from tests.chaos.checker import (
@@ -556,6 +558,36 @@ def test_a_worker_that_gives_back_what_it_runs_is_caught(stage: Stage) -> None:
     stage.enqueue("plain")
     first = reserve_one(stage.conn, "first")
     with stage.witness.running(first.id, first.reservation):
+        assert call(stage.conn, "release_unheld", "first") == first.id
+        stage.work_off()
+    assert stage.rules() == ["given back", "two handlers"]
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), psycopg.OperationalError("the connection is lost")])
+def test_a_handler_that_never_learns_that_its_wait_was_committed_breaks_nothing(
+    stage: Stage, error: BaseException
+) -> None:
+    stage.enqueue("plain")
+    first = reserve_one(stage.conn, "first")
+    other = stage.enqueue("plain")
+    with (
+        suppress(type(error)),
+        stage.witness.running(first.id, first.reservation),
+        stage.witness.leaving(first.id, first.reservation),
+    ):
+        assert call(stage.conn, "suspend", first.id, first.reservation, depends_on=[other]) == "suspended"
+        raise error
+    assert not call(stage.conn, "fail", first.id, first.reservation)
+    stage.work_off()
+    assert stage.rules() == []
+
+
+def test_a_job_that_is_given_back_after_its_handler_has_waited_in_vain_is_caught(stage: Stage) -> None:
+    stage.enqueue("plain")
+    first = reserve_one(stage.conn, "first")
+    with stage.witness.running(first.id, first.reservation):
+        with suppress(EventTimeout), stage.witness.leaving(first.id, first.reservation):
+            raise EventTimeout("it did not come")
         assert call(stage.conn, "release_unheld", "first") == first.id
         stage.work_off()
     assert stage.rules() == ["given back", "two handlers"]
