@@ -21,7 +21,7 @@ import psycopg
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume, presence
 from pgqueue.db.call import Call, T, perform_async
-from pgqueue.worker.connection import connect
+from pgqueue.worker.link.connection import connect
 
 from .harness import Bound, Report, Server, median, sized
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from pgqueue.worker import memory
+from pgqueue.worker.process import memory
 
 from .harness import Bound, Report, Server, fill, sized
 from .probe import command

@@ -23,8 +23,8 @@ import psycopg
 from pgqueue import App
 from pgqueue.config import WorkerConfig
 from pgqueue.worker import Worker
-from pgqueue.worker.counts import Counts
-from pgqueue.worker.running_jobs import RunningJobs, create
+from pgqueue.worker.run.running_jobs import RunningJobs, create
+from pgqueue.worker.tell.counts import Counts
 
 from .bare import CLAIM, END
 

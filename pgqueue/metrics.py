@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from pgqueue.worker.counts import BOUNDS, OUTCOMES, Entry
+from pgqueue.worker.tell.counts import BOUNDS, OUTCOMES, Entry
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -15,7 +15,7 @@ from pgqueue import logs
 from pgqueue.app import App
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.worker import django
+from pgqueue.worker.run import django
 
 log = logging.getLogger("pgqueue.worker")
 

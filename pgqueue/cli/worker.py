@@ -23,8 +23,8 @@ from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.supervisor import Supervisor
 from pgqueue.processes.worker_main import is_guest, run_worker
 from pgqueue.processes.worker_process import same_command
-from pgqueue.worker.concurrency import parse as parse_concurrency
-from pgqueue.worker.memory import parse as parse_memory
+from pgqueue.worker.process.memory import parse as parse_memory
+from pgqueue.worker.run.concurrency import parse as parse_concurrency
 
 app = commands()
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from pgqueue.worker.counts import Entry
-from pgqueue.worker.running_jobs import RunningJobs
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.tell.counts import Entry
 
 # Set in the environment of a worker process that has a supervisor, and removed from it at once.
 VARIABLE = "_PGQUEUE_CONTROL_PIPE"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pgqueue.config import worker_dsn
 from pgqueue.db import consume
 from pgqueue.processes.worker_process import REPLACE_ME, WorkerProcess
-from pgqueue.worker.connection import Link
-from pgqueue.worker.outage import Outage
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.outage import Outage
 
 log = logging.getLogger("pgqueue.supervisor")
 

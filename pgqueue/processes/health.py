@@ -20,7 +20,7 @@ import orjson
 
 from pgqueue import forks, metrics
 from pgqueue.errors import ConfigError
-from pgqueue.worker.counts import Entry
+from pgqueue.worker.tell.counts import Entry
 
 log = logging.getLogger("pgqueue.health")
 

@@ -28,8 +28,8 @@ from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
 from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
-from pgqueue.worker.counts import Totals
-from pgqueue.worker.loops import Loop, keep_running
+from pgqueue.worker.process.loops import Loop, keep_running
+from pgqueue.worker.tell.counts import Totals
 
 log = logging.getLogger("pgqueue.supervisor")
 

@@ -19,10 +19,11 @@ from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
 from pgqueue.processes.health import Health
 from pgqueue.processes.service_manager import ServiceManager
-from pgqueue.worker import Worker, identity, operator_signals
-from pgqueue.worker.ending import end_after, end_now
+from pgqueue.worker import Worker, operator_signals
 from pgqueue.worker.fleet import Fleet
-from pgqueue.worker.loops import Loop, keep_running
+from pgqueue.worker.presence import identity
+from pgqueue.worker.process.ending import end_after, end_now
+from pgqueue.worker.process.loops import Loop, keep_running
 
 log = logging.getLogger("pgqueue.worker")
 

@@ -16,8 +16,9 @@ from typing import Any
 import orjson
 
 from pgqueue.processes.control_pipe import RETIRE, ControlPipe
-from pgqueue.worker import memory, running_jobs
-from pgqueue.worker.counts import Totals
+from pgqueue.worker.process import memory
+from pgqueue.worker.run import running_jobs
+from pgqueue.worker.tell.counts import Totals
 
 # The exit code of a worker that wants to be replaced, and of one that cannot start.
 REPLACE_ME = 75

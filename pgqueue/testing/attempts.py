@@ -19,9 +19,9 @@ from pgqueue.job import Job, Surroundings
 from pgqueue.middleware import Around, Middleware, is_async
 from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
-from pgqueue.worker.handlers import Handlers
-from pgqueue.worker.held import End, Held
-from pgqueue.worker.threads import Outcome, contained
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.threads import Outcome, contained
 
 T = TypeVar("T")
 

@@ -21,10 +21,10 @@ from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.clock import clock_sql
 from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.steps import StepDoor
-from pgqueue.worker import declarations
-from pgqueue.worker.events import dead_of
-from pgqueue.worker.held import End, Held, batches
-from pgqueue.worker.reporter import _simplify as simplify
+from pgqueue.worker.hold.held import End, Held, batches
+from pgqueue.worker.presence import declarations
+from pgqueue.worker.tell.events import dead_of
+from pgqueue.worker.trade.reporter import _simplify as simplify
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from pgqueue.tasks import Task
 from pgqueue.testing.attempts import Attempts, uses_asgiref
 from pgqueue.testing.doors import Door, door_to, stepped
 from pgqueue.testing.drain import Savepoints
-from pgqueue.worker.held import End, Held
+from pgqueue.worker.hold.held import End, Held
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 

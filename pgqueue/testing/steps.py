@@ -11,7 +11,7 @@ from pgqueue.db.call import Call
 from pgqueue.errors import InvalidArgument
 from pgqueue.testing.attempts import loop_runs, uses_asgiref
 from pgqueue.testing.doors import Door, stepped
-from pgqueue.worker.held import End, Held
+from pgqueue.worker.hold.held import End, Held
 
 
 class StepDoor:

@@ -16,7 +16,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import operate
 from pgqueue.db.call import perform_async
 from pgqueue.job import current_job
-from pgqueue.worker.failure import describe
+from pgqueue.worker.run.failure import describe
 
 _FINAL = ("succeeded", "dead", "cancelled")
 

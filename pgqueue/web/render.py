@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from pgqueue import __version__
 from pgqueue.search import quoted
-from pgqueue.worker.counts import BOUNDS, Entry
+from pgqueue.worker.tell.counts import BOUNDS, Entry
 
 # Fields of args, headers and results whose values are not shown: patterns of names at any depth.
 REDACT = (

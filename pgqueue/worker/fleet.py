@@ -16,12 +16,14 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.worker import concurrency, memory, operator_signals
-from pgqueue.worker.counts import Entry
-from pgqueue.worker.events import Lifetime
-from pgqueue.worker.loops import keep_running
-from pgqueue.worker.running_jobs import RunningJobs
-from pgqueue.worker.slots import Slots
+from pgqueue.worker import operator_signals
+from pgqueue.worker.process import memory
+from pgqueue.worker.process.loops import keep_running
+from pgqueue.worker.run import concurrency
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.tell.counts import Entry
+from pgqueue.worker.tell.events import Lifetime
 from pgqueue.worker.worker import REPLACE_ME, Worker
 
 log = logging.getLogger("pgqueue.worker")

@@ -15,9 +15,9 @@ from types import FrameType
 from typing import Protocol
 
 from pgqueue import forks, logs
-from pgqueue.worker import stack_dump
-from pgqueue.worker.ending import end_after, end_now
-from pgqueue.worker.handlers import Handlers
+from pgqueue.worker.process import stack_dump
+from pgqueue.worker.process.ending import end_after, end_now
+from pgqueue.worker.run.handlers import Handlers
 
 log = logging.getLogger("pgqueue.worker")
 

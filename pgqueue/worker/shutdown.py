@@ -13,13 +13,13 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
-from pgqueue.worker.connection import Link
-from pgqueue.worker.exchange import Exchange
-from pgqueue.worker.held import End, Held
-from pgqueue.worker.leases import Leases
-from pgqueue.worker.reporter import Reporter
-from pgqueue.worker.runner import Runner
-from pgqueue.worker.state import State
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.trade.exchange import Exchange
+from pgqueue.worker.trade.leases import Leases
+from pgqueue.worker.trade.reporter import Reporter
 
 log = logging.getLogger("pgqueue.worker")
 

@@ -12,12 +12,12 @@ from pgqueue.db import consume, presence
 from pgqueue.errors import SchemaError
 from pgqueue.middleware import Around
 from pgqueue.schema.status import Status
-from pgqueue.worker import django
-from pgqueue.worker.connection import Link
-from pgqueue.worker.declarations import declare
-from pgqueue.worker.events import Events
-from pgqueue.worker.handlers import Handlers
-from pgqueue.worker.identity import Identity
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.declarations import declare
+from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.run import django
+from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.tell.events import Events
 
 log = logging.getLogger("pgqueue.worker")
 

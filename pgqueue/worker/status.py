@@ -8,14 +8,14 @@ import time
 from typing import Any
 
 from pgqueue.config import WorkerConfig
-from pgqueue.worker import memory
-from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.counts import Counts
-from pgqueue.worker.leases import Leases
-from pgqueue.worker.outage import Outage
-from pgqueue.worker.reporter import Reporter
-from pgqueue.worker.runner import Runner
-from pgqueue.worker.state import State
+from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.process import memory
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.trade.claimer import Claimer
+from pgqueue.worker.trade.leases import Leases
+from pgqueue.worker.trade.reporter import Reporter
 
 
 class WorkerStatus:

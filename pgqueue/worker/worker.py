@@ -13,35 +13,36 @@ from pgqueue.config import WorkerConfig, check_dsn, describe_dsn, worker_dsn
 from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
-from pgqueue.worker import concurrency, operator_signals
-from pgqueue.worker.blocked_loop import Watchdog
-from pgqueue.worker.claimer import Claimer
-from pgqueue.worker.commands import Commands
-from pgqueue.worker.connection import Link
-from pgqueue.worker.counts import Counts
-from pgqueue.worker.events import Events, Lifetime
-from pgqueue.worker.exchange import Exchange
-from pgqueue.worker.handlers import Handlers
-from pgqueue.worker.held import End, Held
-from pgqueue.worker.identity import Identity
-from pgqueue.worker.job_log import JobLog
-from pgqueue.worker.leases import Leases
-from pgqueue.worker.links import make_links, make_listener
-from pgqueue.worker.listener import Listener
-from pgqueue.worker.loops import Loop, keep_running
-from pgqueue.worker.maintenance import Maintenance
-from pgqueue.worker.outage import Outage
-from pgqueue.worker.registration import Registration
-from pgqueue.worker.reporter import Reporter
-from pgqueue.worker.runner import Runner
-from pgqueue.worker.running_jobs import RunningJobs
+from pgqueue.worker import operator_signals
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.links import make_links, make_listener
+from pgqueue.worker.link.listener import Listener
+from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.link.step_link import StepLink
+from pgqueue.worker.presence.commands import Commands
+from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.presence.maintenance import Maintenance
+from pgqueue.worker.presence.registration import Registration
+from pgqueue.worker.process.blocked_loop import Watchdog
+from pgqueue.worker.process.loops import Loop, keep_running
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run import concurrency
+from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.run.watches import Progress, share_forever, watch_timeouts_forever
 from pgqueue.worker.shutdown import Shutdown
-from pgqueue.worker.slots import Slots
 from pgqueue.worker.startup import describe_queues, prepare, take_name
-from pgqueue.worker.state import State
 from pgqueue.worker.status import WorkerStatus
-from pgqueue.worker.step_link import StepLink
-from pgqueue.worker.watches import Progress, share_forever, watch_timeouts_forever
+from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.tell.events import Events, Lifetime
+from pgqueue.worker.tell.job_log import JobLog
+from pgqueue.worker.trade.claimer import Claimer
+from pgqueue.worker.trade.exchange import Exchange
+from pgqueue.worker.trade.leases import Leases
+from pgqueue.worker.trade.reporter import Reporter
 
 log = logging.getLogger("pgqueue.worker")
 

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from pgqueue import metrics
-from pgqueue.worker.counts import Totals
+from pgqueue.worker.tell.counts import Totals
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 

@@ -13,8 +13,8 @@ import psycopg
 from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.job import Job
-from pgqueue.worker.counts import BOUNDS, MOST, Counts, Times, Totals
-from pgqueue.worker.held import Held
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.tell.counts import BOUNDS, MOST, Counts, Times, Totals
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async

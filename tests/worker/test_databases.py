@@ -21,10 +21,10 @@ from pgqueue import App
 from pgqueue.config import WorkerConfig, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.schema.migrate import migrate
-from pgqueue.worker import concurrency
 from pgqueue.worker import fleet as fleet_module
 from pgqueue.worker.fleet import Fleet
-from pgqueue.worker.slots import Slots
+from pgqueue.worker.run import concurrency
+from pgqueue.worker.run.slots import Slots
 from tests.calls import enqueue, enqueue_many, value
 from tests.databases import Cloner, Database, uri
 from tests.facts import wait_until, wait_until_async

@@ -12,7 +12,7 @@ import pytest
 from pgqueue import App
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
-from pgqueue.worker.concurrency import Concurrency, Sample, parse
+from pgqueue.worker.run.concurrency import Concurrency, Sample, parse
 from tests.calls import enqueue_many, value
 from tests.databases import Database
 from tests.facts import wait_until_async

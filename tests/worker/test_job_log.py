@@ -16,10 +16,10 @@ from pgqueue import App
 from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import _Coloured
-from pgqueue.worker import job_log
-from pgqueue.worker.counts import Counts
-from pgqueue.worker.held import Held
-from pgqueue.worker.job_log import MOST, JobLog
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.tell import job_log
+from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.tell.job_log import MOST, JobLog
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.databases import Database
 from tests.facts import wait_until_async

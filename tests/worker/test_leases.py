@@ -15,7 +15,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
-from pgqueue.worker.isolation import STARTS_AT_ONCE
+from pgqueue.worker.run.isolation import STARTS_AT_ONCE
 from tests.calls import call, enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async

@@ -15,7 +15,7 @@ from tests.workers import working
 async def test_a_step_that_keeps_failing_is_logged_once_and_so_is_its_recovery(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.maintenance._FULL_RUN_EVERY", 0.0)
+    monkeypatch.setattr("pgqueue.worker.presence.maintenance._FULL_RUN_EVERY", 0.0)
     caplog.set_level("INFO", "pgqueue.worker")
     whole = value(conn, "select pg_get_functiondef('pgqueue._expire_jobs'::regproc)")
     conn.execute(

@@ -10,7 +10,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from pgqueue import App
-from pgqueue.worker import memory
+from pgqueue.worker.process import memory
 from tests.calls import call, table, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async

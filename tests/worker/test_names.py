@@ -19,8 +19,9 @@ from pgqueue import App, Job
 from pgqueue.config import WorkerConfig
 from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
-from pgqueue.worker import Worker, identity
-from pgqueue.worker.identity import Identity
+from pgqueue.worker import Worker
+from pgqueue.worker.presence import identity
+from pgqueue.worker.presence.identity import Identity
 from tests.calls import call, enqueue, job, reserve, state, table, value
 from tests.databases import Database
 from tests.facts import wait_until, wait_until_async

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from pgqueue.worker.notify_load import NotifyLoad
+from pgqueue.worker.trade.notify_load import NotifyLoad
 from tests.calls import enqueue, value
 from tests.databases import Database
 from tests.facts import wait_until_async

@@ -155,7 +155,7 @@ SUPERVISED = """
 import asyncio, logging, os
 from jobs import app
 from pgqueue.config import WorkerConfig
-from pgqueue.worker.runner import Runner
+from pgqueue.worker.run.runner import Runner
 from pgqueue.worker import Worker
 
 Runner.overdue.__defaults__ = (0.2,)

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from pgqueue.errors import LockTimeout
-from pgqueue.worker.loops import keep_running
+from pgqueue.worker.process.loops import keep_running
 from tests.calls import enqueue
 from tests.facts import wait_until
 from tests.worker.conftest import Start

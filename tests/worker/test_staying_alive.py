@@ -20,8 +20,8 @@ from psycopg import sql
 from pgqueue import App, Job
 from pgqueue.config import worker_dsn
 from pgqueue.db.call import Call
-from pgqueue.worker.connection import Link, connect
-from pgqueue.worker.outage import Outage, Trouble, refused
+from pgqueue.worker.link.connection import Link, connect
+from pgqueue.worker.link.outage import Outage, Trouble, refused
 from tests.calls import enqueue, enqueue_many, job, value
 from tests.databases import Database, uri
 from tests.facts import wait_until, wait_until_async
@@ -173,7 +173,7 @@ async def test_without_an_answer_it_neither_spins_nor_floods_its_log(
     @app.task
     async def t() -> None: ...
 
-    monkeypatch.setattr("pgqueue.worker.outage._REMIND", 2.0)
+    monkeypatch.setattr("pgqueue.worker.link.outage._REMIND", 2.0)
     with caplog.at_level(logging.INFO, "pgqueue"):
         async with working(app, proxy.dsn, name="w", poll_interval=0.5, lease=LEASE):
             await wait_until_async(lambda: is_asleep(conn, "w"))
@@ -241,7 +241,7 @@ async def test_a_worker_waits_while_the_server_only_reads(
     database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The first line reports the broken connection, the next ones why there is no other.
-    monkeypatch.setattr("pgqueue.worker.outage._REMIND", 0.5)
+    monkeypatch.setattr("pgqueue.worker.link.outage._REMIND", 0.5)
     app = App()
 
     @app.task
@@ -376,7 +376,7 @@ async def test_a_call_that_waits_too_long_is_given_up_on_both_sides(
 async def test_a_link_tries_again_at_once_when_another_came_up_during_its_failed_attempt(
     database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.connection.FIRST_PAUSE", 60.0)
+    monkeypatch.setattr("pgqueue.worker.link.connection.FIRST_PAUSE", 60.0)
     outage = Outage(database.dsn)
     other = Trouble(outage)
     other.met(OSError("the server is away"))

@@ -16,7 +16,7 @@ from pgqueue.db.call import perform
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing.databases import uri
 from pgqueue.worker import Worker
-from pgqueue.worker.held import End, Held
+from pgqueue.worker.hold.held import End, Held
 from tests.calls import enqueue, value
 from tests.databases import Cloner
 from tests.facts import wait_until_async

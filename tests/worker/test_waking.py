@@ -264,7 +264,7 @@ async def test_an_idle_worker_issues_at_most_one_statement_a_second_and_one_that
 async def test_an_idle_worker_makes_history_partitions_on_its_second_connection(
     app: App, database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgqueue.worker.maintenance._FULL_RUN_EVERY", 0.0)
+    monkeypatch.setattr("pgqueue.worker.presence.maintenance._FULL_RUN_EVERY", 0.0)
     async with working(app, database.dsn) as worker:
         await wait_until_async(lambda: is_asleep(conn, worker.config.name))
         gone = value(conn, "select max(relation::text) from pgqueue._partitions()")

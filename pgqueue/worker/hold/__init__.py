@@ -1,0 +1,1 @@
+"""What a worker has reserved: jobs, and ends that wait to be stored."""

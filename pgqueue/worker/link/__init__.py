@@ -1,0 +1,1 @@
+"""The connections of a worker, which reconnect by themselves."""

@@ -1,0 +1,67 @@
+"""Keep the worker registered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from pgqueue.config import WorkerConfig
+from pgqueue.db import presence
+from pgqueue.db.call import Call
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.process import memory
+from pgqueue.worker.tell.counts import Counts
+
+
+class Registration:
+    """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`."""
+
+    def __init__(
+        self, config: WorkerConfig, identity: Identity, link: Link, is_idle: Callable[[], bool], counts: Counts
+    ) -> None:
+        self.channel = ""
+        self._config = config
+        self._identity = identity
+        self._link = link
+        self._is_idle = is_idle
+        self._counts = counts
+
+    def hello(self) -> Call[str]:
+        """Return the statement that registers the worker."""
+        info = {**self._identity.info(), "memory": memory.reported()}
+        return presence.hello(self._config.name, self._config.queues, info)
+
+    async def register(self, link: Link) -> None:
+        """Register over a connection that was just made, unless another process has taken the name meanwhile."""
+        asking = presence.worker_command(self._config.name, "", self._identity.instance)
+        if await link.perform_now(asking) == "taken":
+            return
+        self.channel = await link.perform_now(self.hello())
+
+    async def beat_forever(self) -> None:
+        """Send heartbeats with the counts of jobs; none while idle() serves as one and nothing was counted."""
+        while True:
+            # At least once a minute, however long the lease: a worker that is silent for five minutes is deregistered.
+            await asyncio.sleep(self._identity.heartbeat)
+            await self.report()
+
+    async def report_rest(self) -> None:
+        """Send the counts since the last heartbeat, if there are any."""
+        if counted := self._counts.take("beat"):
+            await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
+
+    async def report(self) -> None:
+        """Send a heartbeat with the counts since the last one."""
+        counted = self._counts.take("beat")
+        if self._is_idle() and not counted:
+            return
+        try:
+            is_registered = await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))
+        except BaseException:
+            self._counts.put_back("beat", counted)
+            raise
+        if not is_registered:
+            # Deregistered after minutes of silence, on a laptop that was suspended.
+            self._counts.put_back("beat", counted)
+            await self._link.perform(self.hello())

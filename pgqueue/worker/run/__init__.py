@@ -1,0 +1,1 @@
+"""Runs jobs: their handlers, in tasks and threads."""

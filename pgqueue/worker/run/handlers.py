@@ -1,0 +1,441 @@
+"""Call the functions of tasks, and determine how each attempt ended."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import cached_property, partial
+from typing import Any, TypeVar, cast
+
+from pgqueue import forks
+from pgqueue.app import App
+from pgqueue.db.json import to_result
+from pgqueue.job import Job, Surroundings, set_current
+from pgqueue.logs import subject
+from pgqueue.middleware import Around
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
+from pgqueue.tasks import Task
+from pgqueue.worker.hold.held import End, Held, Verdict, arguments
+from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
+from pgqueue.worker.run.isolation import STARTS_AT_ONCE, Isolation, restore_thread
+from pgqueue.worker.run.job_view import make_job
+from pgqueue.worker.run.running_jobs import RunningJobs
+from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
+from pgqueue.worker.tell import job_log
+
+T = TypeVar("T")
+
+log = logging.getLogger("pgqueue.worker")
+
+# A result of more parts is encoded in a thread.
+_LONG = 10_000
+
+# Two threads may ask for the job of one handler at once.
+_making_job = threading.Lock()
+
+
+class Handlers:
+    """Calls handlers: async ones on the event loop, sync ones in at most `threads` threads.
+
+    `run` calls `on_end` once for each attempt. A plain handler, which needs nothing of the event loop, may be run with
+    `run_plain` by a thread that goes on to the next job by itself.
+    """
+
+    def __init__(self, app: App, threads: int, surroundings: Surroundings, on_end: Callable[[Held, End], None]) -> None:
+        self.in_tasks: dict[asyncio.Task[Any], Held] = {}
+        self.in_threads: dict[int, Held] = {}
+        # Set by the worker: the running-jobs table, the middleware, and the event hooks.
+        self.running_jobs: RunningJobs | None = None
+        self.around: Around | None = None
+        # Functions to call instead of a task's own, by the task's name.
+        self.functions: dict[str, Callable[..., Any]] = {}
+        self.on_event: Callable[[str, Held], None] | None = None
+        self._app = app
+        self._most = threads
+        self._surroundings = surroundings
+        self._on_end = on_end
+        self._threads: Threads | None = None
+        self._closed = False
+        self._forks = forks.depth
+
+    def start(self) -> None:
+        """From now on each job starts in the present context."""
+        self._isolation = Isolation(asyncio.get_running_loop())
+        self._forks = forks.depth
+
+    @cached_property
+    def _isolation(self) -> Isolation:
+        return Isolation(asyncio.get_running_loop())
+
+    @property
+    def threads(self) -> Threads:
+        """The threads, made when they are first needed."""
+        if self._threads is None:
+            self._threads = Threads(self._most, asyncio.get_running_loop())
+        return self._threads
+
+    def close(self) -> None:
+        """Start nothing more. Threads that still run a handler go on until the process ends."""
+        self._closed = True
+        if self._threads is not None:
+            self._threads.close()
+
+    def is_plain(self, held: Held, task: Task[Any, Any]) -> bool:
+        """Return whether a sync handler needs nothing of the event loop until it ends."""
+        row = held.row
+        return not (
+            task.is_async
+            or task.typed is not None
+            or task.hooks.codec is not None
+            or task.payloads_parameter is not None
+            or held.payloads is not None
+            or held.interrupt is not None
+            or row.timeout is not None
+            or row.losses
+            or row.crashes
+            or self.around is not None
+            or self.on_event is not None
+        )
+
+    def run_plain(self, held: Held, task: Task[Any, Any]) -> Outcome | None:
+        """Run a plain handler in the calling thread. Returns None when it succeeded.
+
+        Otherwise returns the handler's result or exception, from which `run` on the event loop determines how it ended.
+        """
+        ident = threading.get_ident()
+        self.in_threads[ident] = held
+        positions = [] if self.running_jobs is None else self.running_jobs.record([held.pair])
+        context = self._isolation.context()
+        try:
+            result = context.run(self._call_plain, held, task)
+            if result is not None:
+                if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                    held.context = context
+                    return result, None
+                if held.stores_result:
+                    held.result = to_result(result)
+        except BaseException as error:
+            held.context = context
+            return None, error
+        finally:
+            restore_thread()
+            del self.in_threads[ident]
+            if self.running_jobs is not None:
+                self.running_jobs.clear(positions)
+        return None
+
+    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> None:
+        """Run a handler to its end, or with `ran` only determine how it ended.
+
+        The handler runs in a context and a task of its own. This code runs outside of both, where no handler reaches.
+        """
+        positions = (
+            [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
+        )
+        try:
+            await self._attempt(held, task, ran)
+        finally:
+            # It refers to this job.
+            held.context = None
+            if self.running_jobs is not None:
+                self.running_jobs.clear(positions)
+
+    async def outlasting(self, result: asyncio.Future[T]) -> T:
+        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread goes on."""
+        while True:
+            try:
+                return await asyncio.shield(result)
+            except asyncio.CancelledError:
+                if self._closed or result.cancelled():
+                    raise
+
+    def job_of(self, held: Held) -> Job:
+        """Return the job as handlers and middleware see it."""
+        with _making_job:
+            if held.job is None:
+                task = self._app.tasks.get(held.row.task)
+                held.job = make_job(held, self._surroundings, None if task is None else task.hooks.codec)
+        if held.interrupt is not None:
+            # Asked to stop before there was a job to raise its flag.
+            held.job.cancelled.raise_it(held.reason)
+        return held.job
+
+    def describe(self, error: BaseException) -> dict[str, object]:
+        """Return the stored form of an error: by the App's formatter, or class, message and traceback."""
+        formatter = self._app.error_formatter
+        if formatter is None:
+            return describe(error)
+        try:
+            formatted = formatter(error)
+            keep = {"class": clean, "message": clean, "traceback": clean_trace}
+            return {name: cut(str(formatted[name])) for name, cut in keep.items() if name in formatted}
+        except Exception:
+            log.exception("the error formatter failed; the error is stored as by default")
+            return describe(error)
+
+    def _enter(self, held: Held) -> None:
+        """Report the start. In the job's context, which then names the job."""
+        subject.set(held)
+        set_current(partial(self.job_of, held))
+        job_log.started(held)
+        if self.on_event is not None:
+            self.on_event("started", held)
+
+    def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
+        _check_lease(held)
+        self._enter(held)
+        return self._call_function(held, task)
+
+    def _call_in_thread(self, held: Held, task: Task[Any, Any]) -> object:
+        _check_lease(held)
+        return self._call_function(held, task)
+
+    def _call_function(self, held: Held, task: Task[Any, Any]) -> object:
+        try:
+            return self._function(task)(**self._arguments(held, task))
+        finally:
+            if forks.depth != self._forks:
+                forks.end_child(sys.exc_info()[1])
+
+    def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
+        return self.functions.get(task.name, task.function)
+
+    def _arguments(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+        given = arguments(held, task)
+        return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
+
+    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> None:
+        try:
+            result, error = ran or await self._call(held, task)
+            if error is not None:
+                await _raised(error)
+            if result is not None and inspect.isawaitable(result):
+                # A plain function around an async one: left alone, it would succeed without having run.
+                result, error = await self._in_task(held, self._await(held, result))
+                if error is not None:
+                    await _raised(error)
+            if result is not None:
+                if inspect.isgenerator(result) or inspect.isasyncgen(result):
+                    raise TypeError("it returned a generator, of which nothing has run")
+                if held.stores_result:
+                    held.result = await self._encoded(held, result)
+        except (asyncio.CancelledError, Interrupted) as error:
+            if self._closed:
+                # The worker ends, not the job.
+                raise
+            if held.interrupt is None or held.is_completed or held.is_suspended:
+                # The handler's own: it awaited something that was cancelled.
+                await self._failed(held, task, error)
+            else:
+                await self._interrupted(held, task)
+        except NoThread:
+            # It has not run: no attempt of it failed.
+            raise
+        except Signal as signal:
+            self._signalled(held, signal)
+        except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
+            await self._failed(held, task, error)
+        else:
+            self._on_end(held, held.end_of_return)
+
+    async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
+        """Call a handler with its middleware around it, an async one in a task, a sync one in a thread."""
+        held.context = context = self._isolation.context()
+        if task.is_async or self.around is not None:
+            return await self._in_task(held, self._call_on_loop(held, task))
+        # On the loop: hooks for events are called there.
+        context.run(self._enter, held)
+        call = partial(context.run, self._call_in_thread, held, task)
+        return await self.outlasting(self._start_in_thread(held, call))
+
+    async def _encoded(self, held: Held, result: object) -> bytes:
+        if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
+            # Objects that Python writes, such as Decimals, take a second for some megabytes.
+            with suppress(NoThread):
+                return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
+        return to_result(result)
+
+    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        if held.is_suspended:
+            self._raised_after_suspension(held, error)
+            return
+        held.error = _inside(held, partial(self.describe, error))
+        if held.is_completed:
+            log.warning(
+                "%s was completed by its own transaction, and its handler failed after that: %s: %s",
+                held,
+                held.error["class"],
+                held.error["message"],
+            )
+            self._on_end(held, End.SETTLED)
+            return
+        await self._judge(held, task, error)
+        self._on_end(held, End.FAILED)
+
+    def _raised_after_suspension(self, held: Held, error: BaseException) -> None:
+        # A task group hands on what each of its branches raised.
+        others = error.split(Suspended)[1] if isinstance(error, BaseExceptionGroup) else error
+        if others is not None and not isinstance(others, Suspended):
+            log.warning("%s was given back until later, and its handler raised %r besides", held, others)
+        self._on_end(held, End.SUSPENDED)
+
+    async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+        """Ask the task's rule what to do after this error."""
+        rule = task.options.retry
+        if isinstance(error, task.options.discard_on):
+            held.verdict = Verdict(retry=False)
+        elif rule is not None:
+            ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
+            try:
+                held.verdict = verdict(ask() if task.is_async else await _returned(await self._in_thread(held, ask)))
+            except BaseException as broken:
+                if self._closed:
+                    raise
+                why = describe(broken)
+                broken_rule = f"the task's rule for retries: {why['class']}: {why['message']}"
+                held.error = {**(held.error or {}), "policy_error": broken_rule}
+                log.error("%s: %s; its retry policy decides", held, broken_rule)
+
+    def _signalled(self, held: Held, signal: Signal) -> None:
+        if held.is_suspended:
+            self._raised_after_suspension(held, signal)
+            return
+        if held.is_completed:
+            log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
+            self._on_end(held, End.SETTLED)
+            return
+        held.signalled = True
+        if isinstance(signal, Snooze):
+            held.snooze = signal.delay
+            self._on_end(held, End.SNOOZED)
+            return
+        match signal:
+            case Retry():
+                held.verdict = Verdict(retry_in=signal.after)
+            case Discard():
+                held.verdict = Verdict(retry=False)
+            case Cancel():
+                held.verdict = Verdict(cancel=True)
+        held.error = {"class": type(signal).__name__, "message": clean(str(signal))}
+        self._on_end(held, End.FAILED)
+
+    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> None:
+        assert held.interrupt is not None
+        if held.interrupt is End.FAILED:
+            held.error = {"class": held.kind, "message": held.reason}
+            if held.kind == "Timeout":
+                await self._judge(held, task, TimeoutError(held.reason))
+        self._on_end(held, held.interrupt)
+
+    async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
+        """Run one of the two below in a task of its own.
+
+        What is left there ends with it: timers that cancel it, timeouts that were not closed, its done callbacks.
+        """
+        assert held.context is not None
+        isolation = self._isolation
+        if not self.in_tasks:
+            isolation.note_loop()
+        runner = isolation.start(coroutine, held.context)
+        if not runner.done():
+            if not STARTS_AT_ONCE:
+                # It may be asked to end before it begins.
+                held.runner = runner
+            try:
+                await runner
+            except asyncio.CancelledError as cancelled:
+                # A handler that cancels its own task, and then returns, has returned.
+                held.outcome = held.outcome or (None, cancelled)
+        self.in_tasks.pop(runner, None)
+        isolation.restore_loop()
+        outcome = held.outcome or (None, asyncio.CancelledError())
+        held.runner = held.outcome = None
+        return outcome
+
+    async def _call_on_loop(self, held: Held, task: Task[Any, Any]) -> None:
+        self._started_task(held)
+        try:
+            if not STARTS_AT_ONCE:
+                # Another handler may have blocked the loop since this task was made.
+                _check_lease(held)
+            self._enter(held)
+            if self.around is None:
+                held.outcome = await self._function(task)(**self._arguments(held, task)), None
+                return
+            call: Callable[[], Any] = partial(self._call_in_thread, held, task)
+            if task.is_async:
+                call = partial(self._function(task), **self._arguments(held, task))
+            in_thread, set_runner = partial(self._in_thread, held), partial(_set_runner, held)
+            held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
+        except BaseException as error:
+            # All of them: SystemExit would end the event loop.
+            held.outcome = None, error
+        finally:
+            if forks.depth != self._forks:
+                forks.end_child(None if held.outcome is None else held.outcome[1])
+
+    async def _await(self, held: Held, result: Awaitable[object]) -> None:
+        self._started_task(held)
+        try:
+            held.outcome = await result, None
+        except BaseException as error:
+            held.outcome = None, error
+
+    def _started_task(self, held: Held) -> None:
+        me = asyncio.current_task(self._isolation.loop)
+        assert me is not None
+        self.in_tasks[me] = held
+        held.runner = me
+
+    async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
+        return await self._start_in_thread(held, call)
+
+    def _start_in_thread(self, held: Held, call: Callable[[], object]) -> asyncio.Future[Outcome]:
+        return self.threads.run(partial(contained, partial(self._named, held, call)))
+
+    def _named(self, held: Held, call: Callable[[], object]) -> object:
+        ident = threading.get_ident()
+        self.in_threads[ident] = held
+        try:
+            return call()
+        finally:
+            restore_thread()
+            del self.in_threads[ident]
+
+
+def _check_lease(held: Held) -> None:
+    """Raise Interrupted when the attempt was asked to stop, or its lease ended, while it waited to begin.
+
+    For a thread, when the system gives this process fewer than it has slots; or for its turn.
+    """
+    if held.interrupt is not None or held.deadline < time.monotonic():
+        held.interrupt = held.interrupt or End.RELEASED
+        raise Interrupted("its lease ended before it started")
+
+
+def _inside(held: Held, call: Callable[[], T]) -> T:
+    """Make a call in a copy of the job's context: what the handler has set there describes its error."""
+    return call() if held.context is None else held.context.copy().run(call)
+
+
+def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:
+    held.runner = runner
+
+
+async def _raised(error: BaseException) -> None:
+    # A coroutine, out of which StopIteration comes as RuntimeError.
+    raise error
+
+
+async def _returned(outcome: Outcome) -> object:
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result

@@ -1,0 +1,429 @@
+"""Run reserved jobs, a limited number at a time, and report how each ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from pgqueue.app import App
+from pgqueue.job import Surroundings
+from pgqueue.tasks import Task
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.process.loops import uniform
+from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.pace import Pace
+from pgqueue.worker.run.threads import NoThread, Outcome
+
+log = logging.getLogger("pgqueue.worker")
+
+# A coroutine that runs quick handlers one after the other yields to the event loop after this time in seconds: to
+# report ends, and to claim more.
+_TURN = 0.004
+
+# A thread goes on with the next job by itself for this time in seconds.
+_TURN_OF_THREAD = 0.05
+
+# How long a handler may go on after its timeout before it counts as overdue, in seconds: time to clean up.
+_GRACE = 5.0
+
+
+async def _report_nothing(held: Held) -> bool:
+    return True
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+class Runner:
+    """Runs at most `concurrency` handlers at a time: async ones as coroutines, sync ones in threads.
+
+    Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines see them to their ends, one job after the
+    other; no code of the user runs in them, see `Handlers`. `busy` are the jobs whose handlers run.
+
+    A job that was lost, or whose worker crashed, is first reported with `on_start`, and runs if that returns True. A
+    job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
+    when it died, only the one that killed it can do so again and again.
+
+    `on_free` is called when a slot has become free or no job waits to be started any more, `on_run` when a handler
+    starts: also by a thread.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        concurrency: int,
+        on_end: Callable[[Held], None],
+        on_start: Callable[[Held], Awaitable[bool]] = _report_nothing,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self.busy: set[Held] = set()
+        self.handlers = Handlers(app, concurrency, surroundings or Surroundings(), self._end)
+        self._app = app
+        self._concurrency = concurrency
+        self._most = concurrency
+        self._on_end = on_end
+        self._on_start = on_start
+        self._waiting: deque[Held] = deque()
+        self._coroutines: set[asyncio.Task[None]] = set()
+        # Coroutines that wait for a job.
+        self._sleeping: deque[asyncio.Future[None]] = deque()
+        self._quarantined: Held | None = None
+        self._closed = False
+        self._pace = Pace()
+        self.on_free: Callable[[], object] = _do_nothing
+        self.on_run: Callable[[Held], object] = _do_nothing
+
+    @property
+    def active(self) -> int:
+        """Slots in which a job runs, or is about to."""
+        return len(self._coroutines) - len(self._sleeping)
+
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return len(self.busy)
+
+    @property
+    def unstarted(self) -> int:
+        """Jobs taken and not yet started."""
+        return len(self._waiting)
+
+    @property
+    def concurrency(self) -> int:
+        """How many handlers run at a time; to be set to at most what it was made with."""
+        return self._concurrency
+
+    @concurrency.setter
+    def concurrency(self, number: int) -> None:
+        # Coroutines above it end after the job that they run, or the next one if they run none.
+        self._concurrency = min(number, self._most)
+        for _ in range(min(self.unstarted - len(self._sleeping), self._concurrency - len(self._coroutines))):
+            self._start_coroutine()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether more than thirty jobs were run in the last 100 ms."""
+        return self._pace.is_busy()
+
+    def capacity(self, coming: int = 0) -> int:
+        """Return how many more jobs are useful now, when `coming` ones are being claimed already.
+
+        Free slots, and a buffer of the jobs that were started in the last 100 ms.
+        """
+        buffer = self._pace.buffer()
+        useful = self._concurrency + buffer
+        capacity = useful - len(self.busy) - len(self._waiting) - coming
+        # In batches: while there are jobs to start, wait until half of all slots are free.
+        if (coming or self._waiting) and capacity < useful / 2:
+            return 0
+        if buffer > self._concurrency:
+            # Under load by halves: while the server works on one, the other is run here.
+            capacity = min(capacity, useful // 2)
+        return max(capacity, 0)
+
+    @property
+    def room(self) -> int:
+        """How many more jobs would start soon, if no claim under way brings some."""
+        return self._concurrency + self._pace.buffer() - len(self.busy) - len(self._waiting)
+
+    def take(self, several: Sequence[Held]) -> None:
+        """Run jobs as soon as slots are free."""
+        self._waiting.extend(several)
+        self._wake(len(several))
+
+    def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
+        """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to check."""
+        if held.interrupt is not None or held.ended is not None:
+            return
+        held.interrupt = end
+        held.kind = kind
+        held.reason = reason
+        if held.leader is not None:
+            # The batch stops for all of its keys: the ones still held are given back.
+            self.stop(held.leader, End.RELEASED, reason)
+        if held.job is not None:
+            held.job.cancelled.raise_it(reason)
+        if held.runner is not None:
+            held.runner.cancel()
+
+    def abandon(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
+        """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""
+        self.busy.discard(held)
+        if held.ended is None:
+            held.error = {"class": kind, "message": reason}
+            self._end(held, end)
+
+    def overdue(self, grace: float = _GRACE) -> list[Held]:
+        """Return the jobs whose handlers go on although their timeout passed `grace` seconds ago."""
+        now = time.monotonic()
+        return [
+            held
+            for held in list(self.busy)
+            if held.timeout is not None and held.started is not None and now > held.started + held.timeout + grace
+        ]
+
+    def held_back(self, age: float) -> list[Held]:
+        """Return the jobs that were taken `age` seconds ago or earlier and are not started."""
+        if not self.unstarted:
+            return []
+        limit = time.monotonic() - age
+        return [held for held in list(self._waiting) if held.taken <= limit]
+
+    def give_back_unstarted(self, age: float = 0.0) -> int:
+        """End the jobs that were not started within `age` seconds as released; returns how many those are."""
+        limit = time.monotonic() - age
+        given_back = 0
+        for leader in self._drain():
+            if leader.taken > limit:
+                self._waiting.append(leader)
+                continue
+            for held in (leader, *leader.members):
+                held.ended = End.RELEASED
+                self._on_end(held)
+                given_back += 1
+        return given_back
+
+    def name_running(self, current: asyncio.Task[Any] | None) -> list[str]:
+        """Name the task whose handler is this asyncio task, or all running async ones if it is none of ours."""
+        on_loop = [held for held in list(self.busy) if held.runner is not None]
+        return list({f"task {held.row.task}" for held in on_loop if held.runner is current}) or list(
+            {f"task {held.row.task}" for held in on_loop}
+        )
+
+    def close(self) -> None:
+        """End the coroutines. Threads that still run a handler go on until the process ends."""
+        self._closed = True
+        self.handlers.close()
+        for coroutine in self._coroutines:
+            coroutine.cancel()
+
+    def _drain(self) -> list[Held]:
+        waiting = []
+        # One by one, for threads take from it as well.
+        while (held := self._next()) is not None:
+            waiting.append(held)
+        return waiting
+
+    def _next(self) -> Held | None:
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    def _wake(self, jobs: int) -> None:
+        for _ in range(jobs):
+            if (sleeper := self._sleeper()) is not None:
+                sleeper.set_result(None)
+            elif len(self._coroutines) < self._concurrency:
+                self._start_coroutine()
+            else:
+                break
+
+    def _sleeper(self) -> asyncio.Future[None] | None:
+        # One that is done belongs to a coroutine that ends.
+        while self._sleeping and self._sleeping[0].done():
+            self._sleeping.popleft()
+        return self._sleeping.popleft() if self._sleeping else None
+
+    def _start_coroutine(self) -> None:
+        coroutine = asyncio.create_task(self._run_jobs(), name="pgqueue-runner")
+        self._coroutines.add(coroutine)
+        coroutine.add_done_callback(self._replace)
+
+    def _replace(self, coroutine: asyncio.Task[None]) -> None:
+        if coroutine not in self._coroutines:
+            # It was to end.
+            return
+        self._coroutines.discard(coroutine)
+        if self._closed:
+            return
+        self._sleeping = deque(sleeper for sleeper in self._sleeping if not sleeper.done())
+        error = None if coroutine.cancelled() else coroutine.exception()
+        log.error("a slot ended before its worker (%s) and is replaced", error or "cancelled", exc_info=error)
+        self.on_free()
+        # It may have been woken for a job.
+        self._wake(self.unstarted)
+
+    async def _run_jobs(self) -> None:
+        turn_ends = time.monotonic() + _TURN
+        while not self._closed:
+            if len(self._coroutines) > self._concurrency:
+                # Here and not in the callback: if many end at once, enough must stay.
+                self._coroutines.discard(cast("asyncio.Task[None]", asyncio.current_task()))
+                if self._waiting:
+                    # It may have been woken for a job, which is left to another one.
+                    self._wake(1)
+                self.on_free()
+                return
+            held = self._next()
+            if held is None:
+                await self._wait_for_job()
+                turn_ends = time.monotonic() + _TURN
+                continue
+            if not self._waiting:
+                # While there were jobs to start, `capacity` may have kept free slots for a larger claim.
+                self.on_free()
+            task = self._startable(held)
+            if task is None:
+                continue
+            if self.handlers.is_plain(held, task):
+                await self._run_in_threads(held, task)
+                turn_ends = time.monotonic() + _TURN
+                continue
+            await self._run_one(held, task)
+            if time.monotonic() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.monotonic() + _TURN
+
+    async def _wait_for_job(self) -> None:
+        sleeper = asyncio.get_running_loop().create_future()
+        self._sleeping.append(sleeper)
+        self.on_free()
+        await sleeper
+
+    def _startable(self, held: Held) -> Task[Any, Any] | None:
+        """Return the task of a job that may start now; None when the job was given back instead."""
+        task = self._app.tasks.get(held.row.task)
+        if held.interrupt is not None:
+            self._end(held, held.interrupt)
+        elif held.deadline < time.monotonic():
+            # The process stood still, or no extension came through: another worker may hold it by now.
+            log.debug("%s was not started within its lease and is given back", held)
+            self._end(held, End.RELEASED)
+        elif task is None:
+            held.delay = 10.0
+            self._end(held, End.RELEASED)
+        elif held.row.crashes and self._quarantined is not None:
+            held.delay = uniform(1.0, 3.0)
+            self._end(held, End.RELEASED)
+        else:
+            return task
+        return None
+
+    async def _run_one(self, held: Held, task: Task[Any, Any]) -> None:
+        row = held.row
+        self.busy.add(held)
+        if row.crashes:
+            self._quarantined = held
+        started = time.monotonic()
+        try:
+            is_watched = bool(row.losses or row.crashes)
+            if not is_watched or await self._may_start(held):
+                if is_watched:
+                    started = time.monotonic()
+                held.started = started
+                self.on_run(held)
+                if row.timeout is not None:
+                    held.timer = asyncio.get_running_loop().call_later(
+                        row.timeout.total_seconds(), self._timed_out, held
+                    )
+                await self.handlers.run(held, task)
+        except BaseException as error:
+            # Also its cancellation, by code of a handler that cancels all asyncio tasks.
+            if self._closed:
+                raise
+            self._not_run(held, error)
+        finally:
+            if held.timer is not None:
+                held.timer.cancel()
+            if self._quarantined is held:
+                self._quarantined = None
+            self.busy.discard(held)
+            now = time.monotonic()
+            self._pace.ran(now - started, now)
+
+    def _not_run(self, held: Held, error: BaseException) -> None:
+        """Give a job back after an error around its handler, not in it. Else it would be held for ever."""
+        if not isinstance(error, NoThread):
+            # That is logged once: it meets every sync job.
+            log.error("%s could not be run and is given back", held, exc_info=error)
+        held.error = self.handlers.describe(error)
+        held.delay = 10.0
+        self._end(held, End.RELEASED)
+
+    async def _may_start(self, held: Held) -> bool:
+        """Report the start of a job that was lost or crashed before. All members of a batch, for they share its end."""
+        if not await self._on_start(held) or held.deadline < time.monotonic():
+            self.stop(held, End.RELEASED, "its lease was lost before it started")
+        if held.interrupt is not None:
+            self._end(held, held.interrupt)
+            return False
+        return True
+
+    def _timed_out(self, held: Held) -> None:
+        if held.interrupt is None and held.ended is None:
+            log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
+        self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
+
+    async def _run_in_threads(self, held: Held, task: Task[Any, Any]) -> None:
+        # Already here: until a thread begins, its slot would count as free.
+        self.busy.add(held)
+        try:
+            ran = self.handlers.threads.run(partial(self._run_plain_jobs, held, task))
+            odd = await self.handlers.outlasting(ran)
+        except NoThread as error:
+            self.busy.discard(held)
+            self._not_run(held, error)
+            return
+        if odd is None:
+            return
+        held, task, outcome = odd
+        try:
+            await self.handlers.run(held, task, outcome)
+        finally:
+            self.busy.discard(held)
+            now = time.monotonic()
+            self._pace.ran(now - (held.started or now), now)
+
+    def _run_plain_jobs(self, held: Held, task: Task[Any, Any]) -> tuple[Held, Task[Any, Any], Outcome] | None:
+        """In a thread: run a plain job, and then others that wait, while they are plain and succeed.
+
+        So a thread and the event loop exchange one message for many jobs. Returns the job that did not simply succeed,
+        with its handler's result or exception: the event loop determines how it ended.
+        """
+        handlers, threads = self.handlers, self.handlers.threads
+        turn_ends = time.monotonic() + _TURN_OF_THREAD
+        while True:
+            self.busy.add(held)
+            held.started = started = time.monotonic()
+            self.on_run(held)
+            ran = handlers.run_plain(held, task)
+            if ran is not None:
+                return held, task, ran
+            self.busy.discard(held)
+            now = time.monotonic()
+            threads.report(partial(self._ended_in_thread, held, now - started, now))
+            if now > turn_ends or self._closed or len(self._coroutines) > self._concurrency:
+                return None
+            following = self._next()
+            if following is None:
+                return None
+            known = self._app.tasks.get(following.row.task)
+            if known is None or following.deadline < now or not handlers.is_plain(following, known):
+                self._waiting.appendleft(following)
+                return None
+            held, task = following, known
+
+    def _ended_in_thread(self, held: Held, seconds: float, now: float) -> None:
+        self._pace.ran(seconds, now)
+        self._end(held, held.end_of_return)
+
+    def _end(self, held: Held, end: End) -> None:
+        if held.ended is not None:
+            # Abandoned.
+            return
+        held.ended = end
+        if held.started is not None:
+            held.seconds = time.monotonic() - held.started
+        self._on_end(held)
+        for member in held.members:
+            member.ended = end
+            member.error, member.delay, member.snooze = held.error, held.delay, held.snooze
+            member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
+            self._on_end(member)

@@ -1,0 +1,1 @@
+"""What a worker tells of its jobs: counts, hooks, and the log."""

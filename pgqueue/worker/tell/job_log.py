@@ -1,0 +1,199 @@
+"""The log of a worker's jobs: a line when one ends, or a line a second for each task when many do.
+
+One job a line: `send_email[17] succeeded in 0.213 s`. Failures carry the traceback, and the time of the next attempt.
+Above MOST ends a second each task gets a summary a second instead, so that the log does not slow the worker down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from pgqueue.db import operate
+from pgqueue.db.call import Call
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.tell.counts import Counts
+
+log = logging.getLogger("pgqueue.jobs")
+
+# Ends that have a line of their own, in a second.
+MOST = 50
+
+_WINDOW = 1.0
+
+# Seconds to wait for the database's answer to when failed jobs run again.
+_PATIENCE = 2.0
+
+
+class JobLog:
+    """Logs and counts the ends of jobs. `ask` runs a call on the database: when failed jobs run again."""
+
+    def __init__(self, ask: Callable[[Call[Any]], Awaitable[Any]], counts: Counts) -> None:
+        self._ask = ask
+        self._counts = counts
+        self._ends = 0
+        self._is_summing = False
+        self._succeeded: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._failed: Counter[str] = Counter()
+        self._last_error: dict[str, str] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        # Failed attempts whose lines wait for the database's answer, by the job's id.
+        self._retries: dict[int, Held] = {}
+        self._asking: asyncio.Task[None] | None = None
+
+    def succeeded(self, batch: Sequence[Held]) -> None:
+        """These jobs succeeded."""
+        self._counts.succeeded(batch)
+        self._catch_up(batch)
+        if not batch or not log.isEnabledFor(logging.INFO):
+            return
+        if self._has_a_line_each(len(batch)):
+            for held in batch:
+                _write(logging.INFO, held, f"succeeded in {_seconds(held)}", {"state": "succeeded"})
+            return
+        names = [held.row.task for held in batch]
+        self._succeeded.update(names)
+        for name, held in zip(names, batch, strict=True):
+            self._seconds[name] += held.seconds or 0.0
+
+    def failed(self, held: Held, state: str) -> None:
+        """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
+        self._counts.ended(held, state)
+        self._catch_up([held])
+        # A handler may have configured logging.
+        log.disabled = False
+        level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
+        if not log.isEnabledFor(level):
+            return
+        if not self._has_a_line_each(1):
+            self._failed[held.row.task] += 1
+            self._last_error[held.row.task] = _error_of(held)
+        elif state == "failed":
+            self._retries[held.row.id] = held
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._log_retries(), name="pgqueue-job-log")
+        else:
+            _write(
+                level,
+                held,
+                f"is {state} after {_attempt(held)} in {_seconds(held)}: {_error_of(held)}",
+                {"state": state},
+            )
+
+    def snoozed(self, held: Held, delay: object) -> None:
+        """This job runs again after `delay`, and the attempt does not count."""
+        self._counts.ended(held, "snoozed")
+        self._catch_up([held])
+        if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
+            _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
+
+    def suspended(self, held: Held) -> None:
+        """This job waits for a time, an event or other jobs, and the attempt does not count."""
+        self._counts.ended(held, "snoozed")
+        self._catch_up([held])
+        if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
+            _write(logging.INFO, held, f"is suspended after {_seconds(held)}", {"state": "snoozed"})
+
+    def cancelled(self, held: Held) -> None:
+        """This job was cancelled on request, before or after its handler began."""
+        self._counts.ended(held, "cancelled")
+        self._catch_up([held])
+
+    async def close(self) -> None:
+        """Write the pending lines."""
+        if self._asking is not None:
+            with suppress(asyncio.CancelledError):
+                await self._asking
+        if self._timer is not None:
+            self._timer.cancel()
+            self._end_window()
+
+    def _has_a_line_each(self, number: int) -> bool:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_WINDOW, self._end_window)
+        self._ends += number
+        self._is_summing |= self._ends > MOST
+        return not self._is_summing
+
+    def _end_window(self) -> None:
+        for task in sorted(self._succeeded.keys() | self._failed.keys()):
+            done, failed = self._succeeded[task], self._failed[task]
+            parts = [f"{done} succeeded in {1000 * self._seconds[task] / done:.1f} ms each"] if done else []
+            if failed:
+                parts.append(f"{failed} failed, the last one: {self._last_error[task]}")
+            level = logging.WARNING if failed else logging.INFO
+            log.log(level, "%s: %s", task, "; ".join(parts), extra={"task": task, "succeeded": done, "failed": failed})
+        for tally in (self._succeeded, self._seconds, self._failed, self._last_error):
+            tally.clear()
+        # A quiet second ends it; until then each second is summed from its start.
+        self._is_summing = self._is_summing and self._ends > MOST
+        self._ends = 0
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_WINDOW, self._end_window) if self._is_summing else None
+
+    async def _log_retries(self) -> None:
+        """Write the lines of jobs that run again, once the database has answered when."""
+        try:
+            while self._retries:
+                batch = list(self._retries.values())
+                again: Mapping[int, datetime] = {}
+                with suppress(Exception):
+                    async with asyncio.timeout(_PATIENCE):
+                        again = await self._ask(operate.next_attempts([held.row.id for held in batch]))
+                for held in batch:
+                    if self._retries.get(held.row.id) is held:
+                        del self._retries[held.row.id]
+                        self._write_retry(held, again.get(held.row.id))
+        finally:
+            self._asking = None
+
+    def _catch_up(self, batch: Sequence[Held]) -> None:
+        """Write the lines of earlier attempts of these jobs, which ended before the database answered."""
+        if self._retries:
+            for held in batch:
+                earlier = self._retries.pop(held.row.id, None)
+                if earlier is not None:
+                    self._write_retry(earlier, None)
+
+    def _write_retry(self, held: Held, at: datetime | None) -> None:
+        level = logging.INFO if held.signalled else logging.WARNING
+        when = "" if at is None else f"; runs again at {at.astimezone():%H:%M:%S}"
+        fields = {"state": "failed", **({} if at is None else {"runs_again_at": at.isoformat(timespec="milliseconds")})}
+        _write(level, held, f"failed {_attempt(held)} in {_seconds(held)}{when}: {_error_of(held)}", fields)
+
+
+def started(held: Held) -> None:
+    """The handler of this job starts. At debug, for it costs a line for each job."""
+    if log.isEnabledFor(logging.DEBUG):
+        _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
+
+
+def _write(level: int, held: Held, what: str, fields: Mapping[str, object]) -> None:
+    extra = {**held.log_fields(), **fields}
+    if held.seconds is not None:
+        extra["seconds"] = round(held.seconds, 6)
+    message = f"{held.row.task}[{held.row.id}] {what}"
+    record = log.makeRecord(log.name, level, __file__, 0, message, (), None, extra=extra)
+    # As formatters of logging show an exception: below the message, or in a field of its own.
+    record.exc_text = str((held.error or {}).get("traceback") or "").rstrip() or None
+    log.handle(record)
+
+
+def _seconds(held: Held) -> str:
+    return f"{held.seconds or 0.0:.3f} s"
+
+
+def _attempt(held: Held) -> str:
+    return f"attempt {held.row.attempt} of {held.row.max_attempts}"
+
+
+def _error_of(held: Held) -> str:
+    error = held.error or {}
+    message = " ".join(str(error.get("message", "")).split())[:300]
+    return f"{error.get('class')}: {message}" if message else str(error.get("class"))

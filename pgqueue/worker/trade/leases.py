@@ -1,0 +1,142 @@
+"""Extend the leases of held jobs, and detect lost ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from pgqueue.db import consume
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.link.outage import Outage
+
+log = logging.getLogger("pgqueue.worker")
+
+# Leases in one statement: it must be short, for it holds locks on their rows.
+_BATCH = 2000
+
+
+class Leases:
+    """The jobs that this worker holds, by (id, reservation).
+
+    Every third of a lease all are extended. For a job that the database does not return, `on_lost` is called; for
+    one that is asked to cancel, `on_cancel`. A lease holds until the time that the database grants. This process
+    measures that by its own monotonic clock, counted from before the request, and treats a lease that ran out by it as
+    lost, because from then on another worker may hold the job.
+
+    While every host of the DSN refuses connections no server can give a lease away. One that comes back after more
+    than 8 s grants a grace period of one lease to leases that the outage left with less than half of their length. So a
+    refusal in the last half of a lease is worth one more, once.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        outage: Outage,
+        lease: float,
+        on_lost: Callable[[Held, str], None],
+        on_cancel: Callable[[Held], None],
+    ) -> None:
+        self.held: dict[tuple[int, int], Held] = {}
+        self.extend_now = asyncio.Event()
+        self._link = link
+        self._outage = outage
+        self._lease = lease
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked_at = 0.0
+
+    def add(self, held: Held) -> None:
+        """Keep this job's lease from now on."""
+        self.held[held.pair] = held
+
+    def remove(self, held: Held) -> None:
+        """The job is finished, or lost: forget it."""
+        self.held.pop(held.pair, None)
+
+    async def extend_forever(self) -> None:
+        """Extend all leases every third of a lease, and at once when `extend_now` is set."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            started = time.monotonic()
+            # Another session's lock keeps some from being extended: it may end soon.
+            cadence = self._lease / (3 if await self._extend(list(self.held.values())) else 30)
+            pause = max(0.0, started + cadence - time.monotonic())
+            try:
+                async with asyncio.timeout(pause):
+                    await self.extend_now.wait()
+            except TimeoutError:
+                pass
+            self.extend_now.clear()
+
+    def extend_soon(self) -> None:
+        """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
+        now = time.monotonic()
+        if self._loop is not None and now - self._asked_at >= 1.0:
+            self._asked_at = now
+            self._loop.call_soon_threadsafe(self.extend_now.set)
+
+    async def watch_forever(self) -> None:
+        """Find leases that ran out by our own clock."""
+        while True:
+            await asyncio.sleep(min(0.5, self._lease / 20))
+            self.check(time.monotonic())
+
+    def check(self, now: float) -> None:
+        """Report the leases that ran out before `now`."""
+        for held in list(self.held.values()):
+            if (
+                held.interrupt is None
+                # It ended and waits to be stored: there is nothing to stop, and the fence decides.
+                and held.ended is None
+                and now > held.deadline
+                and now > self._frozen_until(held)
+                and not held.is_settling
+            ):
+                # Not removed: a thread goes on, and if the lease turns out to hold, it is extended again.
+                self._on_lost(held, "its lease could not be extended in time")
+
+    def _frozen_until(self, held: Held) -> float:
+        refused_at = self._outage.refused_at
+        if refused_at is None or refused_at < held.deadline - self._lease / 2:
+            return held.deadline
+        return min(refused_at, held.deadline) + self._lease
+
+    async def _extend(self, everything: list[Held]) -> bool:
+        """Extend leases; returns whether each one that is still held was granted more time."""
+        all_granted = True
+        for start in range(0, len(everything), _BATCH):
+            batch = everything[start : start + _BATCH]
+            rows = await self._link.perform(
+                consume.extend([held.pair for held in batch], self._lease, [held.is_started for held in batch])
+            )
+            asked_for = self._link.sent_at + self._lease
+            kept = {row.job_id: row for row in rows}
+            # The database's times, compared with each other: its clock is not ours. As timestamps: Python subtracts two
+            # times of one zone by their wall clocks.
+            latest = max((row.lease_expires_at for row in rows if row.lease_expires_at is not None), default=None)
+            # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
+            newest: dict[int, int] = {}
+            for job_id, reservation in self.held:
+                newest[job_id] = max(reservation, newest.get(job_id, 0))
+            for held in batch:
+                if held.pair not in self.held:
+                    # Finished while the reply was on its way.
+                    continue
+                job_id, reservation = held.pair
+                if job_id not in kept or reservation < newest[job_id]:
+                    self.remove(held)
+                    if not held.is_settling and held.ended is None:
+                        self._on_lost(held, "the database took it back")
+                    continue
+                granted = kept[job_id].lease_expires_at
+                if granted is None or latest is None:
+                    all_granted = False
+                else:
+                    held.deadline = asked_for - (latest.timestamp() - granted.timestamp())
+                if kept[job_id].cancel_requested:
+                    self._on_cancel(held)
+        return all_granted
