@@ -113,18 +113,23 @@ def tasks_cancelled(scene: Scene, rng: random.Random) -> str | None:
 
 
 def unreadable_rows(scene: Scene, rng: random.Random) -> str | None:
-    """Rows with bytes that no text in UTF-8 has. The checker reads every row, so a scene has a database in UTF-8."""
-    return "a database in UTF-8 holds no row that cannot be read: tests/worker/test_unreadable.py has such databases"
+    """Rows with a byte that no text in UTF-8 has: those jobs are dead, and stop no others."""
+    if scene.ask("show server_encoding") == [("UTF8",)]:
+        return "a database in UTF-8 holds no row that cannot be read"
+    # The byte 81 is no character of WIN1252.
+    _enqueue(scene, "plain", 3, "jsonb_build_object('token', %s::text, 'caf' || chr(129), 1)")
+    time.sleep(rng.random() * 2)
+    return None
 
 
-def _enqueue(scene: Scene, task: str, count: int) -> None:
+def _enqueue(scene: Scene, task: str, count: int, args: str = "jsonb_build_object('token', %s::text)") -> None:
     log = ProducerLog(scene.records.directory)
     with suppress(psycopg.Error), scene.control() as conn:
         for _ in range(count):
             token = secrets.token_hex(6)
             conn.execute("begin")
             row = conn.execute(
-                "select pgqueue.enqueue(%s, %s, queue => 'mixed')", [task, Jsonb({"token": token})]
+                f"select pgqueue.enqueue(%s, {args}, queue => 'mixed')".encode(), [task, token]
             ).fetchone()
             assert row is not None
             log.intends(token, [Intent(row[0], task, "mixed", None, 0.0)])
@@ -218,17 +223,21 @@ def server_crashes(scene: Scene, rng: random.Random) -> str | None:
     """Immediate shutdown, and recovery at the start."""
     assert scene.server is not None
     with scene.of_server:
-        scene.server.crash()
-        time.sleep(rng.choice((0, 0.5, PAST_LEASE_S + 2)))
-        scene.server.start()
+        try:
+            scene.server.crash()
+            time.sleep(rng.choice((0, 0.5, PAST_LEASE_S + 2)))
+        finally:
+            scene.server.start()
     return None
 
 
 def server_restarts(scene: Scene, rng: random.Random) -> str | None:
     assert scene.server is not None
     with scene.of_server:
-        scene.server.stop()
-        scene.server.start()
+        try:
+            scene.server.stop()
+        finally:
+            scene.server.start()
     return None
 
 

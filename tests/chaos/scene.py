@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg.conninfo import make_conninfo
 
+from pgqueue.errors import EmbeddedError
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
 from tests.chaos import load
@@ -32,6 +34,8 @@ from tests.workers import WorkerProcess
 LEASE_S = load.LEASE_S
 TRANSACTIONAL = frozenset({"effect", "effect_sync"})
 UNRUN = frozenset({"gathered"}) | GROUPS
+# For a server that is to answer, or to end. It is no measure of it: a busy machine may take a minute.
+PATIENCE_S = 300.0
 # How many of the jobs are not plain ones.
 MIXED = 0.2
 # With a default of their own.
@@ -63,12 +67,32 @@ class Server(test_failover.Server):
         "log_min_error_statement": "panic",
     }
 
+    def start(self) -> None:
+        """However long it takes on a machine that has other things to do."""
+        _patiently(super().start)
+
+    def stop(self) -> None:
+        _patiently(super().stop)
+
     def database(self, name: str) -> str:
-        """Create a database of this name and migrate it; returns its DSN."""
-        self.execute(f"create database {name}")
+        """Create a database of this name and migrate it; returns its DSN.
+
+        Clients speak UTF-8, and this encoding has bytes that no text in UTF-8 has.
+        """
+        self.execute(f"create database {name} template template0 encoding 'WIN1252' locale_provider libc locale 'C'")
         dsn = uri(self.dsn, dbname=name)
         migrate(dsn)
         return dsn
+
+
+def _patiently(do: Callable[[], None]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return do()
+        except EmbeddedError:
+            if time.monotonic() > deadline:
+                raise
 
 
 @dataclass(slots=True)
@@ -200,8 +224,9 @@ class Scene:
                 try:
                     self.inject(fault, rng)
                 except Exception as error:
-                    # Nobody would heal what it has broken.
+                    # Nobody would heal what it has broken: the run may not come to its verdict.
                     self.notes.append(Violation("fault", fault.__name__, f"{type(error).__name__}: {error}"))
+                    traceback.print_exc()
                     return
                 done.wait(rng.random() * 1.5)
 
@@ -212,7 +237,7 @@ class Scene:
             time.sleep(0.2)
         done.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
 
     def inject(self, fault: Any, rng: random.Random) -> None:
         why = fault(self, rng)
@@ -306,7 +331,7 @@ class Scene:
     @contextmanager
     def control(self) -> Iterator[psycopg.Connection]:
         """A connection of the test's own to whatever is the primary, as soon as there is one."""
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + PATIENCE_S
         dsn = make_conninfo(
             self.dsn, connect_timeout=3, target_session_attrs="read-write", application_name="chaos control"
         )

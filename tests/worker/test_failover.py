@@ -90,7 +90,7 @@ class Server:
     def crash(self) -> None:
         pid_file = self.directory / "data" / "postmaster.pid"
         os.kill(int(pid_file.read_text().splitlines()[0]), signal.SIGQUIT)
-        wait_until(lambda: not pid_file.exists())
+        wait_until(lambda: not pid_file.exists(), timeout=120)
 
 
 @pytest.fixture
