@@ -434,10 +434,13 @@ def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explain
 
 
 def count_executing(conn: psycopg.Connection) -> None:
-    """Asks what has no capacity for a job, as explain() does."""
+    """Asks what has no capacity for a job, as explain() does, under its settings."""
     job = Jsonb({"queue": "default", "task": "t", "key": "k", "limit_key": "l"})
     with conn.transaction():
-        conn.execute("set local enable_seqscan = off")
+        conn.execute(
+            "select set_config(split_part(s, '=', 1), split_part(s, '=', 2), true)"
+            " from pg_proc p cross join lateral unnest(p.proconfig) s where p.oid = 'pgqueue.explain'::regproc"
+        )
         conn.execute("select pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", [job])
 
 
