@@ -16,14 +16,16 @@ api = FastAPI(lifespan=worker)
 
 
 async def session():
+    """One transaction for a request, committed before the answer is sent: a commit that fails is a 500."""
     async with sessions.begin() as current:
         yield current
 
 
+Session = Annotated[AsyncSession, Depends(session, scope="function")]
+
+
 @api.post("/orders")
-async def place_order(
-    email: str, db: Annotated[AsyncSession, Depends(session)], idempotency_key: Annotated[str | None, Header()] = None
-):
+async def place_order(email: str, db: Session, idempotency_key: Annotated[str | None, Header()] = None):
     await db.execute(text("insert into orders (email) values (:email)"), {"email": email})
     call = send_receipt.using(dedupe=idempotency_key, dedupe_for="1 day" if idempotency_key else None)
     return {"job": await call.enqueue(db, email)}

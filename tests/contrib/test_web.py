@@ -51,7 +51,7 @@ def asgi(module: Any) -> Iterator[Any]:
         yield client
 
 
-@pytest.mark.parametrize(
+WITH_ASGI = pytest.mark.parametrize(
     ("name", "runs"),
     [
         pytest.param("fastapi_sqlalchemy", True, marks=needs("fastapi", "httpx")),
@@ -60,6 +60,9 @@ def asgi(module: Any) -> Iterator[Any]:
         pytest.param("litestar_app", True, marks=needs("litestar", "httpx")),
     ],
 )
+
+
+@WITH_ASGI
 def test_an_order_and_its_job_are_committed_together(
     name: str, runs: bool, load: Load, conn: psycopg.Connection
 ) -> None:
@@ -75,6 +78,19 @@ def test_an_order_and_its_job_are_committed_together(
                 lambda: value(conn, "select state::text from pgqueue.all_jobs where id = %s", job_id) == "succeeded"
             )
     assert value(conn, "select count(*) from pgqueue.workers") == 0
+
+
+@WITH_ASGI
+def test_an_order_whose_commit_fails_is_answered_with_an_error_and_leaves_no_job(
+    name: str, runs: bool, load: Load, conn: psycopg.Connection
+) -> None:
+    # Checked at the commit, when the handler has returned.
+    conn.execute("alter table orders add unique (email) deferrable initially deferred")
+    with asgi(load(name)) as client:
+        statuses = [client.post("/orders", params={"email": "a@b.c"}).status_code for _ in range(2)]
+    assert statuses in ([200, 500], [201, 500])
+    assert value(conn, "select count(*) from orders") == 1
+    assert value(conn, "select count(*) from pgqueue.all_jobs") == 1
 
 
 @needs("fastapi", "httpx")
