@@ -1,0 +1,51 @@
+"""How large the SQL of the queue is, beside its budget: python -m tests.catalog.size
+
+A schema that nobody can hold in the head is a reason not to adopt it. Whoever makes it smaller lowers the budget to
+what is left, rounded up to the next 50; whoever needs more raises it in the same commit, and says there what for.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from typing import NamedTuple
+
+from pgqueue.schema import bundled
+
+
+class Size(NamedTuple):
+    lines: int
+    functions: int
+
+
+# What sql/functions may have, and what it is to come down to.
+BUDGET = Size(lines=20_700, functions=500)
+TARGET = Size(lines=17_400, functions=410)
+
+_FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)
+
+
+def by_folder() -> dict[str, Size]:
+    lines: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
+    for file in bundled.directory("sql").glob("functions/**/*.sql"):
+        text = file.read_text()
+        lines[file.parent.name] += text.count("\n")
+        functions[file.parent.name] += len(_FUNCTION.findall(text))
+    return {folder: Size(lines[folder], functions[folder]) for folder in sorted(lines)}
+
+
+def whole() -> Size:
+    each = by_folder().values()
+    return Size(sum(size.lines for size in each), sum(size.functions for size in each))
+
+
+def report() -> str:
+    rows = {**by_folder(), "": whole(), "budget": BUDGET, "target": TARGET}
+    body = (f"{name:<12}{size.lines:>7,}{size.functions:>11,}" for name, size in rows.items())
+    return "\n".join([f"{'sql/functions':<12}{'lines':>6}{'functions':>11}", *body, ""])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report())
