@@ -73,3 +73,16 @@ begin
     end if;
 end
 $$;
+
+-- Ready_at of a job that is to run at p_run_at (null: now); never below the clock after the transaction took its xid.
+create or replace function pgqueue._ready_at(p_run_at timestamptz)
+returns timestamptz
+language plpgsql
+as $$
+declare
+    v_now timestamptz := pgqueue._ready_at_unchecked(null);
+begin
+    perform pgqueue._check_clock(v_now);
+    return greatest(p_run_at, v_now);
+end
+$$;

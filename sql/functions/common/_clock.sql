@@ -33,15 +33,12 @@ as $$
     select case when pg_catalog.pg_current_xact_id() is not null then greatest(p_run_at, pgqueue._clock()) end
 $$;
 
--- Ready_at of a job that is to run at p_run_at (null: now); never below the clock after the transaction took its xid.
-create or replace function pgqueue._ready_at(p_run_at timestamptz)
-returns timestamptz
-language plpgsql
+-- Inlined: no SET.
+create or replace function pgqueue._microseconds(p_at timestamptz)
+returns bigint
+language sql
+stable
+parallel safe
 as $$
-declare
-    v_now timestamptz := pgqueue._ready_at_unchecked(null);
-begin
-    perform pgqueue._check_clock(v_now);
-    return greatest(p_run_at, v_now);
-end
+    select (pg_catalog.date_part('epoch', p_at) * 1000000)::bigint
 $$;

@@ -270,38 +270,3 @@ as $$
         '{"class": "Expired", "message": "it did not start before its expires_at"}'
     )
 $$;
-
--- Errors with one more, the last ten kept; class, message and traceback bounded.
-create or replace function pgqueue._with_error(
-    p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
-)
-returns jsonb
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select jsonb_agg(e.entry order by e.ord)
-    from (
-        select a.entry, a.ord
-        from jsonb_array_elements(
-            coalesce(p_errors, '[]')
-            || jsonb_build_array(
-                jsonb_strip_nulls(jsonb_build_object(
-                    'class', left(p_error ->> 'class', 200),
-                    'message', left(
-                        case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
-                        4000
-                    ),
-                    'traceback', right(p_error ->> 'traceback', 20000),
-                    'attempt', p_attempt,
-                    'worker', p_worker,
-                    'at', p_at,
-                    'policy_error', left(p_error ->> 'policy_error', 1000)
-                ))
-            )
-        ) with ordinality a (entry, ord)
-        order by a.ord desc
-        limit 10
-    ) e
-$$;

@@ -123,19 +123,6 @@ begin
 end
 $$;
 
--- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.
-create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
-returns pgqueue.job_state
-language sql
-immutable
-parallel safe
-as $$
-    select case
-        when p_errors is null or p_attempts <= 0 then 'waiting'::pgqueue.job_state
-        else 'failed'::pgqueue.job_state
-    end
-$$;
-
 -- Also locks the members of the batches of these leaders, SKIP LOCKED: if another session has locked one of them, the whole
 -- batch counts as held.
 create or replace function pgqueue._whole_batches(p_job_ids bigint[])

@@ -79,18 +79,6 @@ begin
 end
 $$;
 
--- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
-create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
-returns text
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select p_sqlstate || ': ' || left(p_message, 500)
-        || coalesce(' (in ' || substring(p_context from e'function ((?!pgqueue\\.)[^\\s(]+)\\(') || ')', '')
-$$;
-
 -- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them. The timer starts
 -- before statement_timestamp(), by the time of planning at most.
 create or replace function pgqueue._is_timed_out()

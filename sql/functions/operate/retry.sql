@@ -187,19 +187,3 @@ begin
     return v_count;
 end
 $$;
-
--- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
-create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
-returns jsonb
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,Circle,GroupCancelled,MemberFailed}'::text[])
-            and (p_state = 'cancelled' or (p_task = '@group' and p_state <> 'succeeded'))
-            then nullif(p_errors - (-1), '[]')
-        else p_errors
-    end
-$$;

@@ -143,13 +143,3 @@ begin
     end if;
 end
 $$;
-
--- Inlined: no SET.
-create or replace function pgqueue._microseconds(p_at timestamptz)
-returns bigint
-language sql
-stable
-parallel safe
-as $$
-    select (pg_catalog.date_part('epoch', p_at) * 1000000)::bigint
-$$;

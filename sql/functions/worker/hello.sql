@@ -54,17 +54,6 @@ comment on function pgqueue.hello(text, text[], jsonb) is
     'Register a worker that starts, with the queues that it serves (null: all) and what it reports about itself. '
     'Returns the channel to LISTEN on; the channel pgqueue carries wake-ups from producers above READ COMMITTED, with the queue as payload.';
 
--- The oid of this database, which a copy of it does not have.
-create or replace function pgqueue._database()
-returns oid
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select d.oid from pg_database d where d.datname = current_database()
-$$;
-
 -- One statement: two workers that start in a copy at once delete the same rows, and not each other's new ones.
 create or replace function pgqueue._forget_original()
 returns void

@@ -177,29 +177,6 @@ comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, 
     'handoff_channel: a random channel on which the session with the process id listener listens: a job that is enqueued may be reserved for this worker, with lease, '
     'and sent there; the registration then lasts 5 s at most, and a second after it ended held_by() says what did not arrive.';
 
--- The fleet as a whole runs maintenance about once a second, whatever its size, without a leader.
--- p_run_at: when maintenance last ran (null: never).
-create or replace function pgqueue._call_again_in(p_now timestamptz, p_run_at timestamptz)
-returns interval
-language plpgsql
-parallel safe
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    v_workers bigint;
-begin
-    if p_run_at is null or p_run_at not between p_now - interval '2 s' and p_now + interval '1 s' then
-        return random() * interval '200 ms';
-    end if;
-    select count(*) into v_workers from (select from pgqueue.workers limit 7) w;
-    -- The more workers, the less often each calls, but at least every 5 s: workers that were killed or stand still count
-    -- for a while. The only one left may have called 2 s after the last run, and ends the gap after 7 s: see _gap_at. Each
-    -- calls at most once a second.
-    return least(greatest(v_workers * (0.75 + 0.5 * random()), 1.1 + 0.5 * random()), 5) * interval '1 s';
-end
-$$;
-
 -- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.
 create or replace function pgqueue._check_handoff(p_channel text, p_listener integer, p_lease interval)
 returns void

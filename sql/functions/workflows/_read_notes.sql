@@ -5,19 +5,6 @@
 -- read its own notes, for it does not see what concurrent transactions do.
 -- Skips notes that another session is reading.
 
-create or replace function pgqueue._leave_notes(
-    p_kind "char", p_ids bigint[], p_in interval default '0', p_name text default null
-)
-returns void
-language plpgsql
-as $$
-begin
-    insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-    select p_kind, w.id, 0, p_name, pgqueue._after(pgqueue._clock(), p_in), pg_current_xact_id()
-    from unnest(p_ids) w (id);
-end
-$$;
-
 -- Follows up to p_limit notes; false: there was none.
 create or replace function pgqueue._read_notes(p_limit integer)
 returns boolean

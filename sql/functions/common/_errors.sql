@@ -1,0 +1,64 @@
+-- What is kept of errors: in a job, and in the state of maintenance.
+
+-- Errors with one more, the last ten kept; class, message and traceback bounded.
+create or replace function pgqueue._with_error(
+    p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
+)
+returns jsonb
+language sql
+stable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select jsonb_agg(e.entry order by e.ord)
+    from (
+        select a.entry, a.ord
+        from jsonb_array_elements(
+            coalesce(p_errors, '[]')
+            || jsonb_build_array(
+                jsonb_strip_nulls(jsonb_build_object(
+                    'class', left(p_error ->> 'class', 200),
+                    'message', left(
+                        case when jsonb_typeof(p_error) = 'object' then p_error ->> 'message' else p_error #>> '{}' end,
+                        4000
+                    ),
+                    'traceback', right(p_error ->> 'traceback', 20000),
+                    'attempt', p_attempt,
+                    'worker', p_worker,
+                    'at', p_at,
+                    'policy_error', left(p_error ->> 'policy_error', 1000)
+                ))
+            )
+        ) with ordinality a (entry, ord)
+        order by a.ord desc
+        limit 10
+    ) e
+$$;
+
+-- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
+create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
+returns jsonb
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select case
+        when p_errors -> -1 ->> 'class' = any ('{ParentFailed,NotNeeded,Circle,GroupCancelled,MemberFailed}'::text[])
+            and (p_state = 'cancelled' or (p_task = '@group' and p_state <> 'succeeded'))
+            then nullif(p_errors - (-1), '[]')
+        else p_errors
+    end
+$$;
+
+-- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
+create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
+returns text
+language sql
+immutable
+parallel safe
+set search_path = pg_catalog, pg_temp
+as $$
+    select p_sqlstate || ': ' || left(p_message, 500)
+        || coalesce(' (in ' || substring(p_context from e'function ((?!pgqueue\\.)[^\\s(]+)\\(') || ')', '')
+$$;

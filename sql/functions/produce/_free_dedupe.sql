@@ -1,0 +1,68 @@
+-- Dedupe keys whose job ended, came back, or whose time is over. See _dedupe.
+
+-- Does not wait, because reserve ends jobs too. A locked row stays, without a job, and the next enqueue of the key takes it
+-- over.
+create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    delete from pgqueue.dedupe_keys d
+    where d.ctid = any (
+        array(
+            select k.ctid
+            from pgqueue.dedupe_keys k
+            where k.job_id = any (p_job_ids) and k.until is null
+            for update skip locked
+        )
+    )
+$$;
+
+-- Never ON CONFLICT DO UPDATE: that locks the existing row even if it changes nothing.
+create or replace function pgqueue._retake_dedupe(p_job_id bigint, p_task text, p_dedupe text)
+returns boolean
+language plpgsql
+as $$
+begin
+    insert into pgqueue.dedupe_keys (task, dedupe, job_id)
+    values (p_task, p_dedupe, p_job_id)
+    on conflict (task, dedupe) do nothing;
+    if found then
+        return true;
+    end if;
+    -- The job's own row may still exist, with a time: it is kept. A row without a live job is free.
+    update pgqueue.dedupe_keys d
+    set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
+    where d.task = p_task
+        and d.dedupe = p_dedupe
+        and (
+            d.job_id = p_job_id
+            or d.until <= pgqueue._clock()
+            or d.until is null and not exists (select from pgqueue.jobs j where j.id = d.job_id)
+        );
+    return found;
+end
+$$;
+
+-- Deletes up to p_limit dedupe keys that have expired.
+create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
+returns void
+language sql
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    delete from pgqueue.dedupe_keys d
+    where d.ctid = any (
+        array(
+            select k.ctid
+            from pgqueue.dedupe_keys k
+            where k.until is not null and k.until <= p_now
+            order by k.until
+            limit p_limit
+            for update skip locked
+        )
+    )
+$$;

@@ -1,0 +1,108 @@
+-- What a group's row and its members' ends leave for _groups, which says how a group ends.
+
+create or replace function pgqueue._join_group(p_group_id bigint)
+returns bigint
+language plpgsql
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_found record;
+begin
+    -- A group first: a group that is a member of another one is the one to join.
+    select j.blocked_on, j.task = '@group' as is_group, case when j.task = '@group' then j.id else j.group_id end as group_id
+    into v_found
+    from pgqueue.jobs j
+    where j.id = p_group_id
+    for key share;
+    if not found or v_found.group_id is null then
+        perform pgqueue._refuse(
+            format('group_id names %s, which is no group', p_group_id),
+            case
+                when found then 'It is a job, and not a member of a group.'
+                else 'There is no such group, or it has ended. Nothing was enqueued.'
+            end,
+            'Give the id that open_group() returned, or that of a member that has not ended.'
+        );
+    end if;
+    if exists (select from pgqueue.jobs j where j.id = v_found.group_id and j.cancel_requested_at is not null) then
+        perform pgqueue._refuse(
+            format('the group of %s is cancelled', p_group_id), 'Nothing was enqueued.',
+            'End the job: its group waits only for the members that it has.', '55000'
+        );
+    elsif not v_found.is_group then
+        -- The group is not locked: a transaction that cancels it at the same time does not see the new member.
+        perform pgqueue._leave_notes('m', array[v_found.group_id]);
+    elsif v_found.blocked_on is distinct from '@open' then
+        perform pgqueue._refuse(
+            format('group %s is closed', p_group_id), 'Nothing was enqueued.',
+            'Enqueue all members before close_group(); a member that has not ended gives its own id as group_id.', '55000'
+        );
+    end if;
+    return v_found.group_id;
+end
+$$;
+
+-- p_unstarted: these members had not started: a member that ends at the same time may have seen them waiting.
+create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
+returns void
+language plpgsql
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    insert into pgqueue.notes (kind, id, look_at, xid)
+    select 'g', g.id, pgqueue._clock(), pg_current_xact_id()
+    from (select distinct u.id from unnest(p_group_ids) u (id)) g
+    where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_waiting_members(g.id);
+end
+$$;
+
+-- From the highest id: jobs start in the order of their ids, and the lowest have left dead entries.
+create or replace function pgqueue._has_waiting_members(p_group_id bigint)
+returns boolean
+language plpgsql
+parallel safe
+set enable_sort = off
+as $$
+declare
+    v_state pgqueue.job_state;
+begin
+    foreach v_state in array '{waiting,failed,blocked}'::pgqueue.job_state[] loop
+        -- Not EXISTS: the planner takes the order out of that, and would walk from the lowest id.
+        perform
+        from pgqueue.jobs j
+        where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
+        order by j.group_id desc, j.state desc, j.id desc
+        limit 1;
+        if found then
+            return true;
+        end if;
+    end loop;
+    return false;
+end
+$$;
+
+-- The caller has locked the rows. A group that is cancelled is closed, and ends when its members have ended.
+-- p_error: that of a parent; null: an operator, or an outer group.
+create or replace function pgqueue._cancel_groups(p_ids bigint[], p_error jsonb default null)
+returns void
+language plpgsql
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    update pgqueue.jobs j
+    set
+        blocked_on = '@group',
+        cancel_requested_at = coalesce(j.cancel_requested_at, pgqueue._clock()),
+        errors = case
+            when p_error is not null then pgqueue._with_error(j.errors, p_error, j.attempts, null, pgqueue._clock())
+            else pgqueue._attempts_errors(j.errors, j.state, j.task)
+        end
+    where j.id = any (p_ids);
+    perform pgqueue._leave_notes('m', p_ids);
+    perform pgqueue._leave_notes('g', p_ids);
+end
+$$;

@@ -1,0 +1,69 @@
+-- An event has come: the jobs that wait for it go on. emit_event and await_event say how the two meet.
+
+-- The event has been emitted. Skips jobs that are locked, and executing ones, which read it themselves.
+create or replace function pgqueue._wake_waiters(p_name text)
+returns void
+language plpgsql
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+declare
+    v_event record;
+    v_ids bigint[];
+    v_lane record;
+    v_ready_at timestamptz;
+begin
+    -- An event whose time is over goes only to jobs that waited before.
+    select e.payload, e.kept_until into v_event from pgqueue.events e where e.name = p_name;
+    if not found or not exists (
+        select from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until
+    ) then
+        return;
+    end if;
+    select array_agg(l.id)
+    into v_ids
+    from (
+        select o.id
+        from (
+            select distinct x.job_id
+            from pgqueue.event_waits x
+            where x.name = p_name and x.since < v_event.kept_until
+            order by x.job_id
+            limit 1000
+        ) w
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') for update skip locked
+        ) o
+    ) l;
+    v_ready_at := pgqueue._ready_at(null);
+    perform pgqueue._store_step(w.job_id, w.step, jsonb_build_object('event', p_name, 'arrived', true, 'payload', v_event.payload))
+    from pgqueue.event_waits w
+    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
+    for v_lane in
+        with woken as (
+            update pgqueue.jobs j
+            set ready_at = v_ready_at, resumed = true
+            where j.id = any (v_ids)
+            returning j.queue, j.priority
+        )
+        select distinct k.queue, k.priority from woken k
+    loop
+        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
+        perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
+    end loop;
+    delete from pgqueue.event_waits w
+    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
+    if exists (
+        select
+        from pgqueue.event_waits w
+        cross join lateral (
+            select j.id from pgqueue.jobs j where j.id = w.job_id and j.state in ('waiting', 'failed') limit 1
+        ) j
+        where w.name = p_name and w.since < v_event.kept_until
+    ) then
+        insert into pgqueue.notes (kind, name, look_at, xid)
+        values ('e', p_name, pgqueue._clock() + interval '200 ms', pg_current_xact_id());
+    end if;
+end
+$$;
