@@ -255,7 +255,7 @@ def test_the_tidying_of_an_expired_key_and_a_takeover_of_it_do_not_wait_for_each
     clock.advance("2 h")
     first.run("begin")
     [(taken, _)] = first.run(ENQUEUE, options())
-    second.run("select pgqueue._tidy_dedupe(pgqueue._clock(), 100)")
+    second.run("select pgqueue._tidy('tidy_dedupe', pgqueue._clock(), 100)")
     first.run("commit")
     assert second.run(ENQUEUE, options()) == [(taken, "skipped")]
 

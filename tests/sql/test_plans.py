@@ -343,7 +343,7 @@ def test_dedupe_goes_by_keys_and_ids_alone(explained: Explained) -> None:
 
 
 def test_expired_dedupe_keys_are_found_by_their_time(explained: Explained) -> None:
-    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._tidy_dedupe(now(), 100)"))
+    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._tidy('tidy_dedupe', now(), 100)"))
     check(nodes)
     [read] = [node for node in nodes if node.index == "dedupe_keys_until"]
     assert (read.rows, read.removed) == (100, 0)

@@ -59,27 +59,3 @@ begin
     return v_found;
 end
 $$;
-
--- Deletes the rows of heads that have newer ones, and old horizons.
-create or replace function pgqueue._tidy_heads(p_now timestamptz)
-returns void
-language plpgsql
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-begin
-    -- Keeps the newest row of each lane, whatever its age. Keeps no row of a lane that was dropped.
-    delete from pgqueue.heads h
-    where exists (
-            select
-            from pgqueue.heads x
-            where x.queue = h.queue and x.priority = h.priority and x.resumed = h.resumed and x.n > h.n
-        )
-        or (
-            h.queue <> ''
-            and not exists (select from pgqueue.lanes a where a.queue = h.queue and a.priority = h.priority)
-        );
-    delete from pgqueue.horizons h where h.at not between p_now - interval '1 min' and p_now + interval '1 s';
-end
-$$;

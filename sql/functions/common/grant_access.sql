@@ -206,7 +206,7 @@ as $$
         and p.pronamespace = 'pgqueue'::regnamespace
 $$;
 
--- Which functions each kind of role may call.
+-- Which functions each kind of role may call; operators may call all of these.
 create or replace function pgqueue._functions_of(p_kind text)
 returns text[]
 language sql
@@ -214,102 +214,40 @@ immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select array_agg(f.name)
+    select array_agg(n.name)
     from (
         values
-            ('enqueue', '{producer,operator}'::text[]),
-            ('enqueue_many', '{producer,operator}'),
-            ('enqueue_outcome', '{producer,operator}'),
-            ('enqueue_batch', '{producer,operator}'),
-            ('enqueue_all', '{producer,operator}'),
-            ('open_group', '{producer,operator}'),
-            ('close_group', '{producer,operator}'),
-            ('stage', '{producer,operator}'),
-            ('enqueue_staged', '{producer,operator}'),
-            ('reserve', '{worker,operator}'),
-            ('complete', '{worker,operator}'),
-            ('complete_many', '{worker,operator}'),
-            ('fail', '{worker,operator}'),
-            ('fail_many', '{worker,operator}'),
-            ('exchange', '{worker,operator}'),
-            ('extend', '{worker,operator}'),
-            ('release', '{worker,operator}'),
-            ('release_unheld', '{worker,operator}'),
-            ('held_by', '{worker,operator}'),
-            ('snooze', '{worker,operator}'),
-            ('started', '{worker,operator}'),
-            ('complete_step', '{worker,operator}'),
-            ('sleep_step', '{worker,operator}'),
-            ('share_steps', '{worker,operator}'),
-            ('suspend', '{worker,operator}'),
-            ('await_event', '{worker,operator}'),
-            ('emit_event', '{producer,worker,operator}'),
-            ('crashed', '{worker,operator}'),
-            ('progress', '{worker,operator}'),
-            ('hold', '{worker,operator}'),
-            ('is_wanted', '{worker,operator}'),
+            (
+                '{producer}'::text[],
+                '{enqueue,enqueue_many,enqueue_outcome,enqueue_batch,enqueue_all,open_group,close_group,stage,enqueue_staged}'::text[]
+            ),
+            ('{producer,worker}', '{emit_event}'),
+            (
+                '{worker}',
+                '{reserve,complete,complete_many,fail,fail_many,exchange,extend,release,release_unheld,held_by,snooze,started,
+                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,hold,is_wanted,claim_name,hello,beat,
+                bye,idle,awake,worker_command,maintain,declare_task,schedule}'
+            ),
             -- Not for producers: ids are easy to guess.
-            ('outcome', '{worker,reader,operator}'),
-            ('next_attempts', '{worker,reader,operator}'),
-            ('parents', '{worker,reader,operator}'),
-            ('children', '{worker,reader,operator}'),
-            ('steps', '{worker,reader,operator}'),
-            ('members', '{worker,reader,operator}'),
-            ('group_progress', '{worker,reader,operator}'),
-            ('groups', '{reader,operator}'),
-            ('events', '{reader,operator}'),
-            ('delete_events', '{operator}'),
-            ('claim_name', '{worker,operator}'),
-            ('hello', '{worker,operator}'),
-            ('beat', '{worker,operator}'),
-            ('bye', '{worker,operator}'),
-            ('idle', '{worker,operator}'),
-            ('awake', '{worker,operator}'),
-            ('worker_command', '{worker,operator}'),
-            ('maintain', '{worker,operator}'),
-            ('declare_task', '{worker,operator}'),
-            ('schedule', '{worker,operator}'),
-            ('unschedule', '{operator}'),
-            ('pause_schedule', '{operator}'),
-            ('resume_schedule', '{operator}'),
-            ('run_schedule_now', '{operator}'),
-            ('configure_schedule', '{operator}'),
+            ('{worker,reader}', '{outcome,next_attempts,parents,children,steps,members,group_progress}'),
             -- They read nothing. One helps to write an expression, the other to read what is not in UTF-8.
-            ('cron_next', '{worker,reader,operator}'),
-            ('legible', '{worker,reader,operator}'),
-            ('cancel', '{operator}'),
-            ('retry', '{operator}'),
-            ('release_from_parents', '{operator}'),
-            ('delete', '{operator}'),
-            ('run_now_many', '{operator}'),
-            ('kill_many', '{operator}'),
-            ('cancel_many', '{operator}'),
-            ('delete_many', '{operator}'),
-            ('retry_many', '{operator}'),
-            ('purge_queue', '{operator}'),
-            ('configure_task', '{operator}'),
-            ('configure_queue', '{operator}'),
-            ('pause_queue', '{operator}'),
-            ('resume_queue', '{operator}'),
-            ('quiet_worker', '{operator}'),
-            ('resume_worker', '{operator}'),
-            ('stop_worker', '{operator}'),
-            ('set_limit', '{operator}'),
-            ('drop_limit', '{operator}'),
-            ('explain', '{reader,operator}'),
-            ('stats', '{reader,operator}'),
-            ('search', '{reader,operator}'),
-            ('search_oldest', '{reader,operator}'),
-            ('search_due', '{reader,operator}'),
-            ('metrics', '{reader,operator}'),
-            ('dead_groups', '{reader,operator}'),
-            ('doctor', '{reader,operator}'),
+            ('{worker,reader}', '{cron_next,legible}'),
+            (
+                '{reader}',
+                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor}'
+            ),
             -- For producers that slow down while a queue is long.
-            ('depth', '{producer,worker,reader,operator}'),
-            ('wanted', '{producer,worker,reader,operator}'),
-            ('version', '{producer,worker,reader,operator}'),
+            ('{producer,worker,reader}', '{depth,wanted,version}'),
             -- A worker compares due times with the clock; the time is no secret.
-            ('_clock', '{producer,worker,reader,operator}')
-    ) f (name, kinds)
-    where p_kind = any (f.kinds)
+            ('{producer,worker,reader}', '{_clock}'),
+            (
+                '{}',
+                '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
+                release_from_parents,delete,run_now_many,kill_many,cancel_many,delete_many,retry_many,purge_queue,
+                configure_task,configure_queue,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,set_limit,
+                drop_limit}'
+            )
+    ) f (kinds, names)
+    cross join unnest(f.names) n (name)
+    where p_kind = any (f.kinds || 'operator'::text)
 $$;

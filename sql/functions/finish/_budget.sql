@@ -74,12 +74,3 @@ as $$
     -- Budgets use the upper half of the positive second keys. Two queues with one hash exclude each other without need.
     select (hashtext(p_queue) & 1073741823) | 1073741824
 $$;
-
--- Deletes bookings of seconds that are over.
-create or replace function pgqueue._tidy_bookings(p_now timestamptz)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    delete from pgqueue.retry_bookings b where b.second < p_now - interval '1 min'
-$$;

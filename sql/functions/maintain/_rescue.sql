@@ -157,15 +157,6 @@ begin
 end
 $$;
 
--- Deletes promises that have ended.
-create or replace function pgqueue._tidy_promises(p_now timestamptz)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    delete from pgqueue.lease_promises p where p.until <= p_now
-$$;
-
 -- Whether a worker has sent no heartbeat since then.
 create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
 returns boolean

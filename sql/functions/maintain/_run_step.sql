@@ -29,7 +29,12 @@ begin
             from pgqueue._run_slice(p_state.step, v_rows, v_step.cursor, run) r;
         exception
             when query_canceled then
-                if not pgqueue._is_timed_out() then
+                -- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them.
+                -- The timer starts before statement_timestamp(), by the time of planning at most.
+                if (
+                    clock_timestamp()
+                        >= statement_timestamp() + 0.8 * nullif(current_setting('statement_timeout')::interval, '0')
+                ) is not true then
                     raise;
                 end if;
                 cut := true;
@@ -77,20 +82,6 @@ begin
     end;
     perform pgqueue._note_step(v_step, p_state, run.at);
 end
-$$;
-
--- pg_cancel_backend and statement_timeout have one SQLSTATE; the time that has passed distinguishes them. The timer starts
--- before statement_timestamp(), by the time of planning at most.
-create or replace function pgqueue._is_timed_out()
-returns boolean
-language sql
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce(
-        clock_timestamp() >= statement_timestamp() + 0.8 * nullif(current_setting('statement_timeout')::interval, '0'),
-        false
-    )
 $$;
 
 -- How long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.
@@ -155,31 +146,14 @@ begin
             perform pgqueue._run_schedules(p_slice);
         when 'tidy_lanes' then
             perform pgqueue._tidy_lanes(v_now);
-        when 'tidy_heads' then
-            perform pgqueue._tidy_heads(v_now);
-        when 'tidy_dedupe' then
-            perform pgqueue._tidy_dedupe(v_now, p_slice);
-        when 'tidy_schedules' then
-            v_count := pgqueue._tidy_schedule_runs(v_now, p_slice);
-        when 'tidy_workers' then
-            v_count := pgqueue._tidy_workers(v_now, p_slice);
-        when 'tidy_bookings' then
-            perform pgqueue._tidy_promises(v_now);
-            perform pgqueue._tidy_bookings(v_now);
-        when 'tidy_starts' then
-            perform pgqueue._tidy_starts(v_now);
         when 'tidy_dependencies' then
             perform pgqueue._tidy_traces();
             select r.released, r.next_cursor into v_found from pgqueue._sweep_dependencies(p_slice, p_cursor) r;
             run.unparked := run.unparked + v_found.released;
             next_cursor := v_found.next_cursor;
-            perform pgqueue._tidy_events(v_now, p_slice);
-        when 'tidy_maintenance' then
-            v_count := pgqueue._tidy_maintenance(p_slice);
+            perform pgqueue._tidy('tidy_events', v_now, p_slice);
         when 'sample' then
             perform pgqueue._sample(v_now);
-        when 'tidy_samples' then
-            v_count := pgqueue._tidy_samples(v_now, p_slice);
         when 'hidden' then
             run.hidden := run.hidden + pgqueue._find_hidden();
         when 'partitions' then
@@ -188,6 +162,8 @@ begin
             problem := v_found.problem;
         when 'drop' then
             perform pgqueue._drop_partition(v_now);
+        else
+            v_count := pgqueue._tidy(p_step, v_now, p_slice);
     end case;
     is_more := v_count >= p_slice;
 end

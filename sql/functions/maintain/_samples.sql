@@ -221,38 +221,3 @@ begin
     group by s.queue;
 end
 $$;
-
--- Deletes samples and audit rows that are too old, up to p_limit rows of each; returns how many.
-create or replace function pgqueue._tidy_samples(p_now timestamptz, p_limit integer)
-returns bigint
-language plpgsql
-set enable_seqscan = off
-set jit = off
-as $$
-declare
-    v_samples bigint;
-    v_audit bigint;
-begin
-    delete from pgqueue.samples s
-    where s.n = any (
-        array(
-            (select x.n from pgqueue.samples x where x.span = 10 and x.at < pgqueue._after(p_now, '-1 day') order by x.at limit p_limit)
-            union all
-            (select x.n from pgqueue.samples x where x.span = 600 and x.at < pgqueue._after(p_now, '-90 days') order by x.at limit p_limit)
-        )
-    );
-    get diagnostics v_samples = row_count;
-    delete from pgqueue.audit a
-    where a.n = any (
-        array(
-            select x.n
-            from pgqueue.audit x
-            where x.at < (select pgqueue._after(p_now, -s.retention_audit) from pgqueue.settings s where s.one)
-            order by x.at
-            limit p_limit
-        )
-    );
-    get diagnostics v_audit = row_count;
-    return greatest(v_samples, v_audit);
-end
-$$;

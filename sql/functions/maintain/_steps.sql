@@ -25,7 +25,7 @@ as $$
         (8, 'limits', null, 1000, false),
         (9, 'schedules', null, 10000, false),
         (10, 'tidy_lanes', '1 min', 1, false),
-        (11, 'tidy_heads', '1 min', 1, false),
+        (11, 'tidy_heads', '1 min', 10000, false),
         (12, 'tidy_dedupe', '1 min', 10000, false),
         (13, 'tidy_schedules', '1 min', 10000, false),
         (14, 'tidy_workers', '1 min', 10000, false),
@@ -83,21 +83,6 @@ as $$
     order by l.step = 'drop', l.missed_since, l.failures > 0, s.number
 $$;
 
--- When this call of maintain() should end: within 3 s, and half of what the session's timeouts allow.
-create or replace function pgqueue._deadline()
-returns timestamptz
-language sql
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select least(
-        -- Well below the 8 s after which a gap between runs counts as one.
-        clock_timestamp() + interval '3 s',
-        statement_timestamp() + nullif(current_setting('statement_timeout')::interval, '0') / 2,
-        transaction_timestamp() + nullif(current_setting('transaction_timeout', true)::interval, '0') / 2
-    )
-$$;
-
 -- Records what a step needs for its next run, if that has changed.
 create or replace function pgqueue._note_step(
     p_state pgqueue.maintenance_steps, p_before pgqueue.maintenance_steps, p_now timestamptz
@@ -119,19 +104,6 @@ begin
             p_state.failures, p_state.failing_since, p_state.error
         );
     end if;
-end
-$$;
-
--- Records that a step was due and had no turn.
-create or replace function pgqueue._note_missed_step(p_state pgqueue.maintenance_steps, p_now timestamptz)
-returns void
-language plpgsql
-as $$
-declare
-    v_step pgqueue.maintenance_steps := p_state;
-begin
-    v_step.missed_since := coalesce(p_state.missed_since, p_now);
-    perform pgqueue._note_step(v_step, p_state, p_now);
 end
 $$;
 

@@ -1,81 +1,96 @@
--- Deletes old rows about workers and about maintenance itself.
+-- What maintenance deletes by age: a table of rules, each followed by its step.
+--
+-- A call deletes up to p_limit rows of each rule's table and returns the most that one of them deleted. $1 is the time. Rows
+-- that another session has locked are skipped: an operator may be changing a worker, in a long transaction. The statements
+-- are made of the constants below, and find rows by the index of their time, whatever the statistics say.
 
-create or replace function pgqueue._tidy_workers(p_now timestamptz, p_limit integer)
-returns bigint
-language plpgsql
-as $$
-declare
-    v_idle bigint;
-    v_beats bigint;
-begin
-    delete from pgqueue.idle_workers s
-    where s.ctid = any (
-        array(select x.ctid from pgqueue.idle_workers x where x.until < p_now - interval '1 min' limit p_limit for update skip locked)
-    );
-    get diagnostics v_idle = row_count;
-
-    delete from pgqueue.heartbeats b
-    where b.n = any (
-        array(select x.n from pgqueue.heartbeats x where x.at < p_now - interval '10 min' order by x.n limit p_limit)
-    );
-    get diagnostics v_beats = row_count;
-
-    -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers again.
-    -- A row with a command stays longer: after an outage the worker is to be as quiet as before. Not one without an
-    -- instance: a new process with the name would be taken for the old one.
-    delete from pgqueue.workers w
-    where w.ctid = any (
-        array(
-            select x.ctid
-            from pgqueue.workers x
-            where greatest(x.started_at, case when x.info ? 'instance' then pgqueue._after(x.commanded_at, '7 days') end)
-                    < p_now - interval '5 min'
-                and coalesce(
-                    (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1),
-                    '-infinity'
-                ) < p_now - interval '5 min'
-            -- An operator may be changing one, in a long transaction.
-            for update of x skip locked
-        )
-    );
-    return greatest(v_idle, v_beats);
-end
-$$;
-
--- Deletes all but the last 3600 runs of maintain(), and outdated records of steps; returns how many.
-create or replace function pgqueue._tidy_maintenance(p_limit integer)
+create or replace function pgqueue._tidy(p_step text, p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
-    v_runs bigint;
-    v_steps bigint;
+    v_rule record;
+    v_rows bigint;
+    v_most bigint := 0::bigint;
 begin
-    delete from pgqueue.maintenance_runs h
-    where h.n = any (
-        array(
-            select x.n
-            from pgqueue.maintenance_runs x
-            where x.n < (select max(y.n) from pgqueue.maintenance_runs y) - 3600
-            order by x.n
-            limit p_limit
-        )
-    );
-    get diagnostics v_runs = row_count;
-
-    delete from pgqueue.maintenance_steps m
-    where m.n = any (
-        array(
-            select x.n
-            from pgqueue.maintenance_steps x
-            where exists (select from pgqueue.maintenance_steps y where y.step = x.step and y.n > x.n)
-            order by x.n
-            limit p_limit
-        )
-    );
-    get diagnostics v_steps = row_count;
-    return greatest(v_runs, v_steps);
+    for v_rule in
+        select r.target, r.condition
+        from (
+            values
+                -- The newest row of each lane stays, whatever its age; none of a lane that was dropped.
+                ('heads', 'heads', $rule$
+                    exists (
+                        select from pgqueue.heads y
+                        where y.queue = x.queue and y.priority = x.priority and y.resumed = x.resumed and y.n > x.n
+                    )
+                    or (
+                        x.queue <> ''
+                        and not exists (select from pgqueue.lanes a where a.queue = x.queue and a.priority = x.priority)
+                    )
+                $rule$),
+                ('heads', 'horizons', $rule$ x.at not between $1 - interval '1 min' and $1 + interval '1 s' $rule$),
+                ('dedupe', 'dedupe_keys', $rule$ x.until is not null and x.until <= $1 order by x.until $rule$),
+                -- A week, so that the clock may step back by as much without an instant running again.
+                ('schedules', 'schedule_runs', $rule$
+                    x.decided_at < pgqueue._after($1, '-7 days')
+                    and (
+                        not exists (select from pgqueue.schedules s where s.name = x.schedule)
+                        or exists (
+                            select from pgqueue.schedule_runs y
+                            where y.schedule = x.schedule and y.n > x.n and y.rule is not null
+                        )
+                    )
+                $rule$),
+                ('workers', 'idle_workers', $rule$ x.until < $1 - interval '1 min' $rule$),
+                ('workers', 'heartbeats', $rule$ x.at < $1 - interval '10 min' order by x.n $rule$),
+                -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers
+                -- again. A row with a command stays longer: after an outage the worker is to be as quiet as before. Not one
+                -- without an instance: a new process with the name would be taken for the old one.
+                ('workers', 'workers', $rule$
+                    greatest(x.started_at, case when x.info ? 'instance' then pgqueue._after(x.commanded_at, '7 days') end)
+                        < $1 - interval '5 min'
+                    and coalesce(
+                        (select b.at from pgqueue.heartbeats b where b.worker = x.name order by b.n desc limit 1), '-infinity'
+                    ) < $1 - interval '5 min'
+                $rule$),
+                ('bookings', 'lease_promises', $rule$ x.until <= $1 $rule$),
+                ('bookings', 'retry_bookings', $rule$ x.second < $1 - interval '1 min' $rule$),
+                ('starts', 'limit_starts', $rule$
+                    x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
+                $rule$),
+                -- One that has not reached all jobs that waited when it was emitted stays.
+                ('events', 'events', $rule$
+                    x.kept_until <= $1 - interval '10 min'
+                    and not exists (select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until)
+                    order by x.kept_until
+                $rule$),
+                ('maintenance', 'maintenance_runs', $rule$
+                    x.n < (select max(y.n) from pgqueue.maintenance_runs y) - 3600 order by x.n
+                $rule$),
+                ('maintenance', 'maintenance_steps', $rule$
+                    exists (select from pgqueue.maintenance_steps y where y.step = x.step and y.n > x.n) order by x.n
+                $rule$),
+                ('samples', 'samples', $rule$ x.span = 10 and x.at < pgqueue._after($1, '-1 day') order by x.at $rule$),
+                ('samples', 'samples', $rule$ x.span = 600 and x.at < pgqueue._after($1, '-90 days') order by x.at $rule$),
+                ('samples', 'audit', $rule$
+                    x.at < (select pgqueue._after($1, -s.retention_audit) from pgqueue.settings s where s.one) order by x.at
+                $rule$)
+        ) r (step, target, condition)
+        where 'tidy_' || r.step = p_step
+    loop
+        execute format(
+            'delete from pgqueue.%1$I t where t.ctid = any (array('
+            'select x.ctid from pgqueue.%1$I x where %2$s limit $2 for update of x skip locked))',
+            v_rule.target, v_rule.condition
+        ) using p_now, p_limit;
+        get diagnostics v_rows = row_count;
+        v_most := greatest(v_most, v_rows);
+    end loop;
+    return v_most;
 end
 $$;

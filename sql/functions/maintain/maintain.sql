@@ -53,7 +53,13 @@ declare
     v_run pgqueue.maintenance_runs;
     v_due record;
     v_result record;
-    v_deadline timestamptz := pgqueue._deadline();
+    v_step pgqueue.maintenance_steps;
+    -- Well below the 8 s after which a gap between runs counts as one, and half of what the session's timeouts allow.
+    v_deadline timestamptz := least(
+        clock_timestamp() + interval '3 s',
+        statement_timestamp() + nullif(current_setting('statement_timeout')::interval, '0') / 2,
+        transaction_timestamp() + nullif(current_setting('transaction_timeout', true)::interval, '0') / 2
+    );
     v_is_over boolean := false;
 begin
     ran := false;
@@ -73,18 +79,34 @@ begin
     end if;
     v_now := pgqueue._clock();
     select h.* into v_last from pgqueue.maintenance_runs h order by h.n desc limit 1;
+    if not found then
+        v_last := jsonb_populate_record(
+            v_last, '{"rescued": 0, "prolonged": 0, "expired": 0, "found_lanes": 0, "unparked": 0, "hidden": 0}'
+        );
+    end if;
     if v_last.at > pgqueue._after(v_now, -p_max_age) and v_last.at <= v_now then
         call_again_in := pgqueue._call_again_in(v_now, v_last.at);
         return next;
         return;
     end if;
 
-    v_run := pgqueue._next_run(v_last, v_now);
+    -- The totals continue those of the last run.
+    v_run := v_last;
+    v_run.at := v_now;
+    v_run.gap_at := pgqueue._gap_at(v_now);
+    if v_now < v_last.at - interval '1 s' then
+        -- The latest time that the clock showed: at the last run, or at the newest job after it.
+        v_run.stepped_from := interval '1 s' + greatest(
+            v_last.at, v_last.stepped_from, (select j.created_at from pgqueue.jobs j order by j.id desc limit 1)
+        );
+    end if;
     perform pgqueue._propose(v_began, v_newest_id);
     perform pgqueue._note_interrupted_step(v_now);
     for v_due in select d.state, d.number, d.every, d.slice from pgqueue._due_steps(v_now, p_ddl_after) d loop
         if v_is_over then
-            perform pgqueue._note_missed_step(v_due.state, v_now);
+            v_step := v_due.state;
+            v_step.missed_since := coalesce(v_step.missed_since, v_now);
+            perform pgqueue._note_step(v_step, v_due.state, v_now);
             continue;
         end if;
         select r.run, r.cut into v_result
@@ -103,9 +125,9 @@ begin
         v_run.unparked, v_run.hidden
     );
     ran := true;
-    rescued := v_run.rescued - coalesce(v_last.rescued, 0);
-    prolonged := v_run.prolonged - coalesce(v_last.prolonged, 0);
-    expired := v_run.expired - coalesce(v_last.expired, 0);
+    rescued := v_run.rescued - v_last.rescued;
+    prolonged := v_run.prolonged - v_last.prolonged;
+    expired := v_run.expired - v_last.expired;
     call_again_in := pgqueue._call_again_in(v_now, v_now);
     failing := (
         select coalesce(jsonb_object_agg(l.step, l.error), '{}')
@@ -113,34 +135,6 @@ begin
         where l.error is not null and l.failures > 2
     );
     return next;
-end
-$$;
-
--- The totals continue those of the last run.
-create or replace function pgqueue._next_run(p_last pgqueue.maintenance_runs, p_now timestamptz)
-returns pgqueue.maintenance_runs
-language plpgsql
-stable
-parallel safe
-as $$
-declare
-    v_run pgqueue.maintenance_runs := p_last;
-begin
-    v_run.at := p_now;
-    v_run.gap_at := pgqueue._gap_at(p_now);
-    v_run.rescued := coalesce(p_last.rescued, 0);
-    v_run.prolonged := coalesce(p_last.prolonged, 0);
-    v_run.expired := coalesce(p_last.expired, 0);
-    v_run.found_lanes := coalesce(p_last.found_lanes, 0);
-    v_run.unparked := coalesce(p_last.unparked, 0);
-    v_run.hidden := coalesce(p_last.hidden, 0);
-    if p_now < p_last.at - interval '1 s' then
-        -- The latest time that the clock showed: at the last run, or at the newest job after it.
-        v_run.stepped_from := interval '1 s' + greatest(
-            p_last.at, p_last.stepped_from, (select j.created_at from pgqueue.jobs j order by j.id desc limit 1)
-        );
-    end if;
-    return v_run;
 end
 $$;
 

@@ -45,24 +45,3 @@ begin
     return found;
 end
 $$;
-
--- Deletes up to p_limit dedupe keys that have expired.
-create or replace function pgqueue._tidy_dedupe(p_now timestamptz, p_limit integer)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-    delete from pgqueue.dedupe_keys d
-    where d.ctid = any (
-        array(
-            select k.ctid
-            from pgqueue.dedupe_keys k
-            where k.until is not null and k.until <= p_now
-            order by k.until
-            limit p_limit
-            for update skip locked
-        )
-    )
-$$;

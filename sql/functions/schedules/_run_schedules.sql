@@ -52,33 +52,6 @@ begin
 end
 $$;
 
--- Runs are kept for a week, so the clock may step back by a week without running an instant again.
-create or replace function pgqueue._tidy_schedule_runs(p_now timestamptz, p_limit integer)
-returns bigint
-language plpgsql
-as $$
-declare
-    v_count bigint;
-begin
-    delete from pgqueue.schedule_runs r
-    where r.n in (
-        select o.n
-        from pgqueue.schedule_runs o
-        where o.decided_at < pgqueue._after(p_now, '-7 days')
-            and (
-                not exists (select from pgqueue.schedules s where s.name = o.schedule)
-                or exists (
-                    select from pgqueue.schedule_runs later
-                    where later.schedule = o.schedule and later.n > o.n and later.rule is not null
-                )
-            )
-        limit p_limit
-    );
-    get diagnostics v_count = row_count;
-    return v_count;
-end
-$$;
-
 -- _run_due for all of these or, where that fails, for each half, down to the broken schedule, whose error is recorded.
 create or replace function pgqueue._run_or_halve(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint

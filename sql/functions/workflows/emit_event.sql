@@ -47,30 +47,3 @@ $$;
 comment on function pgqueue.emit_event(text, jsonb, interval) is
     'Emit an event, in the current transaction: each job that waits for it, or begins to within keep_for, gets its payload once. False: it had been '
     'emitted; the first payload is kept. select pgqueue.emit_event(''paid:17'', ''{"amount": 5}'');';
-
--- Deletes up to p_limit events whose time has been over for ten minutes.
-create or replace function pgqueue._tidy_events(p_now timestamptz, p_limit integer)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-as $$
-    delete from pgqueue.events e
-    where e.ctid = any (
-        array(
-            select x.ctid
-            from pgqueue.events x
-            where x.kept_until <= p_now - interval '10 min'
-                -- It may not have reached all jobs that waited when it was emitted.
-                and not exists (
-                    select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until
-                )
-            order by x.kept_until
-            limit p_limit
-            for update of x skip locked
-        )
-    )
-$$;
