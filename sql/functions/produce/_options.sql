@@ -3,64 +3,146 @@
 -- Every function that enqueues passes them on as one row of job_options, named as the arguments of enqueue(). Args are
 -- checked separately, for enqueue_many() has many args with one set of options. Locks nothing.
 
-create or replace function pgqueue._check_options(p_options pgqueue.job_options)
+create or replace function pgqueue._check_options(o pgqueue.job_options)
 returns void
 language plpgsql
 stable
 parallel safe
 as $$
+declare
+    -- What is wrong first: a message, a detail, a hint. An expression of options that are null is not even compiled, and only
+    -- the branch that is wrong is formatted.
+    v_wrong text[];
 begin
-    if p_options.task is null or octet_length(p_options.task) not between 1 and 128 then
-        perform pgqueue._check_name('task', p_options.task);
+    if o.task is null or octet_length(o.task) not between 1 and 128 then
+        perform pgqueue._check_name('task', o.task);
     end if;
-    if num_nonnulls(p_options.depends_on, p_options.run_if, p_options.group_id) > 0 then
-        perform pgqueue._check_dependencies(p_options);
+    if num_nonnulls(o.depends_on, o.run_if) > 0 then
+        v_wrong := case
+            when array_ndims(o.depends_on) > 1 or array_position(o.depends_on, null) is not null then array[
+                'depends_on must be a plain array of job ids without nulls', format('It is %s.', left(o.depends_on::text, 200)),
+                'Give depends_on as the ids that enqueue() returned.']
+            when cardinality(o.depends_on) > 1000 then array[
+                'depends_on may name at most 1000 jobs', format('It names %s.', cardinality(o.depends_on)),
+                'Depend on a group instead: enqueue the jobs as its members, with group_id, and depend on the group.']
+            when o.run_if not in ('succeeded', 'finished', 'failed') then array[
+                'run_if is unknown', format('It is %s.', quote_literal(o.run_if)),
+                'Give run_if as succeeded (all of depends_on; the default), finished (all of them, in any state) or failed (one of them).']
+            when o.run_if is not null and o.depends_on is null then array[
+                'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, to which run_if applies.']
+        end;
     end if;
-    if p_options.queue is not null then
-        perform pgqueue._check_name('queue', p_options.queue);
+    if v_wrong is null and num_nonnulls(o.queue, o.priority, o.headers, o.score) > 0 then
+        v_wrong := case
+            when octet_length(o.queue) not between 1 and 128 then array[
+                'queue must be 1 to 128 bytes long', format('It has %s bytes.', octet_length(o.queue)), 'Give another queue.']
+            when o.priority not between -100 and 100 then array[
+                'priority must be between -100 and 100', format('It is %s.', o.priority),
+                'Give priority as a whole number; higher runs first, 0 is the default.']
+            when jsonb_typeof(o.headers) <> 'object' then array[
+                'headers must be a JSON object', format('It is a JSON %s.', jsonb_typeof(o.headers)),
+                'Give headers as an object, such as {"traceparent": "..."}.']
+            when pg_column_size(o.headers) > 65536 then array[
+                'headers must be at most 64 KiB', format('It has %s bytes.', pg_column_size(o.headers)),
+                'Put data of the job into args; headers are for trace context.']
+            when o.score in ('NaN', 'Infinity', '-Infinity') then array[
+                'score must be finite', format('It is %s.', o.score),
+                'Give score as a number, or leave it out to order payloads by the time of their enqueue.']
+        end;
     end if;
-    if p_options.priority not between -100 and 100 then
-        perform pgqueue._refuse(
-            'priority must be between -100 and 100', format('It is %s.', p_options.priority),
-            'Give priority as a whole number; higher runs first, 0 is the default.'
-        );
+    if v_wrong is null and num_nonnulls(o.run_at, o.delay, o.expires_in, o.timeout, o.retention) > 0 then
+        v_wrong := case
+            when o.run_at is not null and o.delay is not null then array[
+                'run_at and delay were both given', format('run_at is %s, delay is %s.', o.run_at, o.delay),
+                'Give run_at (an instant) or delay (an interval from now), not both.']
+            when o.run_at not between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then array[
+                'run_at must be finite and between the years 2 and 9999', format('It is %s.', o.run_at),
+                'Give run_at (or delay) nearer to now.']
+            -- Not before our era: most languages have no such dates, so a worker could not read the reply of reserve.
+            when not isfinite(o.delay) or o.delay not between '-1000 years' and '9999 years' then array[
+                'delay must be a finite interval that ends between the years 1000 and 9999', format('It is %s.', o.delay),
+                'Give delay as an interval, such as ''2 hours''.']
+            when not isfinite(o.expires_in) or o.expires_in <= '0' or o.expires_in > '9999 years' then array[
+                'expires_in must be above zero and finite', format('It is %s.', o.expires_in),
+                'Give expires_in as an interval counted from run_at, such as ''1 hour'', or leave it out.']
+            when not isfinite(o.timeout) or o.timeout <= '0' or o.timeout > '7 days' then array[
+                'timeout must be above zero and at most seven days', format('It is %s.', o.timeout),
+                'Give timeout as an interval, such as ''5 min'': how long one attempt may take.']
+            when not isfinite(o.retention) or o.retention not between '0' and '2 years' then array[
+                'retention must be between zero and two years', format('It is %s.', o.retention),
+                'Give retention as an interval, such as ''30 days''; zero keeps no row in history.']
+        end;
     end if;
-    perform pgqueue._check_times(p_options);
-    if p_options.headers is not null and jsonb_typeof(p_options.headers) <> 'object' then
-        perform pgqueue._refuse(
-            'headers must be a JSON object', format('It is a JSON %s.', jsonb_typeof(p_options.headers)),
-            'Give headers as an object, such as {"traceparent": "..."}.'
-        );
+    if v_wrong is null and num_nonnulls(o.max_attempts, o.retry_policy, o.retry_delay, o.retry_queue, o.key, o.limit_key) > 0 then
+        v_wrong := case
+            when o.max_attempts not between 1 and 100000 then array[
+                'max_attempts must be between 1 and 100000', format('It is %s.', o.max_attempts),
+                'Give max_attempts as the total number of attempts; 1 means that a failure is final.']
+            when o.retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then array[
+                'retry_policy is unknown, or not for a single job', format('It is %s.', quote_literal(o.retry_policy)),
+                'Give retry_policy as fixed, exponential, sidekiq or doubling; list is an option of the task.']
+            when not isfinite(o.retry_delay) or o.retry_delay not between '0' and '1 year' then array[
+                'retry_delay must be between zero and a year', format('It is %s.', o.retry_delay),
+                'Give retry_delay as an interval, such as ''5 min''.']
+            when octet_length(o.retry_queue) not between 1 and 128 then array[
+                'retry_queue must be 1 to 128 bytes long', format('It has %s bytes.', octet_length(o.retry_queue)),
+                'Give another retry_queue.']
+            when octet_length(o.key) not between 1 and 512 then array[
+                'key must be 1 to 512 bytes long', format('It has %s bytes.', octet_length(o.key)), 'Give another key.']
+            when o.key is not null and o.retry_queue is not null then array[
+                'key and retry_queue were both given', 'The order of a key holds within one queue.',
+                'Leave retry_queue out: a job with a key is retried in its own queue.']
+            when octet_length(o.limit_key) not between 1 and 512 then array[
+                'limit_key must be 1 to 512 bytes long', format('It has %s bytes.', octet_length(o.limit_key)), 'Give another limit_key.']
+        end;
     end if;
-    if pg_column_size(p_options.headers) > 65536 then
-        perform pgqueue._refuse(
-            'headers must be at most 64 KiB', format('It has %s bytes.', pg_column_size(p_options.headers)),
-            'Put data of the job into args; headers are for trace context.'
-        );
+    if v_wrong is null and num_nonnulls(o.dedupe, o.dedupe_for, o.on_conflict, o.debounce_max) > 0 then
+        v_wrong := case
+            when o.dedupe is null and num_nonnulls(o.dedupe_for, o.on_conflict, o.debounce_max) > 0 then array[
+                case
+                    when o.dedupe_for is not null then 'dedupe_for'
+                    when o.on_conflict is not null then 'on_conflict'
+                    else 'debounce_max'
+                end || ' was given without dedupe', 'Nothing was enqueued.',
+                'Give dedupe, the key to which dedupe_for, on_conflict and debounce_max apply, or leave them out.']
+            when octet_length(o.dedupe) not between 1 and 512 then array[
+                'dedupe must be 1 to 512 bytes long', format('It has %s bytes.', octet_length(o.dedupe)), 'Give another dedupe.']
+            when not isfinite(o.dedupe_for) or o.dedupe_for <= '0' or o.dedupe_for > '2 years' then array[
+                'dedupe_for must be above zero and at most two years', format('It is %s.', o.dedupe_for),
+                'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key is then kept until the job ends.']
+            when o.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then array[
+                'on_conflict is unknown', format('It is %s.', quote_literal(o.on_conflict)),
+                'Give on_conflict as skip, replace, merge, debounce or raise.']
+            when o.on_conflict = 'debounce' and o.run_at is null and o.delay is null then array[
+                'on_conflict is debounce, and neither delay nor run_at was given', 'Nothing was enqueued.',
+                'Give delay: each call moves the job to that time after the call.']
+            when o.debounce_max is not null and o.on_conflict is distinct from 'debounce' then array[
+                'debounce_max was given, and on_conflict is not debounce',
+                format('on_conflict is %s.', coalesce(o.on_conflict, 'null')),
+                'Leave debounce_max out, or give on_conflict => ''debounce''.']
+            when not isfinite(o.debounce_max) or o.debounce_max <= '0' or o.debounce_max > '2 years' then array[
+                'debounce_max must be above zero and at most two years', format('It is %s.', o.debounce_max),
+                'Give debounce_max as an interval counted from the enqueue of the job, such as ''10 min''.']
+        end;
     end if;
-    if p_options.tags is not null and (
-        cardinality(p_options.tags) > 100
-        or exists (select from unnest(p_options.tags) t (tag) where t.tag is null or octet_length(t.tag) not between 1 and 128)
+    if v_wrong is null and o.tags is not null and (
+        cardinality(o.tags) > 100
+        or exists (select from unnest(o.tags) t (tag) where t.tag is null or octet_length(t.tag) not between 1 and 128)
     ) then
-        perform pgqueue._refuse(
-            'tags must be at most 100 texts of 1 to 128 bytes', null, 'Give tags as text[] without nulls.'
-        );
+        v_wrong := array['tags must be at most 100 texts of 1 to 128 bytes', null, 'Give tags as text[] without nulls.'];
     end if;
-    perform pgqueue._check_retries(p_options);
-    if p_options.limit_key is not null then
-        perform pgqueue._check_name('limit_key', p_options.limit_key, 512);
+    if v_wrong is null and cardinality(o.depends_on) > 0
+        and exists (select from pgqueue.effective_tasks t where t.name = o.task and t.accumulate)
+    then
+        v_wrong := array[
+            format('task %s accumulates payloads, and depends_on was given', quote_literal(o.task)),
+            'Its jobs run together with others of their key.', 'Leave depends_on out.'];
     end if;
-    if p_options.score in ('NaN', 'Infinity', '-Infinity') then
-        perform pgqueue._refuse(
-            'score must be finite', format('It is %s.', p_options.score),
-            'Give score as a number, or leave it out to order payloads by the time of their enqueue.'
-        );
+    if v_wrong is not null then
+        perform pgqueue._refuse(v_wrong[1], v_wrong[2], v_wrong[3]);
     end if;
-    if num_nonnulls(p_options.dedupe, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max) > 0 then
-        perform pgqueue._check_dedupe(p_options);
-    end if;
-    if p_options.declared is not null then
-        perform pgqueue._check_declared(p_options.declared);
+    if o.declared is not null then
+        perform pgqueue._check_declared(o.declared);
     end if;
 end
 $$;
@@ -97,195 +179,6 @@ as $$
         and coalesce((p_declared ->> 'expires_in')::interval between '1 us' and '9999 years', true)
         and coalesce(pg_catalog.jsonb_typeof(p_declared -> 'accumulate') = 'boolean', true)
     else false end
-$$;
-
--- Refuses wrong dependencies among the options of a job; whether the jobs exist is checked later.
-create or replace function pgqueue._check_dependencies(p_options pgqueue.job_options)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if array_ndims(p_options.depends_on) > 1 or array_position(p_options.depends_on, null) is not null then
-        perform pgqueue._refuse(
-            'depends_on must be a plain array of job ids without nulls', format('It is %s.', left(p_options.depends_on::text, 200)),
-            'Give depends_on as the ids that enqueue() returned.'
-        );
-    end if;
-    if cardinality(p_options.depends_on) > 1000 then
-        perform pgqueue._refuse(
-            'depends_on may name at most 1000 jobs', format('It names %s.', cardinality(p_options.depends_on)),
-            'Depend on a group instead: enqueue the jobs as its members, with group_id, and depend on the group.'
-        );
-    end if;
-    if p_options.run_if not in ('succeeded', 'finished', 'failed') then
-        perform pgqueue._refuse(
-            'run_if is unknown', format('It is %s.', quote_literal(p_options.run_if)),
-            'Give run_if as succeeded (all of depends_on; the default), finished (all of them, in any state) or failed (one of them).'
-        );
-    end if;
-    if p_options.run_if is not null and p_options.depends_on is null then
-        perform pgqueue._refuse(
-            'run_if was given without depends_on', 'Nothing was enqueued.', 'Give depends_on, to which run_if applies.'
-        );
-    end if;
-    if cardinality(p_options.depends_on) > 0
-        and exists (select from pgqueue.effective_tasks t where t.name = p_options.task and t.accumulate)
-    then
-        perform pgqueue._refuse(
-            format('task %s accumulates payloads, and depends_on was given', quote_literal(p_options.task)),
-            'Its jobs run together with others of their key.', 'Leave depends_on out.'
-        );
-    end if;
-end
-$$;
-
--- Refuses wrong times and intervals among the options of a job.
-create or replace function pgqueue._check_times(p_options pgqueue.job_options)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_options.run_at is not null and p_options.delay is not null then
-        perform pgqueue._refuse(
-            'run_at and delay were both given', format('run_at is %s, delay is %s.', p_options.run_at, p_options.delay),
-            'Give run_at (an instant) or delay (an interval from now), not both.'
-        );
-    end if;
-    if p_options.run_at is not null then
-        perform pgqueue._check_run_at(p_options.run_at);
-    end if;
-    -- Not before our era: most languages have no such dates, so a worker could not read the reply of reserve.
-    if p_options.delay is not null and (not isfinite(p_options.delay) or p_options.delay not between '-1000 years' and '9999 years') then
-        perform pgqueue._refuse(
-            'delay must be a finite interval that ends between the years 1000 and 9999', format('It is %s.', p_options.delay),
-            'Give delay as an interval, such as ''2 hours''.'
-        );
-    end if;
-    if p_options.expires_in is not null
-        and (not isfinite(p_options.expires_in) or p_options.expires_in <= '0' or p_options.expires_in > '9999 years')
-    then
-        perform pgqueue._refuse(
-            'expires_in must be above zero and finite', format('It is %s.', p_options.expires_in),
-            'Give expires_in as an interval counted from run_at, such as ''1 hour'', or leave it out.'
-        );
-    end if;
-    if p_options.timeout is not null and (not isfinite(p_options.timeout) or p_options.timeout <= '0' or p_options.timeout > '7 days') then
-        perform pgqueue._refuse(
-            'timeout must be above zero and at most seven days', format('It is %s.', p_options.timeout),
-            'Give timeout as an interval, such as ''5 min'': how long one attempt may take.'
-        );
-    end if;
-    if p_options.retention is not null and (not isfinite(p_options.retention) or p_options.retention not between '0' and '2 years') then
-        perform pgqueue._refuse(
-            'retention must be between zero and two years', format('It is %s.', p_options.retention),
-            'Give retention as an interval, such as ''30 days''; zero keeps no row in history.'
-        );
-    end if;
-end
-$$;
-
--- Refuses wrong attempts and retries among the options of a job.
-create or replace function pgqueue._check_retries(p_options pgqueue.job_options)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_options.max_attempts not between 1 and 100000 then
-        perform pgqueue._refuse(
-            'max_attempts must be between 1 and 100000', format('It is %s.', p_options.max_attempts),
-            'Give max_attempts as the total number of attempts; 1 means that a failure is final.'
-        );
-    end if;
-    if p_options.retry_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling') then
-        perform pgqueue._refuse(
-            'retry_policy is unknown, or not for a single job', format('It is %s.', quote_literal(p_options.retry_policy)),
-            'Give retry_policy as fixed, exponential, sidekiq or doubling; list is an option of the task.'
-        );
-    end if;
-    if p_options.retry_delay is not null and (not isfinite(p_options.retry_delay) or p_options.retry_delay not between '0' and '1 year') then
-        perform pgqueue._refuse(
-            'retry_delay must be between zero and a year', format('It is %s.', p_options.retry_delay),
-            'Give retry_delay as an interval, such as ''5 min''.'
-        );
-    end if;
-    if p_options.retry_queue is not null then
-        perform pgqueue._check_name('retry_queue', p_options.retry_queue);
-    end if;
-    if p_options.key is not null then
-        perform pgqueue._check_name('key', p_options.key, 512);
-        if p_options.retry_queue is not null then
-            perform pgqueue._refuse(
-                'key and retry_queue were both given', 'The order of a key holds within one queue.',
-                'Leave retry_queue out: a job with a key is retried in its own queue.'
-            );
-        end if;
-    end if;
-end
-$$;
-
--- Refuses wrong options of dedupe, each by its name.
-create or replace function pgqueue._check_dedupe(p_options pgqueue.job_options)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_options.dedupe is null then
-        perform pgqueue._refuse(
-            format(
-                '%s was given without dedupe',
-                case
-                    when p_options.dedupe_for is not null then 'dedupe_for'
-                    when p_options.on_conflict is not null then 'on_conflict'
-                    else 'debounce_max'
-                end
-            ),
-            'Nothing was enqueued.',
-            'Give dedupe, the key to which dedupe_for, on_conflict and debounce_max apply, or leave them out.'
-        );
-    end if;
-    perform pgqueue._check_name('dedupe', p_options.dedupe, 512);
-    if p_options.dedupe_for is not null and (not isfinite(p_options.dedupe_for) or p_options.dedupe_for <= '0' or p_options.dedupe_for > '2 years') then
-        perform pgqueue._refuse(
-            'dedupe_for must be above zero and at most two years', format('It is %s.', p_options.dedupe_for),
-            'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key is then kept until the job ends.'
-        );
-    end if;
-    if p_options.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then
-        perform pgqueue._refuse(
-            'on_conflict is unknown', format('It is %s.', quote_literal(p_options.on_conflict)),
-            'Give on_conflict as skip, replace, merge, debounce or raise.'
-        );
-    end if;
-    if p_options.on_conflict = 'debounce' and p_options.run_at is null and p_options.delay is null then
-        perform pgqueue._refuse(
-            'on_conflict is debounce, and neither delay nor run_at was given', 'Nothing was enqueued.',
-            'Give delay: each call moves the job to that time after the call.'
-        );
-    end if;
-    if p_options.debounce_max is not null then
-        if p_options.on_conflict is distinct from 'debounce' then
-            perform pgqueue._refuse(
-                'debounce_max was given, and on_conflict is not debounce',
-                format('on_conflict is %s.', coalesce(p_options.on_conflict, 'null')),
-                'Leave debounce_max out, or give on_conflict => ''debounce''.'
-            );
-        end if;
-        if not isfinite(p_options.debounce_max) or p_options.debounce_max <= '0' or p_options.debounce_max > '2 years' then
-            perform pgqueue._refuse(
-                'debounce_max must be above zero and at most two years', format('It is %s.', p_options.debounce_max),
-                'Give debounce_max as an interval counted from the enqueue of the job, such as ''10 min''.'
-            );
-        end if;
-    end if;
-end
 $$;
 
 -- Refuses a job of an accumulating task without a key.
