@@ -27,10 +27,10 @@ from pgqueue.worker.trade.sleeper import Sleeper
 
 log = logging.getLogger("pgqueue.worker")
 
-# With until_empty the worker stops after this number of claims in a row that find nothing, with pauses between them, in
-# seconds: the database looks again after 0.2 s at a child whose row another session had locked.
-_EMPTY_CLAIMS = 3
-_EMPTY_PAUSE = 0.15
+# With until_empty the worker stops after claims in a row that find nothing, with these pauses between them, in seconds.
+# The last is longer than the 0.2 s after which the database looks again at a child whose row another session had locked:
+# the last claim looks at each that was locked when the one before it looked.
+_EMPTY_PAUSES = (0.05, 0.25)
 
 # Jobs that cannot be read have failed after this time, as a rule, in seconds.
 _FAILED_BY_THEN = 1.0
@@ -320,13 +320,14 @@ class Claimer:
         An end may release a child, and that one's group another, each in a later transaction.
         """
         if nothing_held:
-            self._empty_claims += 1
-            if self._empty_claims == _EMPTY_CLAIMS:
+            if self._empty_claims == len(_EMPTY_PAUSES):
                 self._state.stop()
                 return
+            pause = _EMPTY_PAUSES[self._empty_claims]
+            self._empty_claims += 1
             await self._links.first.perform(consume.maintain())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._state.wake.wait(), _EMPTY_PAUSE)
+                await asyncio.wait_for(self._state.wake.wait(), pause)
         await self._wait_for_end()
 
     async def _wait_for_end(self) -> None:
