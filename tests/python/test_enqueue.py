@@ -511,6 +511,8 @@ def test_other_errors_of_the_queue_have_their_own_classes(database: Database) ->
     conn = database.connect()
     pgqueue.enqueue(conn, "t")
     held = reserve_one(conn)
+    # Nobody lets it through, however long it waits.
+    conn.execute("alter function pgqueue.fail set lock_timeout = '10ms'")
     holder = database.session()
     holder.run("begin")
     holder.run("select 1 from pgqueue.jobs for update")

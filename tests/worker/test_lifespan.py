@@ -106,7 +106,10 @@ async def test_a_database_that_cannot_be_reached_keeps_the_host_neither_from_sta
 async def test_a_crash_is_survived(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     conn = database.connect()
     async with worker_lifespan(app, database.dsn) as worker:
+        crashed = worker._worker
         await crash(worker, monkeypatch, times=1)
+        # A job that comes earlier may be handed to the one that crashes: it waits for its lease, as any that it holds.
+        await wait_until_async(lambda: worker._worker is not crashed and worker.health().ready)
         assert await done(conn, quick.enqueue(conn)) == ["succeeded"]
 
 

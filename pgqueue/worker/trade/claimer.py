@@ -28,8 +28,8 @@ from pgqueue.worker.trade.sleeper import Sleeper
 log = logging.getLogger("pgqueue.worker")
 
 # With until_empty the worker stops after claims in a row that find nothing, with these pauses between them, in seconds.
-# The last is longer than the 0.2 s after which the database looks again at a child whose row another session had locked:
-# the last claim looks at each that was locked when the one before it looked.
+# The last is longer than the 0.2 s after which the database looks again at a child whose row another session had
+# locked: the last claim looks at each that was locked when the one before it looked.
 _EMPTY_PAUSES = (0.05, 0.25)
 
 # Jobs that cannot be read have failed after this time, as a rule, in seconds.
