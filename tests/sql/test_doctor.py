@@ -153,9 +153,22 @@ def test_jobs_that_wait_for_a_limit_that_is_gone(conn: psycopg.Connection, clock
     conn.execute("delete from pgqueue.limits")
     severity, subject, remedy = findings(conn)["limit"]
     assert (severity, subject) == ("warning", "task:t")
-    for _ in range(2):
-        clock.advance(timedelta(minutes=1))
-        conn.execute(remedy.partition(" releases")[0].encode())
+    clock.advance("1 s")
+    conn.execute(remedy.partition(" releases")[0].encode())
+    assert "limit" not in findings(conn)
+
+
+def test_jobs_of_a_rate_that_is_gone_are_released_from_its_next_start_on(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    call(conn, "set_limit", "task", "t", rate=1, per="1 h")
+    enqueue_many(conn, 3)
+    reserve(conn, 3)
+    conn.execute("delete from pgqueue.limits")
+    maintain(conn)
+    assert "from its next start on" in findings(conn)["limit"][2]
+    clock.advance("1 h")
+    maintain(conn)
     assert "limit" not in findings(conn)
 
 

@@ -49,5 +49,5 @@ end
 $$;
 
 comment on function pgqueue.drop_limit(text, text, text) is
-    'Remove a limit; the jobs that it blocks are released within a second or so. part: max_executing or rate, to keep the other. False: there is no such limit. '
+    'Remove a limit; maintenance, about once a second, releases the jobs that it blocks, a thousand a call. part: max_executing or rate, to keep the other. False: there is no such limit. '
     'select pgqueue.drop_limit(''task'', ''export'', ''rate'');';

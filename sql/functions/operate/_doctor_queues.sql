@@ -112,7 +112,7 @@ as $$
     union all
     select
         'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that does not exist any more', count(*)),
-        'select pgqueue.maintain(); releases them within a minute'
+        'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
     from (
         select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000
     ) j
