@@ -17,23 +17,21 @@ create or replace function pgqueue.cancel_many(
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb := pgqueue._bulk_filter(
-        '{waiting,failed,blocked,executing}', cancel_many.state, cancel_many.queue, cancel_many.task, cancel_many.key,
-        cancel_many.created_after, cancel_many.created_before, null, null,
-        cancel_many.job_ids, cancel_many.everything, cancel_many.group_id
-    );
-begin
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('cancel_many', v_filter, cancel_many.max_jobs, cancel_many.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'cancel_many',
+        jsonb_build_object(
+            'queue', cancel_many.queue, 'task', cancel_many.task, 'key', cancel_many.key, 'state', cancel_many.state,
+            'created_after', cancel_many.created_after, 'created_before', cancel_many.created_before,
+            'everything', cancel_many.everything, 'group_id', cancel_many.group_id
+        ),
+        cancel_many.job_ids, cancel_many.max_jobs, cancel_many.after
+    ) b
 $$;
 
 comment on function pgqueue.cancel_many(

@@ -19,29 +19,22 @@ create or replace function pgqueue.delete_many(
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb := pgqueue._bulk_filter(
-        '{waiting,failed,blocked,succeeded,dead,cancelled}', delete_many.state, delete_many.queue, delete_many.task, delete_many.key,
-        delete_many.created_after, delete_many.created_before, delete_many.finished_after, delete_many.finished_before,
-        delete_many.job_ids, delete_many.everything, delete_many.group_id
-    );
-begin
-    if num_nonnulls(delete_many.state, delete_many.job_ids, delete_many.group_id) = 0 and not coalesce(delete_many.everything, false) then
-        perform pgqueue._refuse(
-            'neither state nor job_ids is given', 'It would delete both live jobs and history.',
-            'Give state, such as dead or failed, or job_ids, or everything => true; purge_queue() deletes the waiting jobs of a queue.'
-        );
-    end if;
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('delete_many', v_filter, delete_many.max_jobs, delete_many.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'delete_many',
+        jsonb_build_object(
+            'queue', delete_many.queue, 'task', delete_many.task, 'key', delete_many.key, 'state', delete_many.state,
+            'created_after', delete_many.created_after, 'created_before', delete_many.created_before,
+            'finished_after', delete_many.finished_after, 'finished_before', delete_many.finished_before,
+            'everything', delete_many.everything, 'group_id', delete_many.group_id
+        ),
+        delete_many.job_ids, delete_many.max_jobs, delete_many.after
+    ) b
 $$;
 
 comment on function pgqueue.delete_many(

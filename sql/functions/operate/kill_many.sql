@@ -16,23 +16,21 @@ create or replace function pgqueue.kill_many(
     after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb := pgqueue._bulk_filter(
-        '{waiting,failed,blocked}', kill_many.state, kill_many.queue, kill_many.task, kill_many.key,
-        kill_many.created_after, kill_many.created_before, null, null,
-        kill_many.job_ids, kill_many.everything
-    );
-begin
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('kill_many', v_filter, kill_many.max_jobs, kill_many.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'kill_many',
+        jsonb_build_object(
+            'queue', kill_many.queue, 'task', kill_many.task, 'key', kill_many.key, 'state', kill_many.state,
+            'created_after', kill_many.created_after, 'created_before', kill_many.created_before,
+            'everything', kill_many.everything
+        ),
+        kill_many.job_ids, kill_many.max_jobs, kill_many.after
+    ) b
 $$;
 
 comment on function pgqueue.kill_many(

@@ -5,23 +5,15 @@
 
 create or replace function pgqueue.purge_queue(queue text, max_jobs integer default 1000, after jsonb default null)
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb;
-begin
-    perform pgqueue._check_name('queue', purge_queue.queue);
-    v_filter := pgqueue._bulk_filter(
-        '{waiting,failed,blocked}', null, purge_queue.queue, null, null, null, null, null, null, null, false
-    );
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('purge_queue', v_filter, purge_queue.max_jobs, purge_queue.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'purge_queue', jsonb_build_object('queue', purge_queue.queue), null, purge_queue.max_jobs, purge_queue.after
+    ) b
 $$;
 
 comment on function pgqueue.purge_queue(text, integer, jsonb) is

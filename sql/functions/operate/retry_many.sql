@@ -21,26 +21,22 @@ create or replace function pgqueue.retry_many(
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb := pgqueue._bulk_filter(
-        '{dead,cancelled}', retry_many.state, retry_many.queue, retry_many.task, retry_many.key,
-        retry_many.created_after, retry_many.created_before, retry_many.finished_after, retry_many.finished_before,
-        retry_many.job_ids, retry_many.everything, retry_many.group_id
-    );
-begin
-    if num_nonnulls(retry_many.state, retry_many.job_ids, retry_many.group_id) = 0 then
-        v_filter := v_filter || '{"states": ["dead"]}';
-    end if;
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('retry_many', v_filter, retry_many.max_jobs, retry_many.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'retry_many',
+        jsonb_build_object(
+            'queue', retry_many.queue, 'task', retry_many.task, 'key', retry_many.key, 'state', retry_many.state,
+            'created_after', retry_many.created_after, 'created_before', retry_many.created_before,
+            'finished_after', retry_many.finished_after, 'finished_before', retry_many.finished_before,
+            'everything', retry_many.everything, 'group_id', retry_many.group_id
+        ),
+        retry_many.job_ids, retry_many.max_jobs, retry_many.after
+    ) b
 $$;
 
 comment on function pgqueue.retry_many(

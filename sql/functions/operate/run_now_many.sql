@@ -16,27 +16,21 @@ create or replace function pgqueue.run_now_many(
     after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language plpgsql
+language sql
 security definer
 rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter jsonb := pgqueue._bulk_filter(
-        '{waiting,failed}', run_now_many.state, run_now_many.queue, run_now_many.task, run_now_many.key,
-        run_now_many.created_after, run_now_many.created_before, null, null,
-        run_now_many.job_ids, run_now_many.everything
-    );
-begin
-    -- For a job that was named, the call is refused instead of skipping it.
-    if cardinality(run_now_many.job_ids) = 1 then
-        perform pgqueue._refuse_to_run_child(run_now_many.job_ids[1]);
-    end if;
-    return query
-    select b.changed, b.passed_over, b.left_over, b.is_exact, b.next_after
-    from pgqueue._bulk('run_now_many', v_filter || '{"not_due": true}', run_now_many.max_jobs, run_now_many.after) b;
-end
+    select b.*
+    from pgqueue._bulk(
+        'run_now_many',
+        jsonb_build_object(
+            'queue', run_now_many.queue, 'task', run_now_many.task, 'key', run_now_many.key,
+            'state', run_now_many.state, 'created_after', run_now_many.created_after,
+            'created_before', run_now_many.created_before, 'everything', run_now_many.everything
+        ),
+        run_now_many.job_ids, run_now_many.max_jobs, run_now_many.after
+    ) b
 $$;
 
 comment on function pgqueue.run_now_many(
