@@ -1,12 +1,12 @@
--- The one reader of jobs by a filter: search(), the bulk calls and dead_groups() read by it.
+-- The one reader of jobs by a filter: search() and the bulk calls read by it.
 --
 -- A scan goes along one index in the order of ids, looks at p_rows rows at most, and ends at enough matches. It returns
 -- where it stopped: it has read all up to that id; null: there is no more. So no bound leaves out a match unseen: who
 -- combines scans returns no job beyond the nearest stop of them, and the next call goes on from there. Reads only.
 --
--- A cursor, because a loop that ends at enough matches must not have read the rest; it returns the matches only, for a row
--- that is fetched costs as much as three that are read. Each way is a statement of its own: one statement for all would
--- open the indexes of all partitions for each way.
+-- The way and the direction choose the text of the statement; values are parameters. One statement for all ways would open
+-- the indexes of all partitions for each of them. Values that an index is read by stand in subqueries, so that the planner
+-- chooses the same index for all of them.
 
 create or replace function pgqueue._scan(
     p_filter pgqueue.job_filter, p_way text, p_state pgqueue.job_state, p_group bigint, p_ids bigint[], p_oldest boolean,
@@ -17,132 +17,74 @@ returns record
 language plpgsql
 stable
 parallel safe
-set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_queue text := pgqueue._only_name(p_filter.queues);
-    v_key text := pgqueue._only_name(p_filter.keys);
-    v_from bigint := coalesce(p_filter.id_from, 0);
-    v_to bigint := coalesce(p_filter.id_to, 9223372036854775807);
-    -- One more tells whether there is more.
-    v_most bigint := p_rows + 1::bigint;
-    v_rows refcursor;
-    v_job pgqueue.found_job;
-    v_n bigint;
+    v_is_live constant boolean := p_way like 'live%';
+    v_rows constant text := format(
+        case
+            -- The limit keeps the planner from joining the ids with all jobs.
+            when p_way like '% ids' then
+                '(select distinct i.id from unnest($4) i (id) where i.id between $5 and $6 order by i.id %3$s) i '
+                'cross join lateral (select x.* from pgqueue.%1$s x where x.id = i.id limit 1) j'
+            -- One more tells whether there is more.
+            else
+                '(select x.* from pgqueue.%1$s x where %2$s x.id between (select $5) and (select $6) '
+                'order by x.id %3$s limit (select $3 + 1::bigint)) j'
+        end,
+        case when v_is_live then 'jobs' else 'history' end,
+        case p_way
+            when 'live members' then 'x.group_id is not null and x.group_id = (select $7) and x.state = (select $8) and'
+            when 'ended members' then 'x.group_id is not null and x.group_id = (select $7) and'
+            when 'ended of a key' then 'x.key is not null and x.key = (select $9) and'
+            when 'unfinished' then $x$x.state <> 'succeeded' and x.state = (select $8) and$x$
+            when 'unfinished of a queue' then $x$x.state <> 'succeeded' and x.queue = (select $10) and x.state = (select $8) and$x$
+            else ''
+        end,
+        case when p_oldest then 'asc' else 'desc' end
+    );
 begin
-    case p_way
-        when 'live' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
+    execute format(
+        $scan$
+        select
+            coalesce(array_agg(row(f.id, f.granularity, f.kept_until, f.is_asked_to_stop)::pgqueue.found_job order by f.n), '{}'),
+            coalesce(max(f.n) > $3, false)
+        from (
+            select w.*
             from (
                 select
-                    j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
-                    pgqueue._fits_live(p_filter, j), row_number() over ()
-                from pgqueue._live_rows(p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'live ids' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select
-                    j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
-                    pgqueue._fits_live(p_filter, j), row_number() over ()
-                from (
-                    select distinct i.id, case when p_oldest then i.id else - i.id end as place
-                    from unnest(p_ids) i (id)
-                    where i.id between v_from and v_to
-                    order by place
-                ) i
-                -- The limit keeps the planner from joining the ids with all jobs.
-                cross join lateral (select x.* from pgqueue.jobs x where x.id = i.id limit 1) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'live members' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select
-                    j.id, null, null, j.state = 'executing' and j.cancel_requested_at is not null,
-                    pgqueue._fits_live(p_filter, j), row_number() over ()
-                from pgqueue._live_member_rows(p_group, p_state, p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'ended' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from pgqueue._ended_rows(p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'ended ids' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from (
-                    select distinct i.id, case when p_oldest then i.id else - i.id end as place
-                    from unnest(p_ids) i (id)
-                    where i.id between v_from and v_to
-                    order by place
-                ) i
-                -- The limit keeps the planner from joining the ids with all jobs.
-                cross join lateral (select x.* from pgqueue.history x where x.id = i.id limit 1) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'ended members' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from pgqueue._ended_member_rows(p_group, p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'ended of a key' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from pgqueue._ended_key_rows(v_key, p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'unfinished' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from pgqueue._unfinished_rows(p_state, p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-        when 'unfinished of a queue' then
-            open v_rows for
-            select w.id, w.granularity, w.kept_until, w.is_asked_to_stop, w.n
-            from (
-                select j.id, j.granularity, j.kept_until, false, pgqueue._fits_ended(p_filter, j), row_number() over ()
-                from pgqueue._unfinished_queue_rows(v_queue, p_state, p_oldest, v_from, v_to, v_most) j
-            ) w (id, granularity, kept_until, is_asked_to_stop, fits, n)
-            where w.fits or w.n > p_rows;
-    end case;
-    matches := '{}';
-    is_cut := false;
-    loop
-        fetch v_rows into v_job.id, v_job.granularity, v_job.kept_until, v_job.is_asked_to_stop, v_n;
-        exit when not found;
-        is_cut := v_n > p_rows;
+                    j.id, %2$s, row_number() over () as n,
+                    (($1).ids is null or j.id = any (($1).ids)) and pgqueue._fits(
+                        $1, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts, j.created_at,
+                        %3$s, j.args
+                    ) as fits
+                from %1$s
+            ) w
+            where w.fits or w.n > $3
+            limit $2
+        ) f
+        $scan$,
+        v_rows,
+        case
+            when v_is_live then
+                $x$null::"char" as granularity, null::timestamptz as kept_until,
+                    j.state = 'executing' and j.cancel_requested_at is not null as is_asked_to_stop$x$
+            else 'j.granularity, j.kept_until, false as is_asked_to_stop'
+        end,
+        case when v_is_live then 'j.ready_at, null' else 'j.run_at, j.finished_at' end
+    )
+    into matches, is_cut
+    using
+        p_filter, p_matches, p_rows, p_ids, coalesce(p_filter.id_from, 0), coalesce(p_filter.id_to, 9223372036854775807),
+        p_group, p_state, pgqueue._only_name(p_filter.keys), pgqueue._only_name(p_filter.queues);
+    stopped_at := (matches[cardinality(matches)]).id;
+    if is_cut then
         -- The one that tells of more is not read.
-        stopped_at := v_job.id + case when not is_cut then 0 when p_oldest then -1 else 1 end;
-        exit when is_cut;
-        if p_filter.ids is null or v_job.id = any (p_filter.ids) then
-            matches := matches || v_job;
-            exit when cardinality(matches) = p_matches;
-        end if;
-    end loop;
-    if not found then
+        stopped_at := stopped_at + case when p_oldest then -1 else 1 end;
+        matches := matches[:cardinality(matches) - 1];
+    elsif cardinality(matches) < p_matches then
         stopped_at := null;
     end if;
-    close v_rows;
 end
 $$;

@@ -51,21 +51,22 @@ parallel safe
 rows 10
 as $$
 declare
-    v_live pgqueue.job_state[] := '{}'::pgqueue.job_state[];
-    v_ended pgqueue.job_state[] := array(
+    v_live constant pgqueue.job_state[] := array(
+        select s.state
+        from unnest('{waiting,failed,blocked,executing}'::pgqueue.job_state[]) s (state)
+        where (p_filter.states is null or s.state::text = any (p_filter.states))
+            and num_nonnulls(p_filter.finished_from, p_filter.finished_to) = 0
+    );
+    v_ended constant pgqueue.job_state[] := array(
         select s.state
         from unnest('{succeeded,dead,cancelled}'::pgqueue.job_state[]) s (state)
         where p_filter.states is null or s.state::text = any (p_filter.states)
     );
+    v_queue constant text := pgqueue._only_name(p_filter.queues);
+    v_key constant text := pgqueue._only_name(p_filter.keys);
+    v_ids bigint[] := p_filter.ids;
     v_way text;
 begin
-    if p_filter.finished_from is null and p_filter.finished_to is null then
-        v_live := array(
-            select s.state
-            from unnest('{waiting,failed,blocked,executing}'::pgqueue.job_state[]) s (state)
-            where p_filter.states is null or s.state::text = any (p_filter.states)
-        );
-    end if;
     if p_filter.groups is not null then
         return query
         select f.*
@@ -80,13 +81,30 @@ begin
         return;
     end if;
     if v_live <> '{}' then
-        return query select f.* from pgqueue._search_live(p_filter, v_live, p_oldest, p_matches, p_rows) f;
+        if v_ids is null and v_queue is not null and v_key is not null then
+            v_ids := pgqueue._key_candidates(v_queue, v_key, p_rows);
+        elsif v_ids is null and (v_queue is not null or v_live = '{executing}') then
+            -- Enough to find a page where one job in forty fits.
+            select f.* into matches, stopped_at, is_cut
+            from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, least(p_rows, 2000)) f;
+            if is_cut then
+                v_ids := pgqueue._live_candidates(v_queue, v_live, p_rows);
+            end if;
+        end if;
+        if is_cut is not false then
+            select f.* into matches, stopped_at, is_cut
+            from pgqueue._scan(
+                p_filter, case when v_ids is null then 'live' else 'live ids' end, null, null, v_ids, p_oldest, p_matches,
+                case when v_ids is null then p_rows else cardinality(v_ids) end
+            ) f;
+        end if;
+        return next;
     end if;
     v_way := case
         when p_filter.ids is not null then 'ended ids'
-        when pgqueue._only_name(p_filter.keys) is not null then 'ended of a key'
+        when v_key is not null then 'ended of a key'
         when 'succeeded' = any (v_ended) then 'ended'
-        when pgqueue._only_name(p_filter.queues) is not null then 'unfinished of a queue'
+        when v_queue is not null then 'unfinished of a queue'
         else 'unfinished'
     end;
     return query
@@ -94,41 +112,6 @@ begin
     -- The unfinished are read state by state.
     from unnest(case when v_way like 'unfinished%' then v_ended else v_ended[:1] end) s (state)
     cross join lateral pgqueue._scan(p_filter, v_way, s.state, null, p_filter.ids, p_oldest, p_matches, p_rows) f;
-end
-$$;
-
--- The part of a search that reads live jobs.
-create or replace function pgqueue._search_live(
-    p_filter pgqueue.job_filter, p_states pgqueue.job_state[], p_oldest boolean, p_matches integer, p_rows integer,
-    out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
-)
-returns record
-language plpgsql
-stable
-parallel safe
-as $$
-declare
-    v_queue text := pgqueue._only_name(p_filter.queues);
-    v_key text := case when v_queue is not null then pgqueue._only_name(p_filter.keys) end;
-    v_ids bigint[] := p_filter.ids;
-    -- Enough to find a page where one job in forty fits.
-    v_first integer := least(p_rows, 2000);
-begin
-    if v_ids is null and v_key is null and (v_queue is not null or p_states = '{executing}') then
-        select f.* into matches, stopped_at, is_cut
-        from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, v_first) f;
-        if not is_cut then
-            return;
-        end if;
-        v_ids := pgqueue._live_candidates(v_queue, p_states, p_rows);
-    elsif v_ids is null and v_key is not null then
-        v_ids := pgqueue._key_candidates(v_queue, v_key, p_rows);
-    end if;
-    select f.* into matches, stopped_at, is_cut
-    from pgqueue._scan(
-        p_filter, case when v_ids is null then 'live' else 'live ids' end, null, null, v_ids, p_oldest, p_matches,
-        case when v_ids is null then p_rows else cardinality(v_ids) end
-    ) f;
 end
 $$;
 

@@ -19,7 +19,6 @@ as $$
 #variable_conflict use_column
 declare
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
-    v_last constant bigint := 9223372036854775807;
 begin
     if dead_groups.queue is not null then
         perform pgqueue._check_name('queue', dead_groups.queue);
@@ -35,9 +34,21 @@ begin
         d.task, d.errors -> -1 ->> 'class', pgqueue._first_line(d.errors), count(*), min(d.finished_at), max(d.finished_at),
         max(d.id), array_agg(distinct d.queue)
     from (
-        select h.* from pgqueue._unfinished_rows(v_dead, false, 0, v_last, dead_groups.max_jobs) h where dead_groups.queue is null
+        (
+            select h.task, h.queue, h.errors, h.finished_at, h.id
+            from pgqueue.history h
+            where dead_groups.queue is null and h.state <> 'succeeded' and h.state = v_dead
+            order by h.id desc
+            limit dead_groups.max_jobs
+        )
         union all
-        select h.* from pgqueue._unfinished_queue_rows(dead_groups.queue, v_dead, false, 0, v_last, dead_groups.max_jobs) h
+        (
+            select h.task, h.queue, h.errors, h.finished_at, h.id
+            from pgqueue.history h
+            where h.state <> 'succeeded' and h.queue = dead_groups.queue and h.state = v_dead
+            order by h.id desc
+            limit dead_groups.max_jobs
+        )
     ) d
     group by 1, 2, 3
     order by max(d.finished_at) desc, 1, 2, 3;

@@ -164,7 +164,8 @@ as $$
     end
 $$;
 
--- Inlined: no SET, no subquery, and stable, for the text of a state is.
+-- Inlined: no SET, no subquery, and stable, for the text of a state is. Where the planner knows the filter, only the fields
+-- that are given are looked at.
 create or replace function pgqueue._fits(
     p_filter pgqueue.job_filter, p_state pgqueue.job_state, p_queue text, p_task text, p_key text, p_tags text[], p_worker text,
     p_errors jsonb, p_priority smallint, p_attempts integer, p_created_at timestamptz, p_run_at timestamptz,
@@ -200,33 +201,7 @@ as $$
         and ((p_filter).args is null or p_args @> all ((p_filter).args))
 $$;
 
--- Inlined, like _fits.
-create or replace function pgqueue._fits_live(p_filter pgqueue.job_filter, p_job pgqueue.jobs)
-returns boolean
-language sql
-stable
-parallel safe
-as $$
-    select pgqueue._fits(
-        p_filter, p_job.state, p_job.queue, p_job.task, p_job.key, p_job.tags, p_job.reserved_by, p_job.errors, p_job.priority,
-        p_job.attempts, p_job.created_at, p_job.ready_at, null, p_job.args
-    )
-$$;
-
--- Whether a job in history fits a filter, leaving out its id.
-create or replace function pgqueue._fits_ended(p_filter pgqueue.job_filter, p_job pgqueue.history)
-returns boolean
-language sql
-stable
-parallel safe
-as $$
-    select pgqueue._fits(
-        p_filter, p_job.state, p_job.queue, p_job.task, p_job.key, p_job.tags, p_job.reserved_by, p_job.errors, p_job.priority,
-        p_job.attempts, p_job.created_at, p_job.run_at, p_job.finished_at, p_job.args
-    )
-$$;
-
--- Inlined: search() and dead_groups() call it for each row.
+-- Inlined, like _fits; dead_groups() calls it too.
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text
 language sql
