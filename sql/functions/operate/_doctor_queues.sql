@@ -1,56 +1,6 @@
 -- What doctor() checks of the queue: maintenance, queues, limits, workers, tasks and schedules.
 -- Each function returns rows of severity, topic, subject, evidence and remedy.
 
-create or replace function pgqueue._doctor_maintenance(p_now timestamptz)
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-parallel restricted
-rows 3
-set search_path = pg_catalog, pg_temp
-as $$
-    select
-        'critical', 'maintenance', 'maintain',
-        case
-            when h.at is null then 'it has never run: no lapsed lease is taken back, and no schedule is due'
-            else format('it last ran at %s, %s ago: lapsed leases, schedules and retention wait', h.at, date_trunc('second', p_now - h.at))
-        end,
-        'start a worker, or let pg_cron call: select pgqueue.maintain();'
-    from (select max(x.at) as at from pgqueue.maintenance_runs x) h
-    where (h.at is null or h.at < p_now - interval '1 min')
-        and exists (select from pgqueue.jobs)
-    union all
-    select
-        case when l.failures > 2 then 'critical' else 'warning' end, 'maintenance', l.step,
-        format('the step fails since %s, %s: %s', l.failing_since,
-            case l.failures when 1 then 'once' else l.failures || ' times' end, l.error),
-        'correct the cause that the error names; maintain() retries the step by itself'
-    from pgqueue._last_steps() l
-    where l.error is not null
-    union all
-    select
-        'warning', 'maintenance', l.step,
-        format('the step had no turn since %s: maintenance does not keep up', l.missed_since),
-        'raise statement_timeout of the role that runs it, and check old_snapshot and dead_tuples'
-    from pgqueue._last_steps() l
-    where l.missed_since < p_now - interval '1 min'
-    union all
-    select
-        'warning', 'clock', 'server', format('the clock of the server stepped back at %s', h.at),
-        'check the time synchronisation of the server'
-    from pgqueue.maintenance_runs h
-    where h.stepped_from is not null and h.at > p_now - interval '1 hour'
-    union all
-    select
-        'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs below the head of their lane, and corrected that',
-        'please report it, with select * from pgqueue.maintenance_runs order by n desc limit 100;'
-    from (
-        select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x
-    ) h
-    where h.found > 0
-$$;
-
--- Doctor() of queues and limits.
 create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -93,7 +43,7 @@ as $$
         order by w.worker collate "C"
         limit 1
     ) quiet on true
-    where (q.paused_at is not null or pgqueue._workers_of(d.queue, p_now) = 0)
+    where (q.paused_at is not null or not exists (select from pgqueue._living_workers_of(d.queue, p_now)))
         and d.oldest < p_now - interval '30 s'
     union all
     select
@@ -101,7 +51,7 @@ as $$
         'start more workers for the queue, or raise --concurrency; check which of its tasks take long'
     from due d
     left join pgqueue.queues q on q.name = d.queue
-    where d.oldest < p_now - interval '5 min' and q.paused_at is null and pgqueue._workers_of(d.queue, p_now) > 0
+    where d.oldest < p_now - interval '5 min' and q.paused_at is null and exists (select from pgqueue._living_workers_of(d.queue, p_now))
     union all
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
@@ -124,6 +74,67 @@ as $$
             or (l.kind = 'limit_key' and right(l.target, 1) = '*' and starts_with(j.blocked_on, 'limit_key:' || left(l.target, -1)))
     )
     group by j.blocked_on
+    union all
+    select
+        'critical', 'maintenance', 'maintain',
+        case
+            when h.at is null then 'it has never run: no lapsed lease is taken back, and no schedule is due'
+            else format('it last ran at %s, %s ago: lapsed leases, schedules and retention wait', h.at, date_trunc('second', p_now - h.at))
+        end,
+        'start a worker, or let pg_cron call: select pgqueue.maintain();'
+    from (select max(x.at) as at from pgqueue.maintenance_runs x) h
+    where (h.at is null or h.at < p_now - interval '1 min')
+        and exists (select from pgqueue.jobs)
+    union all
+    select
+        case when l.failures > 2 then 'critical' else 'warning' end, 'maintenance', l.step,
+        format('the step fails since %s, %s: %s', l.failing_since,
+            case l.failures when 1 then 'once' else l.failures || ' times' end, l.error),
+        'correct the cause that the error names; maintain() retries the step by itself'
+    from pgqueue._last_steps() l
+    where l.error is not null
+    union all
+    select
+        'warning', 'maintenance', l.step,
+        format('the step had no turn since %s: maintenance does not keep up', l.missed_since),
+        'raise statement_timeout of the role that runs it, and check old_snapshot and dead_tuples'
+    from pgqueue._last_steps() l
+    where l.missed_since < p_now - interval '1 min'
+    union all
+    select
+        'warning', 'clock', 'server', format('the clock of the server stepped back at %s', h.at),
+        'check the time synchronisation of the server'
+    from pgqueue.maintenance_runs h
+    where h.stepped_from is not null and h.at > p_now - interval '1 hour'
+    union all
+    select
+        'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs below the head of their lane, and corrected that',
+        'please report it, with select * from pgqueue.maintenance_runs order by n desc limit 100;'
+    from (
+        select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x
+    ) h
+    where h.found > 0
+    union all
+    select
+        'critical', 'schedule', s.name, format('it cannot run: %s', s.error),
+        'pgqueue schedules show ' || pgqueue._shell_quoted(s.name)
+    from pgqueue.effective_schedules s
+    where s.error is not null
+    union all
+    select
+        'critical', 'schedule', s.name, format('it was due at %s and has not run', s.next_at),
+        'start a worker, or: select pgqueue.maintain();'
+    from pgqueue.effective_schedules s
+    where s.error is null and s.paused_at is null and s.next_at < p_now - interval '1 min'
+    union all
+    select
+        'warning', 'schedule', r.schedule,
+        format('%s left out within a day, the last at %s: its previous job had not ended, or maintenance did not run',
+            case count(*) when 1 then 'one run was' else count(*) || ' runs were' end, max(r.decided_at)),
+        'pgqueue schedules show ' || pgqueue._shell_quoted(r.schedule)
+    from pgqueue.schedule_runs r
+    where r.decided_at > pgqueue._after(p_now, '-1 day') and (r.outcome = 'overlap' or r.passed_from is not null)
+    group by r.schedule
 $$;
 
 -- A producer may name a queue as it likes, and an operator pastes the command.
@@ -140,70 +151,10 @@ as $$
     end
 $$;
 
--- Doctor() of workers.
 create or replace function pgqueue._doctor_workers(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
-rows 3
-set search_path = pg_catalog, pg_temp
-as $$
-    select
-        'warning', 'worker', w.worker,
-        format('jobs that it holds: %s, with a lapsed lease: %s; its last heartbeat: %s', w.executing, w.lapsed,
-            coalesce(w.last_heartbeat_at::text, 'none')),
-        'check its process; maintain() takes the jobs back'
-    from pgqueue.worker_status w
-    where w.is_alive is not true and w.lapsed > 0
-    union all
-    select
-        case when w.obeyed_at is null and w.commanded_at < p_now - interval '2 min' then 'warning' else 'info' end,
-        'command', w.worker,
-        format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' else w.command end,
-            case when w.obeyed_at is null then 'has not obeyed yet' else 'obeys' end),
-        case w.command
-            when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
-            else 'wait for its jobs to end, or end its process'
-        end
-    from pgqueue.worker_status w
-    where w.command is not null and w.is_alive
-    union all
-    select
-        case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
-        format('the clock of %s is %s s %s that of the database', coalesce(c.host, c.name), abs(c.ahead),
-            case when c.ahead > 0 then 'ahead of' else 'behind' end),
-        'synchronise the clocks (chrony, systemd-timesyncd); the queue uses the clock of the database alone, logs do not'
-    from (
-        select w.name, w.info ->> 'host' as host, (w.info ->> 'clock_ahead')::numeric as ahead
-        from pgqueue.workers w
-        where jsonb_typeof(w.info -> 'clock_ahead') = 'number'
-    ) c
-    where abs(c.ahead) > 2
-    union all
-    select
-        'info', 'pooler', w.name,
-        case
-            when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
-            else 'it works through a pooler in transaction mode, and listens on a connection of its own'
-        end,
-        'to start jobs at once: --listen-dsn with the server''s own address'
-    from pgqueue.workers w
-    where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
-    union all
-    select
-        'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version collate "C")),
-        'nothing, if a deployment is under way'
-    from (select distinct w.info ->> 'version' as version from pgqueue.workers w where w.info ->> 'version' is not null) v
-    having count(*) > 1
-$$;
-
--- Doctor() of tasks.
-create or replace function pgqueue._doctor_tasks(p_now timestamptz)
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-parallel restricted
 rows 3
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -262,35 +213,52 @@ as $$
         group by t.key
     ) f
     where f.attempts >= 20 and f.failed > 0.5 * f.attempts
-$$;
-
--- Doctor() of schedules.
-create or replace function pgqueue._doctor_schedules(p_now timestamptz)
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-parallel restricted
-rows 3
-set search_path = pg_catalog, pg_temp
-as $$
-    select
-        'critical', 'schedule', s.name, format('it cannot run: %s', s.error),
-        'pgqueue schedules show ' || pgqueue._shell_quoted(s.name)
-    from pgqueue.effective_schedules s
-    where s.error is not null
     union all
     select
-        'critical', 'schedule', s.name, format('it was due at %s and has not run', s.next_at),
-        'start a worker, or: select pgqueue.maintain();'
-    from pgqueue.effective_schedules s
-    where s.error is null and s.paused_at is null and s.next_at < p_now - interval '1 min'
+        'warning', 'worker', w.worker,
+        format('jobs that it holds: %s, with a lapsed lease: %s; its last heartbeat: %s', w.executing, w.lapsed,
+            coalesce(w.last_heartbeat_at::text, 'none')),
+        'check its process; maintain() takes the jobs back'
+    from pgqueue.worker_status w
+    where w.is_alive is not true and w.lapsed > 0
     union all
     select
-        'warning', 'schedule', r.schedule,
-        format('%s left out within a day, the last at %s: its previous job had not ended, or maintenance did not run',
-            case count(*) when 1 then 'one run was' else count(*) || ' runs were' end, max(r.decided_at)),
-        'pgqueue schedules show ' || pgqueue._shell_quoted(r.schedule)
-    from pgqueue.schedule_runs r
-    where r.decided_at > pgqueue._after(p_now, '-1 day') and (r.outcome = 'overlap' or r.passed_from is not null)
-    group by r.schedule
+        case when w.obeyed_at is null and w.commanded_at < p_now - interval '2 min' then 'warning' else 'info' end,
+        'command', w.worker,
+        format('an operator asked it at %s to %s; it %s', w.commanded_at, case w.command when 'quiet' then 'be quiet' else w.command end,
+            case when w.obeyed_at is null then 'has not obeyed yet' else 'obeys' end),
+        case w.command
+            when 'quiet' then format('select pgqueue.resume_worker(%L); when it may reserve jobs again', w.worker)
+            else 'wait for its jobs to end, or end its process'
+        end
+    from pgqueue.worker_status w
+    where w.command is not null and w.is_alive
+    union all
+    select
+        case when abs(c.ahead) > 30 then 'warning' else 'info' end, 'clock', coalesce(c.host, c.name),
+        format('the clock of %s is %s s %s that of the database', coalesce(c.host, c.name), abs(c.ahead),
+            case when c.ahead > 0 then 'ahead of' else 'behind' end),
+        'synchronise the clocks (chrony, systemd-timesyncd); the queue uses the clock of the database alone, logs do not'
+    from (
+        select w.name, w.info ->> 'host' as host, (w.info ->> 'clock_ahead')::numeric as ahead
+        from pgqueue.workers w
+        where jsonb_typeof(w.info -> 'clock_ahead') = 'number'
+    ) c
+    where abs(c.ahead) > 2
+    union all
+    select
+        'info', 'pooler', w.name,
+        case
+            when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
+            else 'it works through a pooler in transaction mode, and listens on a connection of its own'
+        end,
+        'to start jobs at once: --listen-dsn with the server''s own address'
+    from pgqueue.workers w
+    where w.info -> 'listen' = 'false' or w.info -> 'pooled' = 'true'
+    union all
+    select
+        'info', 'versions', 'workers', format('workers of several versions: %s', string_agg(v.version, ', ' order by v.version collate "C")),
+        'nothing, if a deployment is under way'
+    from (select distinct w.info ->> 'version' as version from pgqueue.workers w where w.info ->> 'version' is not null) v
+    having count(*) > 1
 $$;

@@ -1,11 +1,10 @@
 -- What doctor() checks of the server: sessions, settings, tables and rights.
 -- Each function returns rows of severity, topic, subject, evidence and remedy.
 
-create or replace function pgqueue._doctor_sessions()
+create or replace function pgqueue._doctor_server()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
 stable
-parallel restricted
 rows 5
 set search_path = pg_catalog, pg_temp
 as $$
@@ -85,17 +84,7 @@ as $$
         where a.backend_type = 'client backend'
     ) c
     where c.used > 0.9 * c.most
-$$;
-
--- Doctor() of settings of the server.
-create or replace function pgqueue._doctor_settings()
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-parallel restricted
-rows 3
-set search_path = pg_catalog, pg_temp
-as $$
+    union all
     select s.severity, 'settings', s.name, s.evidence, s.remedy
     from (
         values
@@ -156,7 +145,7 @@ as $$
         and age(d.datfrozenxid) > least(3 * current_setting('autovacuum_freeze_max_age')::bigint, 1000000000)
 $$;
 
--- Doctor() of dead rows, autovacuum and partitions.
+-- Dead rows, autovacuum, partitions; then rights.
 create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
 language sql
@@ -204,17 +193,7 @@ as $$
     from pgqueue._partition_gaps(3, 1) g
     cross join (select s.error from pgqueue._last_steps() s where s.step = 'partitions') l
     group by l.error
-$$;
-
--- Doctor() of rights.
-create or replace function pgqueue._doctor_rights()
-returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-parallel restricted
-rows 3
-set search_path = pg_catalog, pg_temp
-as $$
+    union all
     select
         'critical', 'rights', r.what, format('every role of the server may use %s (%s)', r.what, r.rights),
         'select pgqueue._apply_grants(); as the schema''s owner, and: ' || r.remedy

@@ -20,25 +20,15 @@ begin
     return query
     select f.severity, f.topic, f.subject, f.evidence, f.remedy
     from (
-        select d.* from pgqueue._doctor_sessions() d
-        union all
-        select d.* from pgqueue._doctor_settings() d
+        select d.* from pgqueue._doctor_server() d
         union all
         select d.* from pgqueue._doctor_tables(v_now) d
-        union all
-        select d.* from pgqueue._doctor_maintenance(v_now) d
         union all
         select d.* from pgqueue._doctor_queues(v_now) d
         union all
         select d.* from pgqueue._doctor_workers(v_now) d
         union all
-        select d.* from pgqueue._doctor_tasks(v_now) d
-        union all
-        select d.* from pgqueue._doctor_schedules(v_now) d
-        union all
         select d.* from pgqueue._doctor_workflows(v_now) d
-        union all
-        select d.* from pgqueue._doctor_rights() d
     ) f (severity, topic, subject, evidence, remedy)
     order by array_position('{critical,warning,info}'::text[], f.severity), f.topic, f.subject;
 end

@@ -55,7 +55,7 @@ as $$
     union all
     select
         'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
-        pgqueue._workers_of(q.queue ->> 'queue', p_now)::double precision
+        (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', p_now) w)::double precision
     from queues q
     union all
     select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
