@@ -1,32 +1,8 @@
 -- explain() of a job that waits: for members of its group, jobs that it depends on, events, the end of a sleep, jobs of its
 -- key or of its lane.
 
--- Null: it waits for no member.
-create or replace function pgqueue._explain_group(p_job pgqueue.jobs, out detail text, out behind bigint)
-language plpgsql
-stable
-as $$
-declare
-    v_members bigint;
-    v_state text;
-begin
-    select count(*), min(j.id)
-    into v_members, behind
-    from pgqueue.jobs j
-    where j.group_id is not null and j.group_id = p_job.id;
-    v_state := (select j.state::text from pgqueue.jobs j where j.id = behind);
-    detail := case
-        when p_job.blocked_on = '@open' then format('group %s is open; it has %s members that have not ended', p_job.id, v_members)
-        when v_members > 0
-            then format('group %s waits for %s members, the oldest %s (%s)', p_job.id, v_members, behind, v_state)
-    end;
-end
-$$;
-
--- Which of the jobs that a job depends on have not ended, in words.
-create or replace function pgqueue._explain_parents(
-    p_job pgqueue.jobs, out detail text, out behind bigint
-)
+-- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
+create or replace function pgqueue._explain_parents(p_job pgqueue.jobs, out detail text, out behind bigint)
 language plpgsql
 stable
 as $$
@@ -34,6 +10,17 @@ declare
     v_open bigint;
     v_named text;
 begin
+    if p_job.task = '@group' then
+        select count(*), min(j.id) into v_open, behind from pgqueue.jobs j where j.group_id is not null and j.group_id = p_job.id;
+        if p_job.blocked_on = '@open' then
+            detail := format('group %s is open; it has %s members that have not ended', p_job.id, v_open);
+            return;
+        elsif v_open > 0 then
+            v_named := (select j.state::text from pgqueue.jobs j where j.id = behind);
+            detail := format('group %s waits for %s members, the oldest %s (%s)', p_job.id, v_open, behind, v_named);
+            return;
+        end if;
+    end if;
     select
         count(*), min(p.parent),
         string_agg(
@@ -64,45 +51,40 @@ begin
 end
 $$;
 
--- Null: it waits for no event.
-create or replace function pgqueue._explain_events(p_id bigint, out detail text, out until timestamptz)
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-as $$
-    select
-        'waits for ' || string_agg(
-            format('event %s (step %s), %s', e.name, e.step, coalesce('until ' || e.until::text, 'without a timeout')), '; ' order by e.name, e.step
-        ),
-        min(e.until)
-    from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_id order by w.name, w.step limit 5) e
-$$;
-
--- Null: it does not sleep. The deadline of a sleep is the result of its step, and the job is ready a moment after it. Any
--- other step may have a result of that form, or one that is no time.
-create or replace function pgqueue._explain_sleep(p_job pgqueue.jobs, p_now timestamptz)
-returns text
+-- Which event or sleep a step of it waits for. The deadline of a sleep is the result of its step, and the job is ready a
+-- moment after it. Any other step may have a result of that form, or one that is no time.
+create or replace function pgqueue._explain_step(
+    p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz
+)
 language plpgsql
 stable
 as $$
 begin
-    return (
-        select format('sleeps in step %s until %s', d.name, d.until)
-        from (
-            select
-                s.name,
-                case when s.result = jsonb_build_object('until', s.result -> 'until') then (s.result ->> 'until')::timestamptz end as until
-            from pgqueue.steps s
-            where p_job.has_steps and s.job_id = p_job.id
-        ) d
-        where d.until > p_now and d.until between p_job.ready_at - interval '10 s' and p_job.ready_at
-        order by d.name
-        limit 1
-    );
+    select
+        'event',
+        'waits for ' || string_agg(
+            format('event %s (step %s), %s', e.name, e.step, coalesce('until ' || e.until::text, 'without a timeout')), '; ' order by e.name, e.step
+        ),
+        min(e.until)
+    into reason, detail, until
+    from (select w.name, w.step, w.until from pgqueue.event_waits w where w.job_id = p_job.id order by w.name, w.step limit 5) e;
+    if detail is not null or p_job.has_steps is not true then
+        return;
+    end if;
+    select 'sleep', format('sleeps in step %s until %s', d.name, d.until), p_job.ready_at
+    into reason, detail, until
+    from (
+        select
+            s.name,
+            case when s.result = jsonb_build_object('until', s.result -> 'until') then (s.result ->> 'until')::timestamptz end as until
+        from pgqueue.steps s
+        where s.job_id = p_job.id
+    ) d
+    where d.until > p_now and d.until between p_job.ready_at - interval '10 s' and p_job.ready_at
+    order by d.name
+    limit 1;
 exception when data_exception then
-    return null;
+    detail := null;
 end
 $$;
 
@@ -210,7 +192,7 @@ begin
 end
 $$;
 
--- How many jobs of its lane are due before a job that is due.
+-- How many jobs of its lane are due before a job that is due. Jobs that came back are read first.
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
 language sql
@@ -223,41 +205,25 @@ set enable_sort = off
 as $$
     select case when count(*) = 1000 then '1000 or more' else count(*)::text end
     from (
-        (
+        select
+        from (values (true), (false)) s (resumed)
+        cross join lateral pgqueue._head(p_job.queue, p_job.priority, s.resumed) h
+        cross join lateral (
             select
-            from pgqueue._head(p_job.queue, p_job.priority, true) h
-            cross join lateral (
-                select
-                from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and j.queue = p_job.queue
-                    and j.priority = p_job.priority
-                    and j.resumed = true
-                    and (j.ready_at, j.id) >= (h.head, h.head_id)
-                    and j.ready_at <= p_now
-                    and (not p_job.resumed or (j.ready_at, j.id) < (p_job.ready_at, p_job.id))
-                order by j.ready_at, j.id
-                limit 1000
-            ) j
-        )
-        union all
-        (
-            select
-            from pgqueue._head(p_job.queue, p_job.priority, false) h
-            cross join lateral (
-                select
-                from pgqueue.jobs j
-                where not p_job.resumed
-                    and j.state in ('waiting', 'failed')
-                    and j.queue = p_job.queue
-                    and j.priority = p_job.priority
-                    and j.resumed = false
-                    and (j.ready_at, j.id) >= (h.head, h.head_id)
-                    and (j.ready_at, j.id) < (p_job.ready_at, p_job.id)
-                order by j.ready_at, j.id
-                limit 1000
-            ) j
-        )
+            from pgqueue.jobs j
+            where j.state in ('waiting', 'failed')
+                and j.queue = p_job.queue
+                and j.priority = p_job.priority
+                and j.resumed = s.resumed
+                and (j.ready_at, j.id) >= (h.head, h.head_id)
+                and (j.ready_at, j.id) < (
+                    case when s.resumed = p_job.resumed then p_job.ready_at else p_now end,
+                    case when s.resumed = p_job.resumed then p_job.id else 9223372036854775807 end
+                )
+            order by j.ready_at, j.id
+            limit 1000
+        ) j
+        where s.resumed or not p_job.resumed
         limit 1000
     ) a
 $$;

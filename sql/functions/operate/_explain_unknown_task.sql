@@ -14,7 +14,7 @@ begin
     if exists (select from pgqueue.tasks t where t.name = p_task) or not exists (select from pgqueue.tasks) then
         return null;
     end if;
-    v_workers := pgqueue._workers_of(p_queue, p_now);
+    v_workers := (select count(*) from pgqueue._living_workers_of(p_queue, p_now) w);
     select t.name into v_nearest
     from (
         select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
@@ -56,22 +56,6 @@ begin
             and s.at > p_now - interval '1 min'
             and s.queue = p_job.queue
             and (s.ended -> p_job.task ->> 'started')::numeric > 0
-    );
-end
-$$;
-
--- Explain() of a job that workers give back again and again.
-create or replace function pgqueue._explain_given_back(p_job pgqueue.jobs)
-returns text
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    return format(
-        'workers reserved it %s times and gave it back without an attempt, the last time %s: they do not have task %s, '
-        'or its handler snoozes; it runs again',
-        (p_job.reservation >> 20) - p_job.losses, p_job.reserved_by, p_job.task
     );
 end
 $$;

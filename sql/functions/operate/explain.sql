@@ -27,15 +27,43 @@ declare
 begin
     select j.* into v_job from pgqueue.jobs j where j.id = explain.job_id;
     if not found then
-        select e.state, e.reason, e.detail, e.behind
-        into state, reason, detail, behind
-        from pgqueue._explain_ended(explain.job_id) e;
+        select
+            h.state::text, 'finished', h.merged_into,
+            concat(
+                format('%s at %s after %s attempt%s', h.state, h.finished_at, h.attempts, case h.attempts when 1 then '' else 's' end),
+                ', with job ' || h.merged_into || ', which had the same payload',
+                case
+                    when h.state <> 'succeeded'
+                    then ': ' || left(coalesce(h.errors -> -1 ->> 'message', h.errors -> -1 ->> 'class'), 500)
+                end
+            )
+        into state, reason, behind, detail
+        from pgqueue.history h
+        where h.id = explain.job_id
+        limit 1;
+        if not found then
+            state := 'unknown';
+            reason := 'unknown';
+            detail := 'there is no such job, or its retention has ended';
+        end if;
         return;
     end if;
     state := v_job.state::text;
     if v_job.state = 'executing' then
         behind := nullif(v_job.leader, v_job.id);
-        select e.reason, e.detail, e.until into reason, detail, until from pgqueue._explain_executing(v_job, v_now) e;
+        until := v_job.lease_expires_at;
+        if until <= v_now then
+            reason := 'lapsed';
+            detail := format('the lease of worker %s lapsed at %s; the next maintain() takes the job back', v_job.reserved_by, until);
+        elsif v_job.cancel_requested_at is not null then
+            reason := 'cancelling';
+            detail := format('worker %s was asked to cancel it at %s', v_job.reserved_by, v_job.cancel_requested_at);
+        else
+            reason := 'executing';
+            detail := format(
+                'worker %s holds it since %s until %s, %s', v_job.reserved_by, v_job.reserved_at, until, pgqueue._explain_attempts(v_job)
+            );
+        end if;
         return;
     end if;
 
@@ -47,12 +75,7 @@ begin
 
     if v_job.blocked_on like '@%' then
         reason := case when v_job.task = '@group' then 'group' else 'parents' end;
-        if v_job.task = '@group' then
-            select e.detail, e.behind into detail, behind from pgqueue._explain_group(v_job) e;
-        end if;
-        if detail is null then
-            select e.detail, e.behind into detail, behind from pgqueue._explain_parents(v_job) e;
-        end if;
+        select e.detail, e.behind into detail, behind from pgqueue._explain_parents(v_job) e;
         return;
     end if;
 
@@ -73,23 +96,21 @@ begin
 
     if v_job.state <> 'blocked' then
         if v_job.ready_at > v_now then
-            select e.detail, e.until into detail, until from pgqueue._explain_events(v_job.id) e;
+            select e.reason, e.detail, e.until into reason, detail, until from pgqueue._explain_step(v_job, v_now) e;
             if detail is not null then
-                reason := 'event';
                 return;
             end if;
             until := v_job.ready_at;
-            detail := pgqueue._explain_sleep(v_job, v_now);
-            if detail is not null then
-                reason := 'sleep';
-                return;
-            end if;
             reason := 'not_due';
             detail := format(
                 '%s at %s, %s',
                 case
                     when v_job.state = 'failed' then 'it failed and is retried'
-                    when pgqueue._is_given_back(v_job, v_now) then pgqueue._explain_given_back(v_job)
+                    when pgqueue._is_given_back(v_job, v_now) then format(
+                        'workers reserved it %s times and gave it back without an attempt, the last time %s: they do not have task %s, '
+                        'or its handler snoozes; it runs again',
+                        (v_job.reservation >> 20) - v_job.losses, v_job.reserved_by, v_job.task
+                    )
                     when v_job.reservation > 0 then 'it was deferred; it runs again'
                     else 'it is to run'
                 end,
@@ -119,7 +140,7 @@ begin
         return;
     end if;
 
-    if pgqueue._workers_of(v_job.queue, v_now) = 0 then
+    if not exists (select from pgqueue._living_workers_of(v_job.queue, v_now)) then
         reason := 'no_worker';
         detail := format('no living worker serves queue %s', v_job.queue);
         return;
@@ -140,68 +161,6 @@ comment on function pgqueue.explain(bigint) is
     'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
--- Explain() of a job that has ended.
-create or replace function pgqueue._explain_ended(
-    p_id bigint, out state text, out reason text, out detail text, out behind bigint
-)
-language plpgsql
-stable
-parallel safe
-as $$
-declare
-    v_ended record;
-begin
-    select h.state, h.finished_at, h.attempts, h.merged_into, h.errors -> -1 as error
-    into v_ended
-    from pgqueue.history h
-    where h.id = p_id
-    limit 1;
-    if not found then
-        state := 'unknown';
-        reason := 'unknown';
-        detail := 'there is no such job, or its retention has ended';
-        return;
-    end if;
-    state := v_ended.state::text;
-    reason := 'finished';
-    behind := v_ended.merged_into;
-    detail := concat(
-        format('%s at %s after %s attempt%s', v_ended.state, v_ended.finished_at, v_ended.attempts, case v_ended.attempts when 1 then '' else 's' end),
-        ', with job ' || v_ended.merged_into || ', which had the same payload',
-        case
-            when v_ended.state <> 'succeeded'
-            then ': ' || left(coalesce(v_ended.error ->> 'message', v_ended.error ->> 'class'), 500)
-        end
-    );
-end
-$$;
-
--- Explain() of a job that executes.
-create or replace function pgqueue._explain_executing(
-    p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz
-)
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    until := p_job.lease_expires_at;
-    if until <= p_now then
-        reason := 'lapsed';
-        detail := format('the lease of worker %s lapsed at %s; the next maintain() takes the job back', p_job.reserved_by, until);
-    elsif p_job.cancel_requested_at is not null then
-        reason := 'cancelling';
-        detail := format('worker %s was asked to cancel it at %s', p_job.reserved_by, p_job.cancel_requested_at);
-    else
-        reason := 'executing';
-        detail := format(
-            'worker %s holds it since %s until %s, %s', p_job.reserved_by, p_job.reserved_at, until,
-            pgqueue._explain_attempts(p_job)
-        );
-    end if;
-end
-$$;
-
 -- Which attempt of a job is under way or next, in words.
 create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)
 returns text
@@ -218,17 +177,6 @@ begin
         pgqueue._max_attempts(p_job.max_attempts, v_task.max_attempts, v_task.accumulate)
     );
 end
-$$;
-
--- How many living workers claim from a queue.
-create or replace function pgqueue._workers_of(p_queue text, p_now timestamptz)
-returns bigint
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select count(*) from pgqueue._living_workers_of(p_queue, p_now) w
 $$;
 
 -- The living workers that claim from a queue.
