@@ -58,6 +58,8 @@ ALLOWED = {
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
+    ("_write_options", STABLE): "writes a row by dynamic SQL",
+    ("_write_options", "text type variable is not sanitized"): "names of columns, each of them by quote_ident",
     # Called with constants, an immutable one would raise during planning, even if it is never reached.
     ("_refuse", IMMUTABLE): "raises",
     # Their ends cannot be reached.

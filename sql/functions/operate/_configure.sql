@@ -1,5 +1,68 @@
--- The shared parts of configure_queue, configure_task and declare_task: they check the names in reset, refuse a value that
--- the table refuses, and record the change.
+-- What configure_queue, configure_task and declare_task do: they write options into the row of a queue or task, refuse a value
+-- that the table refuses, and record the change.
+
+-- Null options keep their values; reset names options to take back. False: unchanged.
+create or replace function pgqueue._configure(p_of text, p_name text, p_options jsonb, p_reset text[])
+returns boolean
+language plpgsql
+as $$
+declare
+    v_row record;
+begin
+    perform pgqueue._check_name(p_of, p_name);
+    perform pgqueue._check_reset(p_reset, array(select k.name from jsonb_object_keys(p_options) k (name)), 'configure_' || p_of);
+    if p_options ->> 'retry_policy' = 'function' then
+        perform pgqueue._refuse(
+            'retry_policy cannot be function here', 'Only the owner of the schema may name a function.',
+            'Call set_retry_function(task, function) as the owner.'
+        );
+    end if;
+    select w.*
+    into v_row
+    from pgqueue._write_options(
+        p_of, p_name,
+        jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
+        false
+    ) w;
+    return pgqueue._audit_options('configure_' || p_of, p_of, p_name, v_row.before, v_row.after);
+end
+$$;
+
+-- Inserts the row where there is none, locks it, and writes the values of these columns; p_if_new: but does not lock a row that
+-- has all of them. The names alone of the table and of its columns are in the text of the statements.
+create or replace function pgqueue._write_options(
+    p_of text, p_name text, p_changes jsonb, p_if_new boolean, out before jsonb, out after jsonb, out is_written boolean
+)
+language plpgsql
+as $$
+declare
+    v_table constant text := p_of || 's';
+    v_constraint text;
+begin
+    is_written := true;
+    if p_if_new then
+        execute format('select t is distinct from jsonb_populate_record(t, $2) from pgqueue.%I t where t.name = $1', v_table)
+        into is_written
+        using p_name, p_changes;
+        if not is_written then
+            return;
+        end if;
+        is_written := true;
+    end if;
+    execute format('insert into pgqueue.%I (name) values ($1) on conflict do nothing', v_table) using p_name;
+    execute format('select to_jsonb(t) from pgqueue.%I t where t.name = $1 for update', v_table) into before using p_name;
+    after := before;
+    if p_changes <> '{}' then
+        execute format(
+            'update pgqueue.%1$I t set (%2$s) = (select %2$s from jsonb_populate_record(t, $2)) where t.name = $1 returning to_jsonb(t)',
+            v_table, (select string_agg(quote_ident(c.name), ', ') from jsonb_object_keys(p_changes) c (name))
+        ) into after using p_name, p_changes;
+    end if;
+exception when check_violation or numeric_value_out_of_range then
+    get stacked diagnostics v_constraint = constraint_name;
+    perform pgqueue._refuse_option(p_of, p_name, v_constraint, sqlerrm);
+end
+$$;
 
 create or replace function pgqueue._check_reset(p_reset text[], p_options text[], p_function text)
 returns void

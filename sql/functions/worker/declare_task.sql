@@ -33,70 +33,22 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_constraint text;
+    v_options constant jsonb := jsonb_build_object(
+        'declared_queue', declare_task.queue, 'declared_priority', declare_task.priority,
+        'declared_max_attempts', declare_task.max_attempts, 'declared_retry_policy', declare_task.retry_policy,
+        'declared_retry_delay', declare_task.retry_delay, 'declared_retry_jitter', declare_task.retry_jitter,
+        'declared_expires_in', declare_task.expires_in, 'declared_retention_succeeded', declare_task.retention_succeeded,
+        'declared_retention_cancelled', declare_task.retention_cancelled,
+        'declared_retention_dead', declare_task.retention_dead, 'declared_retry_cap', declare_task.retry_cap,
+        'declared_retry_delays', declare_task.retry_delays, 'declared_retry_queue', declare_task.retry_queue,
+        'declared_accumulate', declare_task.accumulate, 'declared_batch_size', declare_task.batch_size,
+        'declared_timeout', declare_task.timeout, 'declared_max_crashes', declare_task.max_crashes,
+        'declared_store_result', declare_task.store_result, 'declared_docs', declare_task.docs,
+        'declared_owner', declare_task.owner
+    );
 begin
     perform pgqueue._check_name('task', declare_task.task);
-    if exists (
-        select from pgqueue.tasks t
-        where t.name = declare_task.task
-            and (
-                t.declared_queue, t.declared_priority, t.declared_max_attempts, t.declared_retry_policy,
-                t.declared_retry_delay, t.declared_retry_jitter, t.declared_expires_in, t.declared_retention_succeeded,
-                t.declared_retention_cancelled, t.declared_retention_dead, t.declared_retry_cap, t.declared_retry_delays,
-                t.declared_retry_queue, t.declared_accumulate, t.declared_batch_size, t.declared_timeout,
-                t.declared_max_crashes, t.declared_store_result, t.declared_docs, t.declared_owner
-            ) is not distinct from (
-                declare_task.queue, declare_task.priority, declare_task.max_attempts, declare_task.retry_policy,
-                declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in,
-                declare_task.retention_succeeded, declare_task.retention_cancelled, declare_task.retention_dead,
-                declare_task.retry_cap, declare_task.retry_delays, declare_task.retry_queue, declare_task.accumulate,
-                declare_task.batch_size, declare_task.timeout, declare_task.max_crashes, declare_task.store_result,
-                declare_task.docs, declare_task.owner
-            )
-    ) then
-        return false;
-    end if;
-    insert into pgqueue.tasks (
-        name, declared_queue, declared_priority, declared_max_attempts, declared_retry_policy, declared_retry_delay,
-        declared_retry_jitter, declared_expires_in, declared_retention_succeeded, declared_retention_cancelled,
-        declared_retention_dead, declared_retry_cap, declared_retry_delays, declared_retry_queue,
-        declared_accumulate, declared_batch_size, declared_timeout, declared_max_crashes, declared_store_result,
-        declared_docs, declared_owner
-    )
-    values (
-        declare_task.task, declare_task.queue, declare_task.priority, declare_task.max_attempts,
-        declare_task.retry_policy, declare_task.retry_delay, declare_task.retry_jitter, declare_task.expires_in,
-        declare_task.retention_succeeded, declare_task.retention_cancelled, declare_task.retention_dead,
-        declare_task.retry_cap, declare_task.retry_delays, declare_task.retry_queue,
-        declare_task.accumulate, declare_task.batch_size, declare_task.timeout, declare_task.max_crashes,
-        declare_task.store_result, declare_task.docs, declare_task.owner
-    )
-    on conflict (name) do update
-    set
-        declared_queue = excluded.declared_queue,
-        declared_priority = excluded.declared_priority,
-        declared_max_attempts = excluded.declared_max_attempts,
-        declared_retry_policy = excluded.declared_retry_policy,
-        declared_retry_delay = excluded.declared_retry_delay,
-        declared_retry_jitter = excluded.declared_retry_jitter,
-        declared_expires_in = excluded.declared_expires_in,
-        declared_retention_succeeded = excluded.declared_retention_succeeded,
-        declared_retention_cancelled = excluded.declared_retention_cancelled,
-        declared_retention_dead = excluded.declared_retention_dead,
-        declared_retry_cap = excluded.declared_retry_cap,
-        declared_retry_delays = excluded.declared_retry_delays,
-        declared_retry_queue = excluded.declared_retry_queue,
-        declared_accumulate = excluded.declared_accumulate,
-        declared_batch_size = excluded.declared_batch_size,
-        declared_timeout = excluded.declared_timeout,
-        declared_max_crashes = excluded.declared_max_crashes,
-        declared_store_result = excluded.declared_store_result,
-        declared_docs = excluded.declared_docs,
-        declared_owner = excluded.declared_owner;
-    return true;
-exception when check_violation or numeric_value_out_of_range then
-    get stacked diagnostics v_constraint = constraint_name;
-    perform pgqueue._refuse_option('task', declare_task.task, v_constraint, sqlerrm);
+    return (select w.is_written from pgqueue._write_options('task', declare_task.task, v_options, true) w);
 end
 $$;
 
