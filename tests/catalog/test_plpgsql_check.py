@@ -40,7 +40,6 @@ ALLOWED = {
     ("_free_payloads", STABLE): "FOR UPDATE",
     ("_lock_failed", STABLE): "FOR UPDATE",
     ("_lock_held", STABLE): "FOR UPDATE",
-    ("_lock_history", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
     # limits rely on need a newer one, taken after the rows were locked.
@@ -67,9 +66,6 @@ ALLOWED = {
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
-    ("declare_task", NO_RETURN): "the handler ends in _refuse, which raises",
-    ("configure_task", NO_RETURN): "the handler ends in _refuse, which raises",
-    ("configure_queue", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_batch_deduped", 'parameter "errors" is never read'): "comes in, and goes out with the errors that it sets",
     ("_run_slice", 'composite OUT variable "run" is not single argument'): "the run so far, and what the slice adds",
     ("_run_step", 'composite OUT variable "run" is not single argument'): "the run so far, and whether it is cut",

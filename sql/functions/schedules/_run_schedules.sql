@@ -12,6 +12,9 @@
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
 language plpgsql
+set enable_seqscan = off
+set enable_bitmapscan = off
+set jit = off
 as $$
 declare
     v_now timestamptz;
@@ -24,7 +27,20 @@ begin
     v_now := pgqueue._ready_at(null);
     select array_agg(d.name order by d.due_at nulls first, d.name), array_agg(d.due_at order by d.due_at nulls first, d.name)
     into v_names, v_due
-    from pgqueue._due_schedules(v_now, p_limit) d;
+    from (
+        -- Since when it is due; null: that must be computed again.
+        select s.name, case when r.next_at <= v_now then r.next_at end as due_at
+        from pgqueue.schedules s
+        left join lateral pgqueue._latest_plan(s.name, v_now) r on true
+        cross join lateral (
+            select
+                r.rule is distinct from pgqueue._schedule_rule(s)
+                or (r.next_at is null and r.retry_at <= v_now) as anew
+        ) k
+        where s.paused_at is null and (k.anew or coalesce(r.retry_at, r.next_at) <= v_now)
+        order by 2 nulls first, 1
+        limit p_limit
+    ) d;
     if v_names is null then
         return 0::bigint;
     end if;
@@ -76,31 +92,6 @@ begin
     where s.name = p_names[1];
     return 0::bigint;
 end
-$$;
-
--- The schedules that are due, and since when; null: it must be computed again.
-create or replace function pgqueue._due_schedules(p_now timestamptz, p_limit integer)
-returns table (name text, due_at timestamptz)
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
-as $$
-    select s.name, case when r.next_at <= p_now then r.next_at end
-    from pgqueue.schedules s
-    left join lateral pgqueue._latest_plan(s.name, p_now) r on true
-    cross join lateral (
-        select
-            r.rule is distinct from pgqueue._schedule_rule(s)
-            or (r.next_at is null and r.retry_at <= p_now) as anew
-    ) k
-    where s.paused_at is null
-        and (k.anew or coalesce(r.retry_at, r.next_at) <= p_now)
-    order by 2 nulls first, 1
-    limit p_limit
 $$;
 
 -- Enqueues the due jobs of these schedules, each due since p_due (null: to be computed again), about p_limit at most;

@@ -78,16 +78,10 @@ begin
         or pgqueue._schedule_rule(v_schedule) <> pgqueue._schedule_rule(v_after)
     ) then
         update pgqueue.schedules s
-        set
-            task = schedule.task,
-            args = schedule.args,
-            queue = schedule.queue,
-            priority = schedule.priority,
-            max_attempts = schedule.max_attempts,
-            expires_in = schedule.expires_in,
-            headers = schedule.headers,
-            tags = schedule.tags,
-            retention = schedule.retention
+        set (task, args, queue, priority, max_attempts, expires_in, headers, tags, retention) = (
+            schedule.task, schedule.args, schedule.queue, schedule.priority, schedule.max_attempts, schedule.expires_in,
+            schedule.headers, schedule.tags, schedule.retention
+        )
         where s.name = schedule.name;
         v_is_settled := v_schedule.paused_at is null and pgqueue._settle_schedule(v_schedule);
     end if;
@@ -103,24 +97,15 @@ begin
         schedule.retention, v_spec
     )
     on conflict (name) do update
-    set
-        declared_expression = excluded.declared_expression,
-        declared_timezone = excluded.declared_timezone,
-        every = excluded.every,
-        catch_up = excluded.catch_up,
-        catch_up_cap = excluded.catch_up_cap,
-        overlap = excluded.overlap,
-        jitter = excluded.jitter,
-        task = excluded.task,
-        args = excluded.args,
-        queue = excluded.queue,
-        priority = excluded.priority,
-        max_attempts = excluded.max_attempts,
-        expires_in = excluded.expires_in,
-        headers = excluded.headers,
-        tags = excluded.tags,
-        retention = excluded.retention,
-        spec = excluded.spec
+    set (
+        declared_expression, declared_timezone, every, catch_up, catch_up_cap, overlap, jitter, task, args, queue, priority,
+        max_attempts, expires_in, headers, tags, retention, spec
+    ) = (
+        excluded.declared_expression, excluded.declared_timezone, excluded.every, excluded.catch_up,
+        excluded.catch_up_cap, excluded.overlap, excluded.jitter, excluded.task, excluded.args, excluded.queue,
+        excluded.priority, excluded.max_attempts, excluded.expires_in, excluded.headers, excluded.tags,
+        excluded.retention, excluded.spec
+    )
     where (
         s.declared_expression, s.declared_timezone, s.every, s.catch_up, s.catch_up_cap, s.overlap, s.jitter, s.task,
         s.args, s.queue, s.priority, s.max_attempts, s.expires_in, s.headers, s.tags, s.retention, s.spec
@@ -172,46 +157,41 @@ returns void
 language plpgsql
 as $$
 begin
-    if num_nonnulls(p_expression, p_every) <> 1 then
-        perform pgqueue._refuse(
-            'a schedule takes either expression or every',
-            case when p_every is null then 'Neither was given.' else 'Both were given.' end,
-            'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
-        );
-    end if;
-    if p_every is not null and (
-        not isfinite(p_every) or p_every not between '1 s' and '10 years' or extract(month from p_every) <> 0
-        or extract(year from p_every) <> 0
-    ) then
-        perform pgqueue._refuse(
-            'every must be between one second and ten years, without months', format('It is %s.', p_every),
-            'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
-        );
-    end if;
-    if p_catch_up is null or p_catch_up not in ('skip', 'last', 'all') then
-        perform pgqueue._refuse(
-            'catch_up must be skip, last or all', format('It is %s.', coalesce(quote_literal(p_catch_up), 'null')),
-            'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
-        );
-    end if;
-    if p_cap is null or p_cap not between 1 and 10000 then
-        perform pgqueue._refuse(
-            'catch_up_cap must be between 1 and 10000', format('It is %s.', coalesce(p_cap::text, 'null')),
-            'Give the number of missed runs that are made up for at most; 100 is the default.'
-        );
-    end if;
-    if p_overlap is null or p_overlap not in ('start', 'skip') then
-        perform pgqueue._refuse(
-            'overlap must be start or skip', format('It is %s.', coalesce(quote_literal(p_overlap), 'null')),
-            'start: a run starts even if the last one has not ended; skip: it is left out.'
-        );
-    end if;
-    if p_jitter is not null and (not isfinite(p_jitter) or p_jitter not between '0' and '1 day') then
-        perform pgqueue._refuse(
-            'jitter must be between zero and one day', format('It is %s.', p_jitter),
-            'Give jitter as an interval, such as ''30 s''.'
-        );
-    end if;
+    perform pgqueue._refuse(r.message, r.detail, r.hint)
+    from (
+        values
+            (
+                num_nonnulls(p_expression, p_every) <> 1, 'a schedule takes either expression or every',
+                case when p_every is null then 'Neither was given.' else 'Both were given.' end,
+                'Give expression (cron, such as ''30 2 * * *'') or every (an interval, such as ''5 min'').'
+            ),
+            (
+                not isfinite(p_every) or p_every not between '1 s' and '10 years'
+                or extract(month from p_every) <> 0 or extract(year from p_every) <> 0,
+                'every must be between one second and ten years, without months', format('It is %s.', p_every),
+                'Give every in days, hours, minutes and seconds; for calendar months give an expression: ''0 0 1 * *''.'
+            ),
+            (
+                (p_catch_up in ('skip', 'last', 'all')) is not true, 'catch_up must be skip, last or all',
+                format('It is %s.', coalesce(quote_literal(p_catch_up), 'null')),
+                'skip: no missed run is made up for; last: the last one is; all: each, at most catch_up_cap.'
+            ),
+            (
+                (p_cap between 1 and 10000) is not true, 'catch_up_cap must be between 1 and 10000',
+                format('It is %s.', coalesce(p_cap::text, 'null')),
+                'Give the number of missed runs that are made up for at most; 100 is the default.'
+            ),
+            (
+                (p_overlap in ('start', 'skip')) is not true, 'overlap must be start or skip',
+                format('It is %s.', coalesce(quote_literal(p_overlap), 'null')),
+                'start: a run starts even if the last one has not ended; skip: it is left out.'
+            ),
+            (
+                not isfinite(p_jitter) or p_jitter not between '0' and '1 day', 'jitter must be between zero and one day',
+                format('It is %s.', p_jitter), 'Give jitter as an interval, such as ''30 s''.'
+            )
+    ) r (is_wrong, message, detail, hint)
+    where r.is_wrong;
     perform pgqueue._check_timezone(p_timezone);
 end
 $$;
@@ -245,29 +225,24 @@ begin
             format('It is %s.', coalesce(quote_literal(left(p_timezone, 100)), 'null')),
             format(
                 'Give a name such as %s, no abbreviation; select name from pg_timezone_names lists them.',
-                coalesce(pgqueue._zones_of(v_name), 'Europe/Berlin')
+                coalesce(
+                    (
+                        -- A zone is listed with its abbreviation of today: summer or winter.
+                        select string_agg(n.name, ' or ' order by n.name collate "C")
+                        from pg_timezone_names n
+                        where n.name in (
+                                'America/Chicago', 'America/Denver', 'America/Halifax', 'America/Los_Angeles', 'America/New_York',
+                                'Asia/Hong_Kong', 'Asia/Jakarta', 'Asia/Jerusalem', 'Asia/Karachi', 'Asia/Kolkata', 'Asia/Manila',
+                                'Asia/Seoul', 'Asia/Shanghai', 'Asia/Tokyo', 'Australia/Adelaide', 'Australia/Perth', 'Australia/Sydney',
+                                'Europe/Athens', 'Europe/Berlin', 'Europe/Dublin', 'Europe/Lisbon', 'Europe/London', 'Europe/Moscow',
+                                'Pacific/Auckland', 'Pacific/Honolulu'
+                            )
+                            and regexp_replace(n.abbrev collate "C", '[SD]T$', 'T') = regexp_replace(v_name collate "C", '[SD]T$', 'T')
+                    ),
+                    'Europe/Berlin'
+                )
             )
         );
     end if;
 end
-$$;
-
--- A zone is listed with its abbreviation of today: summer or winter.
-create or replace function pgqueue._zones_of(p_abbreviation text)
-returns text
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select string_agg(n.name, ' or ' order by n.name collate "C")
-    from pg_timezone_names n
-    where n.name in (
-            'America/Chicago', 'America/Denver', 'America/Halifax', 'America/Los_Angeles', 'America/New_York',
-            'Asia/Hong_Kong', 'Asia/Jakarta', 'Asia/Jerusalem', 'Asia/Karachi', 'Asia/Kolkata', 'Asia/Manila',
-            'Asia/Seoul', 'Asia/Shanghai', 'Asia/Tokyo', 'Australia/Adelaide', 'Australia/Perth', 'Australia/Sydney',
-            'Europe/Athens', 'Europe/Berlin', 'Europe/Dublin', 'Europe/Lisbon', 'Europe/London', 'Europe/Moscow',
-            'Pacific/Auckland', 'Pacific/Honolulu'
-        )
-        and regexp_replace(n.abbrev collate "C", '[SD]T$', 'T') = regexp_replace(p_abbreviation collate "C", '[SD]T$', 'T')
 $$;
