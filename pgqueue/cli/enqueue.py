@@ -10,9 +10,8 @@ import typer
 from pgqueue.cli import output
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask
-from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.cli.options import AsJson, Dsn, commands, parse_object
 from pgqueue.db import produce
-from pgqueue.errors import ConfigError
 
 app = commands()
 
@@ -101,12 +100,5 @@ def enqueue(
 
 def _parse_object(text: str, what: str) -> orjson.Fragment:
     """Check that the text is a JSON object. It is sent as written: parsed, a number of many digits would be rounded."""
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{what} is not JSON: {error}", hint="""quote it for the shell: '{"to": "a@b.c"}'"""
-        ) from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
+    parse_object(text, what)
     return orjson.Fragment(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EXAMPLES = {
     "worker": "pgqueue worker -r shop.tasks -q critical,8 -q default --concurrency 50",
+    "run": """pgqueue run shop.tasks:send_email '{"to": "a@b.c"}'""",
+    "dev": "pgqueue dev -r shop.tasks",
     "migrate": "pgqueue migrate --check || pgqueue migrate",
     "proxy": "pgqueue proxy --dsn service=shard0 --dsn service=shard1",
     "enqueue": """pgqueue enqueue send_email '{"to": "a@b.c"}' --delay '5 min' --tag welcome""",

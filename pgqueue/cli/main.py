@@ -30,6 +30,8 @@ from pgqueue.schema import bundled
 # Each command with its module and its line in `pgqueue --help`, which imports none of them.
 COMMANDS = {
     "worker": ("worker", "Run jobs until a signal stops it."),
+    "run": ("run", "Run one task once, here and now, with its log, and print its result."),
+    "dev": ("dev", "Run all that development needs in one terminal: database, worker, pages."),
     "migrate": ("migrate", "Create or upgrade the schema pgqueue."),
     "proxy": ("proxy", "Print the SQL of a PL/Proxy database before shards, for psql."),
     "enqueue": ("enqueue", "Enqueue one job and print its id."),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import orjson
 import typer
 
 from pgqueue.cli.completion import queues, states, tasks
+from pgqueue.errors import ConfigError
 
 
 def commands(help: str | None = None) -> typer.Typer:
@@ -42,6 +44,7 @@ Dsns = Annotated[
         show_default=False,
     ),
 ]
+LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -73,3 +76,16 @@ Where = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
 ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """Read a JSON object that was given as `what`."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"{what} is not JSON: {error}", hint="""quote it for the shell: '{"to": "a@b.c"}'"""
+        ) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{what} is not a JSON object", hint="""give named arguments: '{"to": "a@b.c"}'""")
+    return value

@@ -13,7 +13,7 @@ import typer
 from pgqueue.cli.completion import queues, strategies
 from pgqueue.cli.database import databases
 from pgqueue.cli.modules import load
-from pgqueue.cli.options import Dsns, commands, one_of_variable
+from pgqueue.cli.options import Dsns, LogLevel, commands, one_of_variable
 from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
@@ -82,7 +82,6 @@ HealthPort = Annotated[
     int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)
 ]
 HealthHost = Annotated[str, typer.Option(help="The address to serve them on.")]
-LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
 LogFormat = Annotated[str, typer.Option(help="console, or json: one object a line.")]
 
 

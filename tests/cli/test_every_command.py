@@ -117,11 +117,13 @@ COMMANDS = dict(commands(tree))
 # benchmark that there is not, a directory that cannot be made.
 LEFT_OUT = {
     ("worker",): {"require"},
+    ("dev",): {"require"},
     ("status",): {"again"},
     ("jobs", "list"): {"again"},
     ("workers", "list"): {"again"},
 }
 FORCED = {
+    ("run",): {"task": "no_module:task"},
     ("top",): {"once": "--once"},
     ("web",): {"prefix": "--prefix=no-path"},
     ("bench",): {"names": "nope"},

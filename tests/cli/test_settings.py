@@ -45,7 +45,22 @@ def options() -> list[tuple[tuple[str, ...], Any]]:
 
 def test_there_are_the_commands_that_the_readme_names() -> None:
     assert {" ".join(path) for path, _ in commands()} == {
-        *("worker", "migrate", "proxy", "enqueue", "status", "grant", "help", "bench", "demo", "psql", "dsn", "server"),
+        *(
+            "worker",
+            "run",
+            "dev",
+            "migrate",
+            "proxy",
+            "enqueue",
+            "status",
+            "grant",
+            "help",
+            "bench",
+            "demo",
+            "psql",
+            "dsn",
+            "server",
+        ),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
         *("tasks list", "tasks set", "tasks schema", "web", "top", "metrics", "doctor"),
@@ -82,7 +97,7 @@ def test_everything_that_prints_prints_json_when_asked() -> None:
     printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
     # The worker logs, web serves, and both print nothing; psql has formats of its own, a schema is JSON, and proxy
     # prints SQL. What was imported is a count for people.
-    others = {"worker", "web", "psql", "tasks schema", "proxy"}
+    others = {"worker", "dev", "web", "psql", "tasks schema", "proxy"}
     imports = {" ".join(path) for path, _ in commands() if path[0] == "import"}
     assert printing == {" ".join(path) for path, _ in commands()} - others - imports
 
