@@ -1,7 +1,7 @@
 -- Jobs as rows: from the options of a producer to a row of jobs, checked, and from such rows into the queue.
 --
 -- A row gets its id before it is inserted, so that its dedupe key can name it. An option that its producer left out is null
--- until _insert_jobs fills it in by task and queue. enqueue and enqueue_many have shorter ways of their own.
+-- until _insert_jobs fills it in by task and queue. enqueue and enqueue_many have shorter inserts of their own.
 
 create or replace function pgqueue._checked_job(p_id bigint, p_now timestamptz, p_options pgqueue.job_options)
 returns pgqueue.jobs
@@ -141,28 +141,5 @@ begin
     v_job.state := 'blocked';
     v_job.blocked_on := '@parents';
     return v_job;
-end
-$$;
-
--- N jobs with the same options that the short way of enqueue_many does not cover.
-create or replace function pgqueue._enqueue_rows(p_options pgqueue.job_options, p_args jsonb[])
-returns setof bigint
-language plpgsql
-as $$
-declare
-    v_options pgqueue.job_options := p_options;
-    v_job pgqueue.jobs;
-    v_ids bigint[] := array(select nextval('pgqueue.jobs_id_seq') from unnest(p_args));
-begin
-    v_options.args := '{}';
-    v_job := pgqueue._checked_job(0, pgqueue._ready_at(null), v_options);
-    perform pgqueue._insert_jobs(
-        array(
-            select jsonb_populate_record(v_job, jsonb_build_object('id', n.id, 'args', n.args))
-            from unnest(v_ids, p_args) n (id, args)
-        )
-    );
-    perform pgqueue._add_dependencies(v_ids);
-    return query select i.id from unnest(v_ids) i (id);
 end
 $$;

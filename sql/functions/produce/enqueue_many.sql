@@ -40,19 +40,13 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := pgqueue._ready_at(null);
-    v_run_at timestamptz := coalesce(enqueue_many.run_at, v_now);
-    v_ready_at timestamptz := v_now;
-    v_queue text;
-    v_priority smallint;
-    v_expires_in interval;
-    v_accumulate boolean;
     v_options pgqueue.job_options;
-    v_retry jsonb;
+    v_job pgqueue.jobs;
     v_enqueued_by text := pgqueue._enqueued_by();
+    v_ids bigint[];
 begin
     v_options := row(
-        enqueue_many.task, null::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
+        enqueue_many.task, '{}'::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
         enqueue_many.delay, enqueue_many.expires_in, enqueue_many.timeout, enqueue_many.max_attempts,
         enqueue_many.key, enqueue_many.score, enqueue_many.dedupe, enqueue_many.dedupe_for, enqueue_many.on_conflict,
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
@@ -60,8 +54,9 @@ begin
         enqueue_many.debounce_max, enqueue_many.declared,
         enqueue_many.run_if, enqueue_many.group_id
     );
-    perform pgqueue._check_options(v_options);
-    v_retry := pgqueue._job_retry(enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue);
+    if enqueue_many.dedupe is not null or enqueue_many.args is null then
+        perform pgqueue._check_options(v_options);
+    end if;
     if enqueue_many.args is null then
         perform pgqueue._refuse(
             'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
@@ -86,59 +81,40 @@ begin
         return;
     end if;
 
-    if num_nonnulls(enqueue_many.depends_on, enqueue_many.group_id) > 0 then
-        return query select n.id from pgqueue._enqueue_rows(v_options, enqueue_many.args) n (id);
-        return;
-    end if;
-
-    if enqueue_many.delay is not null then
-        v_run_at := pgqueue._after(v_now, enqueue_many.delay);
-    end if;
-    if v_run_at > v_now then
-        v_ready_at := pgqueue._ready_at(v_run_at);
-        perform pgqueue._check_run_at(v_run_at);
-    end if;
-
+    v_job := pgqueue._checked_job(0, pgqueue._ready_at(null), v_options);
     select
-        w.queue,
-        p.priority,
-        coalesce(enqueue_many.expires_in, t.expires_in, (enqueue_many.declared ->> 'expires_in')::interval),
-        coalesce(t.accumulate, (enqueue_many.declared ->> 'accumulate')::boolean)
-    into v_queue, v_priority, v_expires_in, v_accumulate
+        w.queue, coalesce(v_job.priority, t.priority, q.priority, 0),
+        coalesce(v_job.expires_at, pgqueue._after(greatest(v_job.run_at, v_job.created_at), t.expires_in))
+    into v_job.queue, v_job.priority, v_job.expires_at
     from (values (1)) one (row)
     left join pgqueue.effective_tasks t on t.name = enqueue_many.task
-    cross join lateral (
-        select coalesce(enqueue_many.queue, t.queue, enqueue_many.declared ->> 'queue', 'default') as queue
-    ) w
-    left join pgqueue.queues q on q.name = w.queue
-    cross join lateral (
-        select coalesce(
-            enqueue_many.priority, t.priority, (enqueue_many.declared ->> 'priority')::integer, q.priority, 0
-        )::smallint as priority
-    ) p;
+    cross join lateral (select coalesce(v_job.queue, t.queue, 'default') as queue) w
+    left join pgqueue.queues q on q.name = w.queue;
 
-    if v_accumulate and enqueue_many.key is null then
-        perform pgqueue._refuse_without_key(enqueue_many.task);
+    if v_job.depends_on is not null then
+        v_ids := array(select nextval('pgqueue.jobs_id_seq') from unnest(enqueue_many.args));
     end if;
-
+    -- Not by _insert_jobs: the rows of 1,000 jobs would be made twice, which takes 10 to 40 % longer.
     return query
     insert into pgqueue.jobs (
-        queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
+        id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at,
         expires_at, max_attempts, retention, retry, key, score, limit_key, timeout,
-        enqueued_by
+        enqueued_by, state, blocked_on, depends_on, run_if, group_id
     )
+    overriding system value
     select
-        v_queue, enqueue_many.task, a.args, enqueue_many.headers, enqueue_many.tags, v_priority, v_run_at, v_ready_at,
-        v_now, pgqueue._after(greatest(v_run_at, v_now), v_expires_in), enqueue_many.max_attempts, enqueue_many.retention,
-        v_retry, enqueue_many.key, enqueue_many.score, enqueue_many.limit_key, enqueue_many.timeout,
-        v_enqueued_by
+        coalesce(v_ids[a.ord], nextval('pgqueue.jobs_id_seq')), v_job.queue, v_job.task, a.args, v_job.headers, v_job.tags,
+        v_job.priority, v_job.run_at, v_job.ready_at, v_job.created_at, v_job.expires_at, v_job.max_attempts,
+        v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.timeout, v_enqueued_by,
+        coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id
     from unnest(enqueue_many.args) with ordinality a (args, ord)
     order by a.ord
     returning id;
-
-    if found then
-        perform pgqueue._register_lane(v_queue, v_priority, v_now);
-        perform pgqueue._wake(v_queue, v_ready_at, 2, null);
+    if v_ids is not null then
+        perform pgqueue._add_dependencies(v_ids);
+    elsif found then
+        perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at);
+        perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);
     end if;
 end
 $$;
