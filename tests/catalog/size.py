@@ -20,7 +20,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have, and what it is to come down to.
-BUDGET = Size(lines=20_700, functions=500)
+BUDGET = Size(lines=20_750, functions=500)
 TARGET = Size(lines=17_400, functions=410)
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)

@@ -201,3 +201,18 @@ def test_no_job_is_claimed_twice_when_the_draw_is_repeated(
     assert len({row.id for row in rows}) == len(rows) == 10
     assert lost.id in {row.id for row in rows}
     assert value(conn, "select count(*) from pgqueue.jobs where state = 'executing'") == 10
+
+
+@pytest.mark.parametrize("full", ["a", "b"])
+def test_a_lapsed_lease_is_taken_back_where_the_last_turn_was_full_and_another_was_not(
+    conn: psycopg.Connection, clock: Clock, full: str
+) -> None:
+    clock.set("2026-01-01 00:00:00+00")
+    lost = enqueue(conn, queue="c")
+    assert reserve_one(conn, queues=["c"], lease="1 s").id == lost
+    call(conn, "maintain")
+    # Keyed: turns are served one by one. Two slots each, and one of the queues has one job.
+    waiting = [enqueue(conn, queue=queue, key=str(n)) for queue in "ab" for n in range(1 + (queue == full))]
+    clock.set("2026-01-01 00:00:03+00")
+    rows = reserve(conn, 4, strategy="round_robin")
+    assert sorted(row.id for row in rows) == sorted([lost, *waiting])

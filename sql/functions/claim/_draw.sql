@@ -22,7 +22,7 @@ begin
             where (p_queues is null or a.queue = any (p_queues))
                 and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
         );
-    elsif p_free > 0 then
+    elsif p_free > 0 and v_draw.turns <> '{}' then
         -- The queue has too few jobs.
         v_draw.among := array_remove(v_draw.among, v_draw.turns[1].queue);
         v_rest := v_draw.turns[1].slots[cardinality(v_draw.turns[1].slots) - p_free + 1:];
@@ -41,6 +41,40 @@ begin
         v_draw.undrawn := '{}';
     end if;
     return v_draw;
+end
+$$;
+
+-- Plain jobs of all turns at once: one query finds them, in the order of their slots, for one take. candidates: a rule may
+-- touch some of them. Then each turn is found and taken by itself, for what a limit lets one start depends on what those
+-- before it have started.
+create or replace function pgqueue._find_turns(
+    inout draw pgqueue.draw, p_now timestamptz, p_skipped tid[],
+    out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
+)
+returns record
+language plpgsql
+as $$
+begin
+    with found as materialized (
+        select t.queue, t.slots, f.*
+        from unnest(draw.turns) t
+        cross join lateral pgqueue._find(array[t.queue], null, null, cardinality(t.slots), p_now, p_skipped, false) f
+    )
+    select
+        array(
+            select u.row_ctid
+            from found x
+            cross join lateral unnest(x.rows, x.slots) u (row_ctid, slot)
+            where u.row_ctid is not null
+            order by u.slot
+        ),
+        (select x.candidates from found x where x.candidates is not null limit 1),
+        max(f.last_queue), bool_or(f.short), bool_or(f.unmaintained),
+        array(select unnest(x.slots[cardinality(x.rows) + 1:]) from found x),
+        array(select unnest(draw.among) except select x.queue from found x where cardinality(x.rows) < cardinality(x.slots))
+    into rows, candidates, last_queue, short, unmaintained, draw.undrawn, draw.among
+    from found f;
+    draw.turns := '{}';
 end
 $$;
 
@@ -73,6 +107,8 @@ language plpgsql
 immutable
 parallel safe
 rows 100
+-- reserve has it off: each job would be compared with each slot.
+set enable_hashjoin = on
 as $$
 begin
     return query

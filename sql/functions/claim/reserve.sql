@@ -43,10 +43,10 @@ declare
     -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
     v_draws boolean;
     v_draw pgqueue.draw;
-    -- How many slots are free, how many of them this round is for, and of which queues.
+    v_one_by_one boolean := reserve.strategy = 'lag';
+    -- How many slots are free, and how many of them this round is for.
     v_free integer := reserve.max_jobs;
     v_want integer := reserve.max_jobs;
-    v_from text[] := reserve.queues;
     -- How many jobs to read, all as candidates. Null: v_want.
     v_size integer;
     v_found record;
@@ -66,10 +66,11 @@ begin
         octet_length(reserve.worker) between 1 and 256 and reserve.max_jobs between 1 and 50
         and reserve.lease > '0' and reserve.lease <= '1 day' and reserve.strategy = 'weighted' and reserve.weights is null
     ) is not true then
-        v_draws := pgqueue._check_reserve(
-            reserve.worker, reserve.max_jobs, reserve.queues, reserve.weights, reserve.lease, reserve.strategy
-        );
-        v_from := case when v_draws then '{}' else v_from end;
+        v_draws := pgqueue._check_reserve(worker, max_jobs, reserve.queues, reserve.weights, lease, strategy);
+        if v_draws then
+            v_draw := pgqueue._next_turn(null, v_want, reserve.queues, reserve.weights, reserve.strategy, pgqueue._clock());
+            v_want := coalesce(cardinality(v_draw.turns[1].slots), v_free);
+        end if;
     elsif reserve.queues is not null then
         perform pgqueue._check_queues(reserve.queues);
     end if;
@@ -77,12 +78,19 @@ begin
         v_began := pgqueue._clock();
         v_newest_id := pg_sequence_last_value('pgqueue.jobs_id_seq'::regclass);
     end if;
-
     loop
         v_now := pgqueue._clock();
-        select f.* into v_found from pgqueue._find(
-            v_from, reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null
-        ) f;
+        if v_draw.turns <> '{}' and not v_one_by_one then
+            select f.* into v_found from pgqueue._find_turns(v_draw, v_now, v_skipped) f;
+            v_one_by_one := v_found.candidates is not null;
+            continue when v_one_by_one;
+            v_draw := v_found.draw;
+        else
+            select f.* into v_found from pgqueue._find(
+                case when v_draw.turns is null then reserve.queues else array[v_draw.turns[1].queue] end,
+                reserve.strategy, v_draws, coalesce(v_size, v_want), v_now, v_skipped, v_size is not null
+            ) f;
+        end if;
         v_rows := v_found.rows;
         v_starts := null;
         v_keyed := false;
@@ -96,20 +104,20 @@ begin
         end if;
         if v_rows <> '{}' then
             if v_chance < cardinality(v_rows) then
-                perform pgqueue._claimed(v_rows, v_keyed, v_began, v_newest_id);
+                perform pgqueue._claimed(v_rows, v_chance, v_keyed, v_began, v_newest_id);
                 v_chance := 'infinity';
             end if;
-            if not v_keyed and v_draw.turns is null then
+            if not v_keyed and (v_draw.turns <> '{}') is not true then
                 return query select t.* from pgqueue._take(v_rows, v_now, reserve.worker, reserve.lease) t;
                 get diagnostics v_started = row_count;
             else
                 select t.jobs, t.started, v_again or t.skipped is not null, v_skipped || t.skipped
                 into v_jobs, v_started, v_again, v_skipped
                 from pgqueue._take_keyed(v_rows, v_found.candidates, v_starts, v_now, reserve.worker, reserve.lease) t;
-                if v_draw.turns is null then
-                    return query select j.* from unnest(v_jobs) j;
-                else
+                if v_draw.turns <> '{}' then
                     v_draw := pgqueue._fill_turn(v_draw, v_want, v_jobs, v_started);
+                else
+                    return query select j.* from unnest(v_jobs) j;
                 end if;
             end if;
             v_free := v_free - v_started;
@@ -117,32 +125,27 @@ begin
             exit when v_free = 0 or (not v_again and not v_found.short and v_draw.turns is null);
         end if;
 
-        v_size := null;
-        if v_again and v_want > 0 then
-            -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
-            v_rounds := v_rounds + 1;
-            v_size := case when v_rounds <= 2 or clock_timestamp() <= v_since + interval '20 ms'
-                then least(500, v_want + 4 + v_want::bigint * cardinality(v_found.rows) / greatest(v_started, 1))::integer end;
-            exit when v_size is null and v_draw.turns is null;
-        end if;
+        -- A few rounds in any case: the first of a session makes its plans, which alone may take as long.
+        v_rounds := v_rounds + v_again::integer;
+        v_size := case when v_again and v_want > 0 and (v_rounds <= 2 or clock_timestamp() <= v_since + interval '20 ms')
+            then least(500, v_want + 4 + v_want::bigint * cardinality(v_found.rows) / greatest(v_started, 1))::integer end;
+        exit when v_again and v_want > 0 and v_size is null and v_draw.turns is null;
         v_again := false;
         continue when v_size is not null;
         if v_draw.turns is not null
             or (v_rows = '{}' and coalesce(v_draws, pgqueue._draws_slots(reserve.queues, null, 'weighted')))
         then
             v_draw := pgqueue._next_turn(v_draw, v_want, reserve.queues, reserve.weights, reserve.strategy, v_now);
-            v_from := array[v_draw.turns[1].queue];
-            v_want := cardinality(v_draw.turns[1].slots);
-            continue when v_draw.turns <> '{}';
+            v_want := coalesce(cardinality(v_draw.turns[1].slots), v_free);
+            -- In the end nothing is drawn, and a last round finds the reasons to look further.
+            continue when v_draw.turns <> '{}' or v_rows <> '{}';
         end if;
         exit when v_has_rescued or not v_found.short
             or not pgqueue._rescue_and_find(v_free = reserve.max_jobs, v_free, reserve.queues);
         v_has_rescued := true;
         v_draw.turns := null;
-        v_from := reserve.queues;
         v_want := v_free;
     end loop;
-
     if v_free = 0 then
         -- There may be more than this worker can run: pass the wake-up on.
         perform pgqueue._wake(v_found.last_queue, v_now, 1, reserve.worker);
@@ -168,17 +171,21 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
 
--- p_rows: locked, and not yet taken.
-create or replace function pgqueue._claimed(p_rows tid[], p_keyed boolean, p_began timestamptz, p_newest_id bigint)
+-- p_rows: locked, and not yet taken. The head of a sub-lane is moved where more than p_chance of them are of it.
+create or replace function pgqueue._claimed(
+    p_rows tid[], p_chance double precision, p_keyed boolean, p_began timestamptz, p_newest_id bigint
+)
 returns void
 language plpgsql
 as $$
 begin
     perform pgqueue._claimed_from(
         array(
-            select distinct row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
+            select row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
             from unnest(p_rows) w (row_ctid)
             join pgqueue.jobs j on j.ctid = w.row_ctid
+            group by j.queue, j.priority, j.resumed
+            having count(*) > p_chance
         ),
         p_keyed, p_began, p_newest_id
     );
