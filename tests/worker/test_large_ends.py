@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from contextlib import suppress
 from decimal import Decimal
 
 import psycopg
@@ -130,6 +132,29 @@ async def test_large_results_and_texts_of_errors_are_stored_as_they_are(
     assert job(conn, jobs[0]).result == text
     assert job(conn, jobs[1]).result == ["1"] * 20_000
     assert job(conn, jobs[2]).errors[0]["message"] == '"\\ {NULL}, é\n'
+
+
+async def test_large_results_are_encoded_one_at_a_time(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App()
+    meeting = threading.Barrier(2)
+    met = []
+
+    @app.task(store_result=True)
+    async def large() -> str:
+        return "x" * 100_000
+
+    def encode(result: object) -> bytes:
+        with suppress(threading.BrokenBarrierError):
+            met.append(meeting.wait(0.5))
+        return to_result(result)
+
+    monkeypatch.setattr("pgqueue.worker.run.handlers.to_result", encode)
+    jobs = [enqueue(conn, "large") for _ in range(3)]
+    async with working(app, database.dsn, concurrency=3):
+        assert await done(conn, *jobs) == ["succeeded"] * 3
+    assert not met
 
 
 async def test_ends_are_stored_where_a_text_null_is_no_null(database: Database, conn: psycopg.Connection) -> None:

@@ -62,6 +62,7 @@ class Handlers:
         self._on_end = on_end
         self._threads: Threads | None = None
         self._closed = False
+        self._encoding = asyncio.Lock()
         self._forks = forks.depth
 
     def start(self) -> None:
@@ -257,9 +258,11 @@ class Handlers:
 
     async def _encoded(self, held: Held, result: object) -> bytes:
         if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
-            # Objects that Python writes, such as Decimals, take a second for some megabytes.
+            # Objects that Python writes, such as Decimals, take a second for some megabytes. One at a time, for each is
+            # there twice until the loop goes on.
             with suppress(NoThread):
-                return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
+                async with self._encoding:
+                    return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
         return to_result(result)
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
