@@ -31,7 +31,7 @@ NOT_RUN = {
     "python3 -m venv": "an environment for the next line",
     ". venv/bin/activate": "an environment for the next line",
     "pip install": "installs from a registry; .ci/run installs both distributions",
-    "watchfiles ": "a package that is no dependency, and a command that ends with its terminal",
+    "pgqueue dev": "runs until Ctrl-C; tests/cli/test_dev.py starts it",
     "pgqueue server": "the tests have a database of their own; tests/cli starts this one",
     "export PGQUEUE_DSN=": "the tests have a database of their own",
     "pgqueue psql": "wants a terminal, and psql; tests/cli runs it",
