@@ -10,7 +10,6 @@ create or replace function pgqueue._bulk(
     p_action text, p_given jsonb, p_job_ids bigint[], p_max_jobs integer, p_after jsonb,
     out changed bigint, out passed_over bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )
-returns record
 language plpgsql
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
@@ -203,7 +202,6 @@ create or replace function pgqueue._find_jobs(
     out live_ids bigint[], out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[],
     out next_after jsonb
 )
-returns record
 language plpgsql
 as $$
 declare

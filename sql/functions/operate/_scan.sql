@@ -13,7 +13,6 @@ create or replace function pgqueue._scan(
     p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
 )
-returns record
 language plpgsql
 stable
 parallel safe

@@ -8,7 +8,6 @@ create or replace function pgqueue._search_by_id(
     p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out next_id bigint, out is_cut boolean
 )
-returns record
 language plpgsql
 stable
 parallel safe
@@ -82,13 +81,13 @@ begin
     end if;
     if v_live <> '{}' then
         if v_ids is null and v_queue is not null and v_key is not null then
-            v_ids := pgqueue._key_candidates(v_queue, v_key, p_rows);
+            v_ids := pgqueue._live_candidates(v_queue, v_key, v_live, p_rows);
         elsif v_ids is null and (v_queue is not null or v_live = '{executing}') then
             -- Enough to find a page where one job in forty fits.
             select f.* into matches, stopped_at, is_cut
             from pgqueue._scan(p_filter, 'live', null, null, null, p_oldest, p_matches, least(p_rows, 2000)) f;
             if is_cut then
-                v_ids := pgqueue._live_candidates(v_queue, v_live, p_rows);
+                v_ids := pgqueue._live_candidates(v_queue, null, v_live, p_rows);
             end if;
         end if;
         if is_cut is not false then
@@ -115,115 +114,107 @@ begin
 end
 $$;
 
--- Null: their indexes have more than p_most entries, those of other queues among them.
-create or replace function pgqueue._live_candidates(p_queue text, p_states pgqueue.job_state[], p_most integer)
+-- The live jobs of a key, or of a queue in these states, by their indexes. Null: those have more than p_most entries, with the
+-- ones of other queues.
+create or replace function pgqueue._live_candidates(p_queue text, p_key text, p_states pgqueue.job_state[], p_most integer)
 returns bigint[]
-language sql
+language plpgsql
 stable
 parallel safe
-set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
-set jit = off
 as $$
-    select coalesce(array_agg(c.id) filter (where p_queue is null or c.queue = p_queue), '{}')
-    from (
-        (
-            select j.id, j.queue
-            from pgqueue.jobs j
-            where p_states && '{waiting,failed}' and j.state in ('waiting', 'failed') and j.queue = p_queue
-            order by j.queue, j.priority, j.resumed, j.ready_at, j.id
+begin
+    if p_key is null then
+        return (
+            select coalesce(array_agg(c.id) filter (where p_queue is null or c.queue = p_queue), '{}')
+            from (
+                (
+                    select j.id, j.queue
+                    from pgqueue.jobs j
+                    where p_states && '{waiting,failed}' and j.state in ('waiting', 'failed') and j.queue = p_queue
+                    order by j.queue, j.priority, j.resumed, j.ready_at, j.id
+                    limit p_most + 1
+                )
+                union all
+                (
+                    select j.id, j.queue
+                    from pgqueue.jobs j
+                    where 'blocked' = any (p_states)
+                        and j.key is not null
+                        and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                        and j.blocked_on is distinct from '@parents'
+                        and j.queue = p_queue
+                    order by j.queue, j.key, j.id
+                    limit p_most + 1
+                )
+                union all
+                (
+                    select j.id, j.queue
+                    from pgqueue.jobs j
+                    where 'blocked' = any (p_states) and j.state = 'blocked' and j.blocked_on is not null
+                    order by j.blocked_on, j.priority desc, j.ready_at, j.id
+                    limit p_most + 1
+                )
+                union all
+                (
+                    select j.id, j.queue
+                    from pgqueue.jobs j
+                    where 'executing' = any (p_states) and j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
+                    order by j.lease_expires_at, j.id
+                    limit p_most + 1
+                )
+                limit p_most + 1
+            ) c
+            having count(*) <= p_most
+        );
+    end if;
+    return (
+        select coalesce(array_agg(c.id), '{}')
+        from (
+            (
+                select j.id
+                from pgqueue.jobs j
+                where j.key is not null and j.state = 'waiting' and j.reservation = 0 and j.queue = p_queue and j.key = p_key
+                order by j.queue, j.key, j.id
+                limit p_most + 1
+            )
+            union all
+            (
+                select j.id
+                from pgqueue.jobs j
+                where j.key is not null
+                    and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
+                    and j.blocked_on is distinct from '@parents'
+                    and j.queue = p_queue
+                    and j.key = p_key
+                order by j.queue, j.key, j.id
+                limit p_most + 1
+            )
+            union all
+            (
+                select j.id
+                from pgqueue.jobs j
+                where j.key is not null and j.blocked_on = '@parents' and j.queue = p_queue and j.key = p_key
+                order by j.queue, j.key, j.id
+                limit p_most + 1
+            )
+            union all
+            (
+                -- One of a key executes, with its batch.
+                select unnest(j.id || j.followers)
+                from pgqueue.jobs j
+                where j.key is not null
+                    and j.state = 'executing'
+                    and (j.leader is null or j.leader = j.id)
+                    and j.queue = p_queue
+                    and j.key = p_key
+            )
             limit p_most + 1
-        )
-        union all
-        (
-            select j.id, j.queue
-            from pgqueue.jobs j
-            where 'blocked' = any (p_states)
-                and j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
-                and j.queue = p_queue
-            order by j.queue, j.key, j.id
-            limit p_most + 1
-        )
-        union all
-        (
-            select j.id, j.queue
-            from pgqueue.jobs j
-            where 'blocked' = any (p_states) and j.state = 'blocked' and j.blocked_on is not null
-            order by j.blocked_on, j.priority desc, j.ready_at, j.id
-            limit p_most + 1
-        )
-        union all
-        (
-            select j.id, j.queue
-            from pgqueue.jobs j
-            where 'executing' = any (p_states) and j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head()
-            order by j.lease_expires_at, j.id
-            limit p_most + 1
-        )
-        limit p_most + 1
-    ) c
-    having count(*) <= p_most
-$$;
-
--- The live jobs of a key. Null: too many.
-create or replace function pgqueue._key_candidates(p_queue text, p_key text, p_most integer)
-returns bigint[]
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
-set jit = off
-as $$
-    select coalesce(array_agg(c.id), '{}')
-    from (
-        (
-            select j.id
-            from pgqueue.jobs j
-            where j.key is not null and j.state = 'waiting' and j.reservation = 0 and j.queue = p_queue and j.key = p_key
-            order by j.queue, j.key, j.id
-            limit p_most + 1
-        )
-        union all
-        (
-            select j.id
-            from pgqueue.jobs j
-            where j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
-                and j.queue = p_queue
-                and j.key = p_key
-            order by j.queue, j.key, j.id
-            limit p_most + 1
-        )
-        union all
-        (
-            select j.id
-            from pgqueue.jobs j
-            where j.key is not null and j.blocked_on = '@parents' and j.queue = p_queue and j.key = p_key
-            order by j.queue, j.key, j.id
-            limit p_most + 1
-        )
-        union all
-        (
-            -- One of a key executes, with its batch.
-            select unnest(j.id || j.followers)
-            from pgqueue.jobs j
-            where j.key is not null
-                and j.state = 'executing'
-                and (j.leader is null or j.leader = j.id)
-                and j.queue = p_queue
-                and j.key = p_key
-        )
-        limit p_most + 1
-    ) c
-    having count(*) <= p_most
+        ) c
+        having count(*) <= p_most
+    );
+end
 $$;

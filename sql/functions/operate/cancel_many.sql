@@ -34,8 +34,6 @@ as $$
     ) b
 $$;
 
-comment on function pgqueue.cancel_many(
-    text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
-) is
+comment on function pgqueue.cancel_many is
     'Cancel jobs by filter. Executing jobs are asked to stop and count as changed. state: waiting, failed, blocked or executing; null: all of these. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

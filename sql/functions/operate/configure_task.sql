@@ -48,10 +48,7 @@ as $$
     )
 $$;
 
-comment on function pgqueue.configure_task(
-    text, text, integer, integer, text, interval, double precision, interval, interval, interval, interval, interval,
-    interval[], text, boolean, integer, interval, integer, boolean, text[]
-) is
+comment on function pgqueue.configure_task is
     'Set options of a task for all its jobs, from now on and over what the code declares. select pgqueue.configure_task(''send_email'', max_attempts => 3); '
     'An option that is left out keeps its value; reset => ''{max_attempts}'' takes it back, so that the declared one holds. '
     'The options: \d+ pgqueue.tasks; the options in effect: pgqueue.effective_tasks. False: unchanged.';

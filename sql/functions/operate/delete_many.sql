@@ -37,8 +37,6 @@ as $$
     ) b
 $$;
 
-comment on function pgqueue.delete_many(
-    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
-) is
+comment on function pgqueue.delete_many is
     'Delete jobs that are not executing, and rows of history, by filter. state or job_ids must be given, or everything => true. state: waiting, failed, blocked, succeeded, dead or cancelled. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive; with finished_after or finished_before it reads history only. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

@@ -8,7 +8,6 @@
 create or replace function pgqueue.explain(
     inout job_id bigint, out state text, out reason text, out detail text, out until timestamptz, out behind bigint
 )
-returns record
 language plpgsql
 stable
 security definer

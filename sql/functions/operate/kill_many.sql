@@ -33,8 +33,6 @@ as $$
     ) b
 $$;
 
-comment on function pgqueue.kill_many(
-    text, text, text, text, timestamptz, timestamptz, bigint[], boolean, integer, jsonb
-) is
+comment on function pgqueue.kill_many is
     'Make jobs dead by filter, for example all failed ones with state => ''failed''. state: waiting, failed or blocked; null: all of these. retry_many() brings them back. key needs queue. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';

@@ -5,15 +5,11 @@
 
 create or replace function pgqueue.quiet_worker(worker text)
 returns boolean
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-begin
-    perform pgqueue._check_name('worker', quiet_worker.worker, 256);
-    return pgqueue._command_worker('quiet_worker', quiet_worker.worker, 'quiet', array['run']);
-end
+    select pgqueue._command_worker('quiet_worker', quiet_worker.worker, 'quiet', array['run'])
 $$;
 
 comment on function pgqueue.quiet_worker(text) is
@@ -28,6 +24,7 @@ as $$
 declare
     v_channel text;
 begin
+    perform pgqueue._check_name('worker', p_worker, 256);
     update pgqueue.workers w
     set
         command = p_command,

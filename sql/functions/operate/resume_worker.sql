@@ -2,15 +2,11 @@
 
 create or replace function pgqueue.resume_worker(worker text)
 returns boolean
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-begin
-    perform pgqueue._check_name('worker', resume_worker.worker, 256);
-    return pgqueue._command_worker('resume_worker', resume_worker.worker, null, array['quiet']);
-end
+    select pgqueue._command_worker('resume_worker', resume_worker.worker, null, array['quiet'])
 $$;
 
 comment on function pgqueue.resume_worker(text) is

@@ -39,9 +39,7 @@ as $$
     ) b
 $$;
 
-comment on function pgqueue.retry_many(
-    text, text, text, text, timestamptz, timestamptz, timestamptz, timestamptz, bigint[], boolean, integer, jsonb, bigint
-) is
+comment on function pgqueue.retry_many is
     'Bring dead jobs back by filter, due now and with a fresh count of attempts. state: dead or cancelled; null: dead, or both where job_ids are given. key needs queue. group_id: the members of a group. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them, or holds a job of this call for which they wait; left_over: matching jobs that remain, a lower bound unless is_exact.';
 
@@ -50,7 +48,6 @@ create or replace function pgqueue._parents_first(
     p_found bigint[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
     out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
-returns record
 language plpgsql
 stable
 parallel safe

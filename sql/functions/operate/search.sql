@@ -12,7 +12,6 @@ create or replace function pgqueue.search(
     out next_before bigint,
     out is_cut boolean
 )
-returns record
 language plpgsql
 stable
 security definer

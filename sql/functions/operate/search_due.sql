@@ -16,7 +16,6 @@ create or replace function pgqueue.search_due(
     out next_after bigint,
     out is_cut boolean
 )
-returns record
 language plpgsql
 stable
 security definer
@@ -24,12 +23,16 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
+set enable_sort = off
 set jit = off
 as $$
 #variable_conflict use_column
 declare
     v_filter pgqueue.job_filter := pgqueue._read_filter(search_due.filter);
-    v_sublanes integer;
+    v_at constant timestamptz := coalesce(search_due.after_at, '-infinity');
+    v_after constant bigint := coalesce(search_due.after, 0) + 1;
+    -- The rows to read of each sub-lane.
+    v_rows integer;
     v_times timestamptz[];
 begin
     perform pgqueue._check_search(v_filter, search_due.max_jobs, search_due.max_rows);
@@ -38,41 +41,68 @@ begin
     if v_filter.finished_from is not null or v_filter.finished_to is not null or not v_filter.states && '{waiting,failed}' then
         return;
     end if;
-    v_sublanes := 2 * (
+    v_rows := greatest(search_due.max_rows / greatest(2 * (
         select count(*) from pgqueue.lanes l where v_filter.queues is null or l.queue like any (v_filter.queues)
-    )::integer;
+    )::integer, 1), 10);
     with found as materialized (
-        select f.*
+        select f.*, f.n = v_rows or f.rank = search_due.max_jobs as is_last
         from (
             select distinct l.queue, l.priority
             from pgqueue.lanes l
             where v_filter.queues is null or l.queue like any (v_filter.queues)
         ) l
         cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._search_due(
-            v_filter, l.queue, l.priority, s.resumed, coalesce(search_due.after_at, '-infinity'), coalesce(search_due.after, 0),
-            search_due.max_jobs, greatest(search_due.max_rows / greatest(v_sublanes, 1), 10)
+        -- Not from the beginning: an old snapshot may keep the index entries of a million jobs that are gone.
+        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+        cross join lateral (
+            select (h.head, h.head_id) >= (v_at, v_after) as is_further
+        ) k
+        cross join lateral (
+            select w.*, row_number() over () as rank
+            from (
+                select
+                    j.id, j.ready_at as at, row_number() over () as n,
+                    (v_filter.ids is null or j.id = any (v_filter.ids))
+                        and (v_filter.groups is null or j.group_id = any (v_filter.groups))
+                        and (v_filter.id_from is null or j.id >= v_filter.id_from)
+                        and (v_filter.id_to is null or j.id <= v_filter.id_to)
+                        and pgqueue._fits(
+                            v_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts,
+                            j.created_at, j.ready_at, null, j.args
+                        ) as fits
+                from (
+                    select x.*
+                    from pgqueue.jobs x
+                    where x.state in ('waiting', 'failed')
+                        and x.queue = l.queue
+                        and x.priority = l.priority
+                        and x.resumed = s.resumed
+                        and (x.ready_at, x.id) >= (
+                            case when k.is_further then h.head else v_at end, case when k.is_further then h.head_id else v_after end
+                        )
+                    order by x.ready_at, x.id
+                    limit v_rows
+                ) j
+            ) w
+            where w.fits or w.n = v_rows
+            limit search_due.max_jobs
         ) f
     ),
     -- A sub-lane has not been read beyond where it stopped: jobs beyond that are not returned yet.
     stop as (
-        select f.stopped_at as at, f.stopped_id as id
-        from found f
-        where f.stopped_at is not null
-        order by f.stopped_at, f.stopped_id
-        limit 1
+        select f.at, f.id from found f where f.is_last order by f.at, f.id limit 1
     ),
     listed as (
-        select j.id, j.at
+        select f.id, f.at
         from found f
-        cross join unnest(f.ids, f.times) j (id, at)
-        where not exists (select from stop s where (s.at, s.id) < (j.at, j.id))
-        order by j.at, j.id
+        where f.fits and not exists (select from stop s where (s.at, s.id) < (f.at, f.id))
+        order by f.at, f.id
         limit search_due.max_jobs
     )
     select
         coalesce(array_agg(j.id order by j.at, j.id), '{}'), array_agg(j.at order by j.at, j.id), (select s.at from stop s),
-        (select s.id from stop s), coalesce((select bool_or(f.is_cut) from found f), false)
+        (select s.id from stop s),
+        coalesce((select bool_or(f.n = v_rows and not (f.fits and f.rank = search_due.max_jobs)) from found f), false)
     into job_ids, v_times, next_after_at, next_after, is_cut
     from listed j;
     if cardinality(job_ids) = search_due.max_jobs then
@@ -88,71 +118,3 @@ comment on function pgqueue.search_due(jsonb, timestamptz, bigint, integer, inte
     'select job_ids from pgqueue.search_due(''{"queues": ["mail"]}''); '
     'next_after_at, next_after: call again with after_at => next_after_at, after => next_after; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
-
--- The part of search_due() that reads one sub-lane.
-create or replace function pgqueue._search_due(
-    p_filter pgqueue.job_filter, p_queue text, p_priority smallint, p_resumed boolean, p_at timestamptz, p_after bigint,
-    p_matches integer, p_rows integer,
-    out ids bigint[], out times timestamptz[], out stopped_at timestamptz, out stopped_id bigint, out is_cut boolean
-)
-returns record
-language plpgsql
-stable
-parallel safe
-set enable_sort = off
-as $$
-declare
-    v_at timestamptz;
-    v_id bigint;
-begin
-    is_cut := false;
-    -- Not from the beginning: an old snapshot may keep the index entries of a million jobs that are gone.
-    select h.head, h.head_id into v_at, v_id from pgqueue._head(p_queue, p_priority, p_resumed) h;
-    if v_at is null or (p_at, p_after + 1) > (v_at, v_id) then
-        v_at := p_at;
-        v_id := p_after + 1;
-    end if;
-    select coalesce(array_agg(m.id), '{}'), coalesce(array_agg(m.ready_at), '{}')
-    into ids, times
-    from (
-        select j.id, j.ready_at
-        from (
-            select x.*
-            from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = p_queue
-                and x.priority = p_priority
-                and x.resumed = p_resumed
-                and (x.ready_at, x.id) >= (v_at, v_id)
-            order by x.ready_at, x.id
-            limit p_rows
-        ) j
-        where (p_filter.ids is null or j.id = any (p_filter.ids))
-            and (p_filter.groups is null or j.group_id = any (p_filter.groups))
-            and (p_filter.id_from is null or j.id >= p_filter.id_from)
-            and (p_filter.id_to is null or j.id <= p_filter.id_to)
-            and pgqueue._fits(
-                p_filter, j.state, j.queue, j.task, j.key, j.tags, j.reserved_by, j.errors, j.priority, j.attempts, j.created_at,
-                j.ready_at, null, j.args
-            )
-        limit p_matches
-    ) m;
-    if cardinality(ids) = p_matches then
-        stopped_at := times[p_matches];
-        stopped_id := ids[p_matches];
-        return;
-    end if;
-    select x.ready_at, x.id
-    into stopped_at, stopped_id
-    from pgqueue.jobs x
-    where x.state in ('waiting', 'failed')
-        and x.queue = p_queue
-        and x.priority = p_priority
-        and x.resumed = p_resumed
-        and (x.ready_at, x.id) >= (v_at, v_id)
-    order by x.ready_at, x.id
-    offset p_rows - 1
-    limit 1;
-    is_cut := found;
-end
-$$;

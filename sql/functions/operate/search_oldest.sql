@@ -9,7 +9,6 @@ create or replace function pgqueue.search_oldest(
     out next_after bigint,
     out is_cut boolean
 )
-returns record
 language plpgsql
 stable
 security definer

@@ -2,15 +2,11 @@
 
 create or replace function pgqueue.stop_worker(worker text)
 returns boolean
-language plpgsql
+language sql
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-begin
-    perform pgqueue._check_name('worker', stop_worker.worker, 256);
-    return pgqueue._command_worker('stop_worker', stop_worker.worker, 'stop', array['run', 'quiet']);
-end
+    select pgqueue._command_worker('stop_worker', stop_worker.worker, 'stop', array['run', 'quiet'])
 $$;
 
 comment on function pgqueue.stop_worker(text) is

@@ -137,10 +137,7 @@ begin
 end
 $$;
 
-comment on function pgqueue.schedule(
-    text, text, text, jsonb, interval, text, text, text, interval, text, integer, integer, interval, jsonb, text[],
-    interval, integer
-) is
+comment on function pgqueue.schedule is
     'Enqueue a job by the clock, from now on; a call with a known name changes that schedule. Returns when it is due next. '
     'select pgqueue.schedule(''nightly'', ''30 2 * * *'', ''report'', timezone => ''Europe/Berlin''); or every => ''5 min''. '
     'expression: see cron_next(). every: counted from its first declaration, at least a second, days are 24 hours. '

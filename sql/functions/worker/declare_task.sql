@@ -52,9 +52,6 @@ begin
 end
 $$;
 
-comment on function pgqueue.declare_task(
-    text, text, integer, integer, text, interval, double precision, interval, interval, interval, interval, interval,
-    interval[], text, boolean, integer, interval, integer, boolean, text, text
-) is
+comment on function pgqueue.declare_task is
     'Declare the options of a task, which hold where neither a job nor an operator sets another. False: nothing changed. '
     'docs: the address of what to read about the task; owner: who answers for it.';
