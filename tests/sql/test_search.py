@@ -192,6 +192,20 @@ def test_jobs_that_are_named_twice_are_found_once(conn: psycopg.Connection) -> N
     assert search(conn, ids=[live, ended, live, ended]) == [ended, live]
 
 
+def test_names_are_values_and_never_text_of_a_statement(conn: psycopg.Connection) -> None:
+    name = "x' or $1 %s %1$I \\'); select 1/0 --"
+    job_id = enqueue(conn, name, queue=name, key=name)
+    ended = enqueue(conn, name, queue=name, key=name)
+    call(conn, "cancel", ended)
+    assert search(conn, queues=[name]) == search(conn, keys=[name], queues=[name]) == [ended, job_id]
+    for states in (["waiting"], ["cancelled"], ["waiting", "cancelled"], ["dead", "cancelled"]):
+        expected = [found for found, state in ((ended, "cancelled"), (job_id, "waiting")) if state in states]
+        assert search(conn, states=states, queues=[name], tasks=[name]) == expected
+        assert search(conn, states=states, keys=[name]) == expected
+    [row] = table(conn, "cancel_many", queue=name, task=name, key=name)
+    assert row.changed == 1
+
+
 def test_an_empty_list_of_names_fits_no_job(conn: psycopg.Connection) -> None:
     enqueue(conn, tags=["vip"])
     for field in ("queues", "tasks", "keys", "tags", "workers", "classes", "lines", "errors", "states", "ids"):

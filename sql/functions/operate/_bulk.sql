@@ -180,9 +180,14 @@ begin
             'neither state nor job_ids is given', 'It would delete both live jobs and history.',
             'Give state, such as dead or failed, or job_ids, or everything => true; purge_queue() deletes the waiting jobs of a queue.'
         );
-    elsif p_action = 'run_now_many' and cardinality(p_job_ids) = 1 then
+    elsif p_action = 'run_now_many' and cardinality(p_job_ids) = 1
+        and exists (select from pgqueue.jobs j where j.id = p_job_ids[1] and j.blocked_on = '@parents')
+    then
         -- For a job that was named, the call is refused instead of skipping it.
-        perform pgqueue._refuse_to_run_child(p_job_ids[1]);
+        perform pgqueue._refuse(
+            format('job %s waits for other jobs', p_job_ids[1]), (select e.detail from pgqueue.explain(p_job_ids[1]) e),
+            format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', p_job_ids[1]), '55000'
+        );
     end if;
     return v_given - 'state' || jsonb_strip_nulls(jsonb_build_object(
         'states', case
@@ -218,7 +223,7 @@ declare
         )
         from unnest('{queue,task,key}'::text[]) n (name)
         where p_filter ? n.name
-    ));
+    ), p_matches, p_rows);
     v_found record;
 begin
     if p_after is not null and coalesce(p_after ->> 'id', '') !~ '^[0-9]{1,18}$' then

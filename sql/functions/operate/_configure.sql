@@ -38,6 +38,8 @@ as $$
 declare
     v_table constant text := p_of || 's';
     v_constraint text;
+    v_option text;
+    v_bounds text;
 begin
     is_written := true;
     if p_if_new then
@@ -60,7 +62,17 @@ begin
     end if;
 exception when check_violation or numeric_value_out_of_range then
     get stacked diagnostics v_constraint = constraint_name;
-    perform pgqueue._refuse_option(p_of, p_name, v_constraint, sqlerrm);
+    -- The tables check the values, by constraints that are named as their columns are: tasks_declared_priority_check.
+    v_option := substring(v_constraint from '^(?:tasks|queues)_(?:declared_)?([a-z_]+)_check$');
+    v_bounds := pgqueue._bounds_of(v_option);
+    perform pgqueue._refuse(
+        format('an option of %s %s is out of range', p_of, quote_literal(p_name)),
+        coalesce(format('%s must be ' || v_bounds || '.', v_option), sqlerrm),
+        case
+            when v_bounds is null then format('Compare the option with the comment on its column of pgqueue.%s.', v_table)
+            else format('Give the option %s so, or leave it out.', v_option)
+        end
+    );
 end
 $$;
 
@@ -82,28 +94,6 @@ begin
             format('Give the names of options of %s(), such as ''{%s}''.', p_function, p_options[1])
         );
     end if;
-end
-$$;
-
--- The tables check the values, by constraints that are named as their columns are: tasks_declared_priority_check.
-create or replace function pgqueue._refuse_option(p_of text, p_name text, p_constraint text, p_message text)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-declare
-    v_option text := substring(p_constraint from '^(?:tasks|queues)_(?:declared_)?([a-z_]+)_check$');
-    v_bounds text := pgqueue._bounds_of(v_option);
-begin
-    perform pgqueue._refuse(
-        format('an option of %s %s is out of range', p_of, quote_literal(p_name)),
-        case when v_bounds is null then p_message else format('%s must be %s.', v_option, v_bounds) end,
-        case
-            when v_bounds is null then format('Compare the option with the comment on its column of pgqueue.%ss.', p_of)
-            else format('Give the option %s so, or leave it out.', v_option)
-        end
-    );
 end
 $$;
 

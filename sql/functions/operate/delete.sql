@@ -10,6 +10,11 @@ language plpgsql
 security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
@@ -36,11 +41,6 @@ comment on function pgqueue.delete(bigint) is
 create or replace function pgqueue._delete_jobs(p_ids bigint[])
 returns bigint[]
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
@@ -99,11 +99,6 @@ $$;
 create or replace function pgqueue._delete_history(p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[])
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_some_vanish constant boolean := pgqueue._some_vanish();

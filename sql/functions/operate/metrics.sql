@@ -16,24 +16,9 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
 begin
-    return query select m.* from pgqueue._metrics_of_queues(v_now) m;
-    return query select m.* from pgqueue._metrics_of_server(v_now) m;
-end
-$$;
-
-comment on function pgqueue.metrics() is
-    'The numbers for a monitor: name, labels and value, as /metrics shows them. select name, labels, value from pgqueue.metrics();';
-
--- Metrics() of queues, limits, schedules and tasks.
-create or replace function pgqueue._metrics_of_queues(p_now timestamptz)
-returns table (name text, labels jsonb, value double precision)
-language sql
-stable
-rows 100
-set search_path = pg_catalog, pg_temp
-as $$
+    return query
     with numbers as materialized (
-        select pgqueue._numbers(p_now, true) as document
+        select pgqueue._numbers(v_now, true) as document
     ),
     queues as (
         select q.queue
@@ -55,7 +40,7 @@ as $$
     union all
     select
         'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
-        (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', p_now) w)::double precision
+        (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', v_now) w)::double precision
     from queues q
     union all
     select x.name, jsonb_build_object('kind', l.part ->> 'kind', 'target', l.part ->> 'target'), x.value
@@ -68,7 +53,7 @@ as $$
     union all
     select
         'pgqueue_schedule_lag_seconds', jsonb_build_object('name', s.name),
-        coalesce(extract(epoch from greatest(p_now - s.next_at, '0')), 0)::double precision
+        coalesce(extract(epoch from greatest(v_now - s.next_at, '0')), 0)::double precision
     from pgqueue.effective_schedules s
     where s.paused_at is null
     union all
@@ -76,29 +61,20 @@ as $$
     from (select e.name, e.queue, e.owner from pgqueue.effective_tasks e order by e.name limit 500) t
     union all
     select
-        'pgqueue_sample_age_seconds', '{}', extract(epoch from p_now - (n.document ->> 'sampled_at')::timestamptz)::double precision
+        'pgqueue_sample_age_seconds', '{}', extract(epoch from v_now - (n.document ->> 'sampled_at')::timestamptz)::double precision
     from numbers n
     where n.document ->> 'sampled_at' is not null
-$$;
-
--- Metrics() of maintenance and of the server.
-create or replace function pgqueue._metrics_of_server(p_now timestamptz)
-returns table (name text, labels jsonb, value double precision)
-language sql
-stable
-rows 20
-set search_path = pg_catalog, pg_temp
-as $$
+    union all
     select x.name, '{}'::jsonb, x.value
     from (select r.* from pgqueue.maintenance_runs r order by r.n desc limit 1) h
     cross join lateral (
         values
-            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(p_now - h.at, '0'))::double precision),
+            ('pgqueue_housekeeping_age_seconds', extract(epoch from greatest(v_now - h.at, '0'))::double precision),
             ('pgqueue_rescued_total', h.rescued::double precision),
             ('pgqueue_unparked_total', h.unparked::double precision)
     ) x (name, value)
     union all
-    select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(p_now) o
+    select 'pgqueue_partitions_overdue', '{}', count(*)::double precision from pgqueue._overdue_partitions(v_now) o
     union all
     select 'pgqueue_dead_tuples', jsonb_build_object('table', s.relname), s.n_dead_tup::double precision
     from pg_stat_all_tables s
@@ -116,5 +92,9 @@ as $$
         select p.prepared from pg_prepared_xacts p
     ) x
     union all
-    select 'pgqueue_notify_queue_usage_ratio', '{}', pg_notification_queue_usage()
+    select 'pgqueue_notify_queue_usage_ratio', '{}', pg_notification_queue_usage();
+end
 $$;
+
+comment on function pgqueue.metrics() is
+    'The numbers for a monitor: name, labels and value, as /metrics shows them. select name, labels, value from pgqueue.metrics();';

@@ -36,19 +36,3 @@ $$;
 comment on function pgqueue.run_now_many is
     'Make scheduled (waiting) and failed jobs due now, by filter. state: waiting or failed; null: both. key needs queue. _after is inclusive, _before exclusive. '
     'One call changes at most max_jobs (1 to 10000) and reads about 100,000 rows at most. Call again with after => next_after until that is null. changed: the number of changed jobs; passed_over: skipped, because another session holds or has changed them; left_over: matching jobs that remain, a lower bound unless is_exact.';
-
--- Refuses to run a job now that waits for its parents, and names them.
-create or replace function pgqueue._refuse_to_run_child(p_job_id bigint)
-returns void
-language plpgsql
-stable
-as $$
-begin
-    if exists (select from pgqueue.jobs j where j.id = p_job_id and j.blocked_on = '@parents') then
-        perform pgqueue._refuse(
-            format('job %s waits for other jobs', p_job_id), (select e.detail from pgqueue.explain(p_job_id) e),
-            format('Let it start without waiting for them: select pgqueue.release_from_parents(%s);', p_job_id), '55000'
-        );
-    end if;
-end
-$$;

@@ -19,9 +19,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_filter pgqueue.job_filter := pgqueue._read_filter(search.filter);
+    v_filter pgqueue.job_filter := pgqueue._read_filter(search.filter, search.max_jobs, search.max_rows);
 begin
-    perform pgqueue._check_search(v_filter, search.max_jobs, search.max_rows);
     if search.before is not null then
         v_filter.id_to := least(v_filter.id_to, search.before - 1);
     end if;
@@ -38,31 +37,8 @@ comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
 
--- Refuses bounds of a search that are out of range.
-create or replace function pgqueue._check_search(p_filter pgqueue.job_filter, p_max_jobs integer, p_max_rows integer)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_max_jobs is null or p_max_jobs not between 1 and 10000 or p_max_rows is null or p_max_rows not between 1 and 1000000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
-            format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
-            'Give both within their ranges, and go on where the last call stopped.'
-        );
-    end if;
-    if cardinality(p_filter.groups) > 20 then
-        perform pgqueue._refuse(
-            'groups must be at most 20', format('It has %s.', cardinality(p_filter.groups)), 'Search for them in several calls.'
-        );
-    end if;
-end
-$$;
-
--- The filter of search(), with patterns of LIKE in place of names; refuses unknown fields.
-create or replace function pgqueue._read_filter(p_filter jsonb)
+-- The filter of search(), with patterns of LIKE in place of names; refuses unknown fields, and bounds that are out of range.
+create or replace function pgqueue._read_filter(p_filter jsonb, p_max_jobs integer, p_max_rows integer)
 returns pgqueue.job_filter
 language plpgsql
 stable
@@ -122,6 +98,18 @@ begin
     end if;
     if v_filter.args = '{}' or '{}' = any (v_filter.args) then
         perform pgqueue._refuse('args has nothing to contain', 'It would fit every job.', 'Give args as [{"user": 17}], or leave it out.');
+    end if;
+    if p_max_jobs is null or p_max_jobs not between 1 and 10000 or p_max_rows is null or p_max_rows not between 1 and 1000000 then
+        perform pgqueue._refuse(
+            'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
+            format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
+            'Give both within their ranges, and go on where the last call stopped.'
+        );
+    end if;
+    if cardinality(v_filter.groups) > 20 then
+        perform pgqueue._refuse(
+            'groups must be at most 20', format('It has %s.', cardinality(v_filter.groups)), 'Search for them in several calls.'
+        );
     end if;
     return v_filter;
 exception

@@ -28,14 +28,13 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_filter pgqueue.job_filter := pgqueue._read_filter(search_due.filter);
+    v_filter pgqueue.job_filter := pgqueue._read_filter(search_due.filter, search_due.max_jobs, search_due.max_rows);
     v_at constant timestamptz := coalesce(search_due.after_at, '-infinity');
     v_after constant bigint := coalesce(search_due.after, 0) + 1;
     -- The rows to read of each sub-lane.
     v_rows integer;
     v_times timestamptz[];
 begin
-    perform pgqueue._check_search(v_filter, search_due.max_jobs, search_due.max_rows);
     job_ids := '{}';
     is_cut := false;
     if v_filter.finished_from is not null or v_filter.finished_to is not null or not v_filter.states && '{waiting,failed}' then

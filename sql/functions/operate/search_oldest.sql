@@ -16,9 +16,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_filter pgqueue.job_filter := pgqueue._read_filter(search_oldest.filter);
+    v_filter pgqueue.job_filter := pgqueue._read_filter(search_oldest.filter, search_oldest.max_jobs, search_oldest.max_rows);
 begin
-    perform pgqueue._check_search(v_filter, search_oldest.max_jobs, search_oldest.max_rows);
     if search_oldest.after is not null then
         v_filter.id_from := greatest(v_filter.id_from, search_oldest.after + 1);
     end if;

@@ -112,7 +112,15 @@ as $$
         select
             n.queue, coalesce(c.waiting + c.failed, 0) as length, coalesce(c.waiting, 0) as waiting,
             coalesce(c.failed, 0) as failed, coalesce(c.due, 0) as due, coalesce(c.scheduled, 0) as scheduled,
-            coalesce(c.blocked, 0) as blocked, pgqueue._blocked_by(c.blocked, c.blocked_by_limit, c.blocked_by_parents) as blocked_by,
+            coalesce(c.blocked, 0) as blocked,
+            case
+                -- Null: the sample is of before they were told apart.
+                when coalesce(c.blocked, 0) = 0 or c.blocked_by_limit is not null
+                    then jsonb_build_object(
+                        'key', coalesce(c.blocked - c.blocked_by_limit - c.blocked_by_parents, 0),
+                        'limit', coalesce(c.blocked_by_limit, 0), 'parents', coalesce(c.blocked_by_parents, 0)
+                    )
+            end as blocked_by,
             coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
             coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag, q.paused_at
         from (
@@ -136,20 +144,4 @@ as $$
         'sampled_at', case when p_recent then (select max(s.at) from pgqueue.samples s where s.span = 10) end
     )
     from listed l
-$$;
-
--- Null: the sample is of before they were told apart.
-create or replace function pgqueue._blocked_by(p_blocked bigint, p_limit bigint, p_parents bigint)
-returns jsonb
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when coalesce(p_blocked, 0) = 0 or p_limit is not null
-            then jsonb_build_object(
-                'key', coalesce(p_blocked - p_limit - p_parents, 0), 'limit', coalesce(p_limit, 0), 'parents', coalesce(p_parents, 0)
-            )
-    end
 $$;
