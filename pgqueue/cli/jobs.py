@@ -34,7 +34,7 @@ from pgqueue.cli.options import (
 )
 from pgqueue.cli.output import when
 from pgqueue.cli.watch import Watch, watch
-from pgqueue.db import groups, operate
+from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import perform
 from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
@@ -128,7 +128,7 @@ def _as_filter(only: Mapping[str, Any]) -> Filter:
 def show_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Show everything about one job."""
     with connected(dsn) as connection:
-        job = perform(connection, operate.find_job(job_id))
+        job = perform(connection, observe.job(job_id))
         if job is None:
             output.no_job(job_id)
         parents, steps = perform(connection, groups.relations(job_id)) or ([], [])

@@ -11,7 +11,7 @@ from pgqueue.cli.completion import kinds_of_limits
 from pgqueue.cli.database import ask
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import operate
+from pgqueue.db import observe, operate
 
 app = commands("Limit how many jobs execute or start at a time.")
 
@@ -34,7 +34,7 @@ LimitTarget = Annotated[
 @app.command(name="list")
 def list_limits(as_json: AsJson = False, dsn: Dsn = None) -> None:
     """List limits, with the jobs that execute and wait under each."""
-    found = ask(dsn, operate.stats())["limits"]
+    found = ask(dsn, observe.stats(recent=False))["limits"]
     if as_json:
         output.print_json(found)
         return

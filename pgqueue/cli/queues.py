@@ -11,7 +11,7 @@ from pgqueue.cli.completion import queues
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reset, Yes, commands
 from pgqueue.cli.tables import Table
-from pgqueue.db import operate
+from pgqueue.db import observe, operate
 from pgqueue.db.call import Call, perform
 
 app = commands("List queues, and act on one.")
@@ -24,8 +24,8 @@ Retention = Annotated[str | None, typer.Option(help="How long history keeps its 
 def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
     """List queues with their options and numbers."""
     with connected(dsn) as connection:
-        stats = perform(connection, operate.stats())
-        options = {each["name"]: each for each in perform(connection, operate.list_queues())}
+        stats = perform(connection, observe.stats(recent=False))
+        options = {each["name"]: each for each in perform(connection, observe.queues())}
     rows = [{**options.get(each["queue"], {}), **each} for each in stats["queues"]]
     if as_json:
         output.print_json(rows)

@@ -30,7 +30,7 @@ def status(again: Watch = False, as_json: AsJson = False, dsn: Dsns = None) -> N
     with connected(dsn[0] if dsn else None) as connection:
 
         def show() -> None:
-            stats = perform(connection, operate.stats())
+            stats = perform(connection, observe.stats(recent=False))
             workers = perform(connection, operate.list_workers())
             if as_json:
                 output.print_json({**stats, "worker_status": workers})
@@ -46,7 +46,10 @@ def _several(dsns: list[str], again: bool, as_json: bool) -> None:
 
         def show() -> None:
             found = several.each(
-                lambda connection: (perform(connection, operate.stats()), perform(connection, operate.list_workers()))
+                lambda connection: (
+                    perform(connection, observe.stats(recent=False)),
+                    perform(connection, operate.list_workers()),
+                )
             )
             if as_json:
                 answers = [{"database": name, **stats, "worker_status": its} for name, (stats, its) in found.items()]

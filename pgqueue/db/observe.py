@@ -24,9 +24,9 @@ class Page:
     is_cut: bool
 
 
-def stats() -> Call[dict[str, Any]]:
-    """Read the numbers of the queue from its last samples."""
-    return Call(b"select pgqueue.legible(pgqueue.stats(recent => true))", (), read_first)
+def stats(*, recent: bool = True) -> Call[dict[str, Any]]:
+    """Read the numbers of the queue from its last samples, or count them now."""
+    return Call(b"select pgqueue.legible(pgqueue.stats(recent => %s::boolean))", (recent,), read_first)
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:

@@ -21,11 +21,6 @@ def outcome(job_id: int) -> Call[Row | None]:
     )
 
 
-def stats() -> Call[dict[str, Any]]:
-    """Read the numbers of the queue."""
-    return Call(b"select pgqueue.legible(pgqueue.stats())", (), read_first)
-
-
 def cancel(job_id: int) -> Call[str | None]:
     """Cancel a job; reads "cancelled", "requested" or None."""
     return Call(b"select pgqueue.cancel(%s::bigint)", (job_id,), read_first)
@@ -192,11 +187,6 @@ def knows_task(name: str) -> Call[bool]:
     return Call(b"select exists (select from pgqueue.effective_tasks t where t.name = %s::text)", (name,), read_first)
 
 
-def list_queues() -> Call[list[dict[str, Any]]]:
-    """Read the rows of pgqueue.queues: the options of queues."""
-    return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)
-
-
 def list_workers() -> Call[list[dict[str, Any]]]:
     """Read all workers with their jobs, also dead ones that still hold jobs."""
     return Call(b"select pgqueue.legible(to_jsonb(w)) from pgqueue.worker_status w order by w.worker", (), read_column)
@@ -327,11 +317,6 @@ def grant_access(kind: str, role: str) -> Call[None]:
 def revoke_access(kind: str, role: str) -> Call[bool]:
     """Take back what grant_access gave; reads whether there was anything."""
     return Call(b"select pgqueue.revoke_access(%s::text, %s::name)", (kind, role), read_first)
-
-
-def find_job(job_id: int) -> Call[Document | None]:
-    """Read everything about one job."""
-    return Call(_JOB + b" where j.id = %s::bigint", (job_id,), _maybe_document)
 
 
 # How a listing is narrowed, by the name of the filter.

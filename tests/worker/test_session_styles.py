@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from pgqueue import App, Job
-from pgqueue.db import consume, observe, operate, presence
+from pgqueue.db import consume, observe, presence
 from pgqueue.db.call import perform
 from pgqueue.wait import wait
 from tests.calls import call, enqueue, job, maintain, reserve_one, value
@@ -91,7 +91,7 @@ def test_calls_that_read_times_and_lengths_of_time_read_them(database: Database,
             observe.doctor(),
             observe.schedules(),
             observe.workers(),
-            operate.find_job(ended),
+            observe.job(ended),
         ):
             perform(conn, reads)
 
