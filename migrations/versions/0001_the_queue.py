@@ -1,4 +1,4 @@
-"""The queue: tables, types and indexes of the first release."""
+"""The queue: the tables, types and indexes of the first release."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "a48a87984e6317074459529119da5d6bb000493ab311f933a3c9a6f720a01c53"
+SQL_DIGEST = "be02048556f063589daea62976611f82f8f8ddb1996eb9014c93781e94922e7f"
 
 
 def upgrade() -> None:
@@ -21,9 +21,18 @@ def downgrade() -> None:
     run_sql(
         """
         drop table
-            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.jobs, pgqueue.lanes, pgqueue.history,
-            pgqueue.workers, pgqueue.beats, pgqueue.sleepers, pgqueue.housekeeping, pgqueue.grants,
-            pgqueue.releases;
+            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.schedules, pgqueue.jobs,
+            pgqueue.history, pgqueue.lanes, pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
+            pgqueue.lease_promises, pgqueue.key_notes, pgqueue.dedupe_keys, pgqueue.limit_starts,
+            pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
+            pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,
+            pgqueue.heartbeats, pgqueue.worker_reports, pgqueue.idle_workers, pgqueue.maintenance_runs,
+            pgqueue.maintenance_steps, pgqueue.samples, pgqueue.grants, pgqueue.audit, pgqueue.releases;
+        drop sequence pgqueue.step_under_way;
+        drop type
+            pgqueue.job_options, pgqueue.job_filter, pgqueue.found_job, pgqueue.sub_lane, pgqueue.candidate,
+            pgqueue.touched_limit, pgqueue.start, pgqueue.turn, pgqueue.claimed_job, pgqueue.draw, pgqueue.failure,
+            pgqueue.failed_attempt, pgqueue.ended_job, pgqueue.end_report;
         drop type pgqueue.job_state;
         """
     )

@@ -1,5 +1,16 @@
--- Tables, types and indexes of the first release. Functions, views and grants stand under sql/ and are
--- loaded after this in the same transaction.
+-- The queue: types, tables and indexes. Functions, views and grants stand under sql/ and are loaded after this in the same
+-- transaction; sql/README.md introduces them all.
+--
+--   state     job_state
+--   options   settings, queues, tasks, limits, schedules
+--   jobs      jobs, history
+--   claims    lanes, heads, head_marks, horizons, lease_promises
+--   rules     key_notes, dedupe_keys, limit_starts, limit_waits, retry_bookings, schedule_runs
+--   graph     dependencies, traces, steps, events, event_waits, notes
+--   workers   workers, heartbeats, worker_reports, idle_workers
+--   upkeep    maintenance_runs, maintenance_steps, samples
+--   records   grants, audit, releases
+--   types     what functions pass to each other
 --
 -- Names are compared byte by byte (collate "C"): ranges over them must not change with the system's locale.
 
@@ -10,10 +21,9 @@ create type pgqueue.job_state as enum (
     'waiting', 'executing', 'failed', 'blocked', 'succeeded', 'dead', 'cancelled'
 );
 comment on type pgqueue.job_state is
-    'waiting: due when its time has come. executing: reserved by a worker. failed: will be retried. '
-    'blocked: behind another job. Final: succeeded, dead (out of retries), cancelled.';
+    'waiting: due when its time has come. executing: reserved by a worker. failed: will be retried. blocked: behind another job. Final: succeeded, dead (out of retries), cancelled.';
 
--- What an administrator may set for the whole queue: one row, read by every enqueue, hardly ever written.
+-- What the owner may set for the whole queue: one row, read by every enqueue, hardly ever written.
 create table pgqueue.settings (
     one boolean primary key default true check (one),
     max_args_bytes integer not null default 1048576 check (max_args_bytes between 262144 and 200000000),
@@ -22,39 +32,61 @@ create table pgqueue.settings (
     retention_cancelled interval not null default '7 days'
         check (retention_cancelled >= '0' and retention_cancelled <= '2 years'),
     retention_dead interval not null default '90 days'
-        check (retention_dead >= '0' and retention_dead <= '2 years')
+        check (retention_dead >= '0' and retention_dead <= '2 years'),
+    dedupe_wait interval not null default '5 s' check (dedupe_wait >= '0' and dedupe_wait <= '1 hour'),
+    retention_parents interval not null default '31 days'
+        check (retention_parents between '0' and '2 years'),
+    retention_audit interval not null default '90 days'
+        check (retention_audit between '1 day' and '100 years')
 );
 insert into pgqueue.settings default values;
 comment on table pgqueue.settings is 'One row of settings; an update takes effect at once.';
 comment on column pgqueue.settings.one is 'Always true: there is one row.';
-comment on column pgqueue.settings.max_args_bytes is 'Largest args of a job, in bytes of JSON text; at least 256 KiB. Default 1 MiB.';
-comment on column pgqueue.settings.retention_succeeded is 'How long a succeeded job stays in history, unless its job, task or queue says otherwise. Zero: no row is kept.';
+comment on column pgqueue.settings.max_args_bytes is
+    'Largest args of a job, in bytes of JSON text; at least 256 KiB. Default 1 MiB.';
+comment on column pgqueue.settings.retention_succeeded is
+    'How long a succeeded job stays in history, unless its job, task or queue says otherwise. Zero: no row is kept.';
 comment on column pgqueue.settings.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.settings.retention_dead is 'The same for dead jobs.';
+comment on column pgqueue.settings.dedupe_wait is
+    'How long an enqueue waits for an open transaction that holds its dedupe key, before it fails with 55P03. Default 5 seconds.';
+comment on column pgqueue.settings.retention_parents is
+    'How long history keeps, at least, a job that others waited for.';
+comment on column pgqueue.settings.retention_audit is
+    'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
 
+-- What operators say of a queue, and of a task; declared_* is what its code says.
 create table pgqueue.queues (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
     paused_at timestamptz,
     priority smallint check (priority between -100 and 100),
     retention_succeeded interval check (retention_succeeded >= '0' and retention_succeeded <= '2 years'),
     retention_cancelled interval check (retention_cancelled >= '0' and retention_cancelled <= '2 years'),
-    retention_dead interval check (retention_dead >= '0' and retention_dead <= '2 years')
+    retention_dead interval check (retention_dead >= '0' and retention_dead <= '2 years'),
+    weight integer check (weight between 1 and 1000000),
+    retry_budget integer check (retry_budget between 1 and 1000000)
 );
 comment on table pgqueue.queues is
-    'What an operator says of a queue; takes effect at once. A queue without a row exists as well: it has the defaults.';
+    'What operators set for a queue; takes effect at once. A queue without a row exists as well: it has the defaults.';
 comment on column pgqueue.queues.name is 'The queue.';
-comment on column pgqueue.queues.paused_at is 'Since when no job of this queue is handed out; null: it runs. See pause_queue().';
+comment on column pgqueue.queues.paused_at is
+    'Since when no job of this queue is handed out; null: it runs. See pause_queue().';
 comment on column pgqueue.queues.priority is 'Priority of jobs that name none and whose task names none.';
-comment on column pgqueue.queues.retention_succeeded is 'How long history keeps succeeded jobs of this queue; null: as settings says.';
+comment on column pgqueue.queues.retention_succeeded is
+    'How long history keeps succeeded jobs of this queue; null: as settings says.';
 comment on column pgqueue.queues.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.queues.retention_dead is 'The same for dead jobs.';
+comment on column pgqueue.queues.weight is
+    'Share of this queue in claims of workers that give no weights, against 1 for queues without one.';
+comment on column pgqueue.queues.retry_budget is
+    'How many failed jobs of this queue become due in a second at most; the others are deferred to the next with capacity. Null: no limit.';
 
 create table pgqueue.tasks (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
     queue text collate "C" check (octet_length(queue) between 1 and 128),
     priority smallint check (priority between -100 and 100),
     max_attempts integer check (max_attempts between 1 and 100000),
-    retry_policy text check (retry_policy in ('fixed', 'exponential')),
+    retry_policy text,
     retry_delay interval check (retry_delay >= '0' and retry_delay <= '1 year'),
     retry_jitter double precision check (retry_jitter between 0 and 1),
     expires_in interval check (expires_in > '0'),
@@ -64,7 +96,7 @@ create table pgqueue.tasks (
     declared_queue text collate "C" check (octet_length(declared_queue) between 1 and 128),
     declared_priority smallint check (declared_priority between -100 and 100),
     declared_max_attempts integer check (declared_max_attempts between 1 and 100000),
-    declared_retry_policy text check (declared_retry_policy in ('fixed', 'exponential')),
+    declared_retry_policy text,
     declared_retry_delay interval check (declared_retry_delay >= '0' and declared_retry_delay <= '1 year'),
     declared_retry_jitter double precision check (declared_retry_jitter between 0 and 1),
     declared_expires_in interval check (declared_expires_in > '0'),
@@ -73,20 +105,60 @@ create table pgqueue.tasks (
     declared_retention_cancelled interval
         check (declared_retention_cancelled >= '0' and declared_retention_cancelled <= '2 years'),
     declared_retention_dead interval
-        check (declared_retention_dead >= '0' and declared_retention_dead <= '2 years')
+        check (declared_retention_dead >= '0' and declared_retention_dead <= '2 years'),
+    retry_cap interval check (retry_cap >= '0' and retry_cap <= '1 year'),
+    retry_delays interval[] check (
+        array_ndims(retry_delays) = 1 and array_lower(retry_delays, 1) = 1 and cardinality(retry_delays) between 1 and 1000
+        and array_position(retry_delays, null) is null
+        and '0' <= all (retry_delays) and '1 year' >= all (retry_delays)
+    ),
+    retry_queue text collate "C" check (octet_length(retry_queue) between 1 and 128),
+    retry_function text check (octet_length(retry_function) between 1 and 300),
+    declared_retry_cap interval check (declared_retry_cap >= '0' and declared_retry_cap <= '1 year'),
+    declared_retry_delays interval[] check (
+        array_ndims(declared_retry_delays) = 1 and array_lower(declared_retry_delays, 1) = 1
+        and cardinality(declared_retry_delays) between 1 and 1000
+        and array_position(declared_retry_delays, null) is null
+        and '0' <= all (declared_retry_delays) and '1 year' >= all (declared_retry_delays)
+    ),
+    declared_retry_queue text collate "C" check (octet_length(declared_retry_queue) between 1 and 128),
+    accumulate boolean,
+    batch_size integer check (batch_size between 1 and 1000),
+    declared_accumulate boolean,
+    declared_batch_size integer check (declared_batch_size between 1 and 1000),
+    timeout interval check (timeout > '0' and timeout <= '7 days'),
+    max_crashes integer check (max_crashes between 1 and 1000),
+    store_result boolean,
+    declared_timeout interval check (declared_timeout > '0' and declared_timeout <= '7 days'),
+    declared_max_crashes integer check (declared_max_crashes between 1 and 1000),
+    declared_store_result boolean,
+    declared_docs text check (declared_docs ~ '^https?://[^[:space:][:cntrl:]]+$' and length(declared_docs) <= 2000),
+    declared_owner text check (length(declared_owner) between 1 and 128),
+    constraint tasks_retry_policy_check check (
+        retry_policy in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function')
+        and (retry_policy <> 'list' or retry_delays is not null)
+        and (retry_policy <> 'function' or retry_function is not null)
+    ),
+    constraint tasks_declared_retry_policy_check check (
+        declared_retry_policy in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list')
+        and (declared_retry_policy <> 'list' or declared_retry_delays is not null)
+    )
 );
 comment on table pgqueue.tasks is
-    'Options of a task. declared_* is what the code says, written when a worker starts; the plain columns are an '
-    'operator''s: they win, survive deploys and take effect at once.';
+    'Options of a task. declared_* is what the code says, written when a worker starts; the plain columns are an operator''s: they win, survive deploys and take effect at once.';
 comment on column pgqueue.tasks.name is 'The task, as in enqueue(task).';
 comment on column pgqueue.tasks.queue is 'Queue of jobs that name none.';
 comment on column pgqueue.tasks.priority is 'Priority of jobs that name none, -100 to 100; higher runs first.';
 comment on column pgqueue.tasks.max_attempts is 'Tries before a job is dead; default 11.';
-comment on column pgqueue.tasks.retry_policy is 'fixed: retry_delay after every failure. exponential (default): retry_delay + n^5 seconds, n = retries so far.';
-comment on column pgqueue.tasks.retry_delay is 'The delay of the policy; default 30 seconds.';
-comment on column pgqueue.tasks.retry_jitter is 'Random part added to a delay, as a fraction of it; default 0.1.';
-comment on column pgqueue.tasks.expires_in is 'How long after its run_at a job may still start; then it is cancelled. Null: for ever.';
-comment on column pgqueue.tasks.retention_succeeded is 'How long history keeps succeeded jobs; null: as the queue, then settings, says.';
+comment on column pgqueue.tasks.retry_policy is
+    'The delay after a failure, n = retries so far. fixed: retry_delay. exponential (default): retry_delay + n^5 s. sidekiq: retry_delay (15 s) + n^4 s + up to 30 * (n + 1) s at random. doubling: any part of retry_delay * 2^n. list: retry_delays in turn. function: retry_function says.';
+comment on column pgqueue.tasks.retry_delay is 'The delay of the policy; default 30 seconds, 15 for sidekiq.';
+comment on column pgqueue.tasks.retry_jitter is
+    'How much of a delay is random; 0: nothing. fixed, exponential, list: up to this fraction is added; default 0.1. sidekiq: this fraction of its random part is; default 1. doubling: up to this fraction is taken off; default 1.';
+comment on column pgqueue.tasks.expires_in is
+    'How long after its run_at a job may still start; then it is cancelled. Null: for ever.';
+comment on column pgqueue.tasks.retention_succeeded is
+    'How long history keeps succeeded jobs; null: as the queue, then settings, says.';
 comment on column pgqueue.tasks.retention_cancelled is 'The same for cancelled jobs.';
 comment on column pgqueue.tasks.retention_dead is 'The same for dead jobs.';
 comment on column pgqueue.tasks.declared_queue is 'queue, as declared by the code.';
@@ -99,8 +171,120 @@ comment on column pgqueue.tasks.declared_expires_in is 'expires_in, as declared 
 comment on column pgqueue.tasks.declared_retention_succeeded is 'retention_succeeded, as declared by the code.';
 comment on column pgqueue.tasks.declared_retention_cancelled is 'retention_cancelled, as declared by the code.';
 comment on column pgqueue.tasks.declared_retention_dead is 'retention_dead, as declared by the code.';
+comment on column pgqueue.tasks.retry_cap is
+    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, none otherwise.';
+comment on column pgqueue.tasks.retry_delays is
+    'Delays of the policy list, one for each retry; the last holds for ever after.';
+comment on column pgqueue.tasks.retry_queue is 'Where a job goes when it fails; null: it stays in its queue.';
+comment on column pgqueue.tasks.retry_function is
+    'The function of the policy function. Only the schema''s owner sets it, with set_retry_function(); code cannot declare it.';
+comment on column pgqueue.tasks.declared_retry_cap is 'retry_cap, as declared by the code.';
+comment on column pgqueue.tasks.declared_retry_delays is 'retry_delays, as declared by the code.';
+comment on column pgqueue.tasks.declared_retry_queue is 'retry_queue, as declared by the code.';
+comment on column pgqueue.tasks.accumulate is 'Whether all due payloads of a key go to one batch; default false.';
+comment on column pgqueue.tasks.batch_size is 'For an accumulating task: how many keys one batch gets; default 1.';
+comment on column pgqueue.tasks.declared_accumulate is 'accumulate, as declared by the code.';
+comment on column pgqueue.tasks.declared_batch_size is 'batch_size, as declared by the code.';
+comment on column pgqueue.tasks.timeout is 'How long one try may take; null: for ever.';
+comment on column pgqueue.tasks.max_crashes is
+    'How many workers may die while they run a job before it is dead; default 3.';
+comment on column pgqueue.tasks.store_result is 'Whether history keeps what the function returns; default false.';
+comment on column pgqueue.tasks.declared_timeout is 'timeout, as declared by the code.';
+comment on column pgqueue.tasks.declared_max_crashes is 'max_crashes, as declared by the code.';
+comment on column pgqueue.tasks.declared_store_result is 'store_result, as declared by the code.';
+comment on column pgqueue.tasks.declared_docs is
+    'The address of what to read about the task, a runbook perhaps, as declared by the code.';
+comment on column pgqueue.tasks.declared_owner is 'Who answers for the task, as declared by the code.';
 
--- Live jobs only. Columns stand widest first, so that no row pays for alignment.
+-- Limits, by count of what executes and by rate of starts.
+create table pgqueue.limits (
+    kind text not null check (kind in ('queue', 'task', 'key', 'limit_key')),
+    target text collate "C" not null check (octet_length(target) between 1 and 512),
+    max_executing integer check (max_executing between 0 and 1000000),
+    rate integer check (rate between 1 and 1000000),
+    per interval check (per >= '1 ms' and per <= '31 days'),
+    primary key (kind, target),
+    check (max_executing is not null or rate is not null),
+    check ((rate is null) = (per is null))
+);
+-- The limits of all values that begin so are looked up apart from those of one value.
+create index limits_prefix on pgqueue.limits (length(target) desc) where kind = 'limit_key' and right(target, 1) = '*';
+comment on table pgqueue.limits is
+    'How many jobs may execute at a time, and start in a time, over the whole fleet. A change takes effect at once.';
+comment on column pgqueue.limits.kind is
+    'queue, task, key (all keys that begin with target, together) or limit_key (each value for itself; target* for all values that begin so).';
+comment on column pgqueue.limits.target is 'The queue, the task, the beginning of keys, or the limit_key.';
+comment on column pgqueue.limits.max_executing is 'How many execute at a time at most; null: no limit of this sort.';
+comment on column pgqueue.limits.rate is
+    'How many start at most in any stretch of time as long as per; null: no limit of this sort.';
+comment on column pgqueue.limits.per is 'The length of that time.';
+
+-- Operators write timezone themselves. IST is another zone in another session; _check_timezone says more.
+create table pgqueue.schedules (
+    name text collate "C" primary key check (octet_length(name) between 1 and 128),
+    paused_at timestamptz,
+    expression text,
+    timezone text,
+    declared_expression text,
+    declared_timezone text not null,
+    every interval check (every >= '1 s' and every <= '10 years'),
+    anchor timestamptz not null,
+    catch_up text not null check (catch_up in ('skip', 'last', 'all')),
+    catch_up_cap integer not null check (catch_up_cap between 1 and 10000),
+    overlap text not null check (overlap in ('start', 'skip')),
+    jitter interval check (jitter >= '0' and jitter <= '1 day'),
+    task text collate "C" not null check (octet_length(task) between 1 and 128),
+    args jsonb not null,
+    queue text collate "C" check (octet_length(queue) between 1 and 128),
+    priority smallint check (priority between -100 and 100),
+    max_attempts integer check (max_attempts between 1 and 100000),
+    expires_in interval check (expires_in > '0'),
+    headers jsonb,
+    tags text[],
+    retention interval check (retention >= '0' and retention <= '2 years'),
+    spec bytea,
+    check ((declared_expression is null) <> (every is null)),
+    check ((declared_expression is null) = (spec is null)),
+    constraint schedules_timezone_check check (
+        timezone !~ '^[A-Za-z]{1,5}$'
+        or upper(timezone collate "C") in
+            ('UTC', 'GMT', 'CUBA', 'EGYPT', 'EIRE', 'GB', 'IRAN', 'JAPAN', 'LIBYA', 'NZ', 'PRC', 'ROC', 'ROK', 'UCT', 'ZULU')
+    )
+);
+comment on table pgqueue.schedules is
+    'Jobs that are enqueued by the clock. paused_at, expression and timezone are an operator''s: they win, survive deploys and take effect within a second. All else is what schedule() said last. See pgqueue.effective_schedules.';
+comment on column pgqueue.schedules.name is 'The schedule.';
+comment on column pgqueue.schedules.paused_at is 'Since when it enqueues nothing; null: it runs. See pause_schedule().';
+comment on column pgqueue.schedules.expression is
+    'A cron expression instead of what was declared; null: as declared. A wrong one shows in stats() and nothing runs until it is put right.';
+comment on column pgqueue.schedules.timezone is 'A time zone instead of the declared one; null: as declared.';
+comment on column pgqueue.schedules.declared_expression is 'The cron expression, as declared; null: it runs by every.';
+comment on column pgqueue.schedules.declared_timezone is 'The time zone in which the expression is read, as declared.';
+comment on column pgqueue.schedules.every is 'The interval between two runs; null: it runs by an expression.';
+comment on column pgqueue.schedules.anchor is
+    'The instant from which every counts: when the schedule was declared, or every last changed.';
+comment on column pgqueue.schedules.catch_up is
+    'Runs that were missed: skip them, run the last of them (default), or all.';
+comment on column pgqueue.schedules.catch_up_cap is
+    'With catch_up all: how many of them at most, the latest. Default 100.';
+comment on column pgqueue.schedules.overlap is
+    'While its last job lives: start another anyway (default), or skip the run.';
+comment on column pgqueue.schedules.jitter is 'A job''s run_at is deferred at random by up to this; null: not at all.';
+comment on column pgqueue.schedules.task is 'Task of its jobs.';
+comment on column pgqueue.schedules.args is 'Arguments of its jobs.';
+comment on column pgqueue.schedules.queue is 'Queue of its jobs; null: as the task says.';
+comment on column pgqueue.schedules.priority is 'Priority of its jobs; null: as task and queue say.';
+comment on column pgqueue.schedules.max_attempts is 'Tries of its jobs; null: as the task says.';
+comment on column pgqueue.schedules.expires_in is
+    'How long after its run_at a job may still start; null: as the task says.';
+comment on column pgqueue.schedules.headers is
+    'Headers of its jobs, beside schedule and scheduled_at, which every one has.';
+comment on column pgqueue.schedules.tags is 'Tags of its jobs.';
+comment on column pgqueue.schedules.retention is
+    'How long history keeps its jobs; null: as task, queue and settings say.';
+comment on column pgqueue.schedules.spec is 'Private: declared_expression, parsed.';
+
+-- Live jobs only. What nearly no job has is null, and costs it nothing.
 create table pgqueue.jobs (
     id bigint generated always as identity primary key,
     reservation bigint not null default 0,
@@ -119,7 +303,7 @@ create table pgqueue.jobs (
     losses integer not null default 0,
     priority smallint not null,
     resumed boolean not null default false,
-    lease_prolonged boolean not null default false,
+    grace_given boolean not null default false,
     queue text collate "C" not null,
     task text collate "C" not null,
     key text collate "C",
@@ -127,7 +311,25 @@ create table pgqueue.jobs (
     tags text[],
     args jsonb not null,
     headers jsonb,
-    errors jsonb
+    errors jsonb,
+    retry jsonb,
+    leader bigint,
+    followers bigint[],
+    score numeric,
+    limit_key text collate "C",
+    blocked_on text collate "C",
+    dedupe text collate "C",
+    timeout interval,
+    started bigint,
+    crashed_on text[],
+    progress jsonb,
+    -- Where a function would cost more; pgqueue._enqueued_by() says the same.
+    enqueued_by text default rtrim(session_user || ' ' || current_setting('application_name')),
+    depends_on bigint[],
+    run_if text,
+    group_id bigint,
+    has_steps boolean,
+    offered boolean
 ) with (
     fillfactor = 85,
     -- Every row is inserted, updated about once and deleted. Vacuum by absolute numbers, without pauses:
@@ -139,57 +341,112 @@ create table pgqueue.jobs (
     autovacuum_analyze_scale_factor = 0.2,
     autovacuum_analyze_threshold = 5000
 );
+-- A lane is one (queue, priority). reserve reads it by equality on the first three columns and a range on ready_at, so jobs
+-- of the future are never touched and order is exact.
+create index jobs_ready on pgqueue.jobs (queue, priority, resumed, ready_at, id)
+    where state in ('waiting', 'failed');
+create index jobs_expiry on pgqueue.jobs (expires_at)
+    where expires_at is not null and state in ('waiting', 'failed', 'blocked');
+-- Two executing jobs of one key are impossible, whatever the code does. The payloads of one batch count as one job.
+create unique index jobs_key_executing on pgqueue.jobs (key, queue)
+    where state = 'executing' and key is not null and (leader is null or leader = id);
+-- Who holds a position in a key besides: a job never tried, while its run_at has passed; one that is blocked or was ever
+-- reserved, always. Each live row stands in at most one of the three. Jobs without a key pay for none.
+create index jobs_key_waiting on pgqueue.jobs (queue, key, id, run_at)
+    where key is not null and state = 'waiting' and reservation = 0;
+-- Fresh payloads of an accumulating task wait for those that failed: which of them are not due yet?
+create index jobs_key_returned on pgqueue.jobs (queue, key, ready_at)
+    where key is not null and state in ('waiting', 'failed') and reservation > 0;
+create index jobs_parked on pgqueue.jobs (blocked_on, priority desc, ready_at, id)
+    where state = 'blocked' and blocked_on is not null;
+-- Limits count what executes, and stop at the limit: the index of leases answers that too, for those who have limits.
+-- Every index of jobs costs every enqueue, for its sake there is no other. The leases of one claim share their time.
+create index jobs_lease on pgqueue.jobs (lease_expires_at, id, queue, task, limit_key) where state = 'executing';
+-- jobs_key_executing keeps a key from running twice; this finds the one that runs, from an id on.
+create index jobs_key_running on pgqueue.jobs (queue, key, id)
+    where state = 'executing' and key is not null and (leader is null or leader = id);
+-- A job that waits for others holds no position in its key: it would block those that it waits for.
+create index jobs_key_held on pgqueue.jobs (queue, key, id)
+    where key is not null
+        and (state = 'blocked' or (state in ('waiting', 'failed') and reservation > 0))
+        and blocked_on is distinct from '@parents';
+create index jobs_key_children on pgqueue.jobs (queue, key, id) where key is not null and blocked_on = '@parents';
+create index jobs_group on pgqueue.jobs (group_id, state, id) where group_id is not null;
+-- The payloads of a key wait for one of them that suspended itself, whatever its position.
+create index jobs_key_suspended on pgqueue.jobs (queue, key) where key is not null and blocked_on = '@jobs';
+-- A batch that has a step stands still, and the payloads that came later wait for it.
+create index jobs_key_stepped on pgqueue.jobs (queue, key) where key is not null and has_steps;
+-- An idle worker asks what was handed to it and never arrived. Jobs that were not offered are not in it.
+create index jobs_offered on pgqueue.jobs (reserved_by, reserved_at)
+    where state = 'executing' and offered and key is null and limit_key is null;
+-- Large queues are counted whole, each in its turn, by indexes alone. The condition is written so that no other statement
+-- fits it: one that looks for a failed job by its id would read all of this index while it seems small.
+create index jobs_failed on pgqueue.jobs (queue) where case when state = 'failed' then true else false end;
+-- How many execute under a limit_key. Other jobs do not pay for it.
+create index jobs_limit_key on pgqueue.jobs (limit_key, lease_expires_at) where state = 'executing' and limit_key is not null;
 comment on table pgqueue.jobs is 'Live jobs. Read pgqueue.all_jobs instead, write through the functions.';
 comment on column pgqueue.jobs.id is 'The id that enqueue returned; grows with time.';
-comment on column pgqueue.jobs.reservation is 'The fence: grows with every claim of this job and is never reused. complete, fail, extend, release and snooze take it.';
+comment on column pgqueue.jobs.reservation is
+    'The fence: grows with every claim of this job and is never reused. complete, fail, extend, release and snooze take it.';
 comment on column pgqueue.jobs.run_at is 'When the job is to run, as its producer said.';
-comment on column pgqueue.jobs.ready_at is 'Private: the place in the ready index; the time from which reserve may hand the job out.';
+comment on column pgqueue.jobs.ready_at is
+    'Private: the place in the ready index; the time from which reserve may hand the job out.';
 comment on column pgqueue.jobs.created_at is 'When it was enqueued.';
-comment on column pgqueue.jobs.expires_at is 'It does not start after this; it is cancelled instead. Null: never expires.';
+comment on column pgqueue.jobs.expires_at is
+    'It does not start after this; it is cancelled instead. Null: never expires.';
 comment on column pgqueue.jobs.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.jobs.lease_expires_at is 'Until when the reservation holds unless it is extended.';
-comment on column pgqueue.jobs.cancel_requested_at is 'When somebody asked to cancel it while it was executing.';
+comment on column pgqueue.jobs.cancel_requested_at is 'When cancel() was called for it while it was executing.';
 comment on column pgqueue.jobs.lease is 'Length of the lease, as reserve or extend last said.';
-comment on column pgqueue.jobs.retention is 'How long history keeps this job; null: as its task, queue and settings say.';
+comment on column pgqueue.jobs.retention is
+    'How long history keeps this job; null: as its task, queue and settings say.';
 comment on column pgqueue.jobs.state is 'waiting, executing, failed or blocked.';
-comment on column pgqueue.jobs.attempts is 'Tries so far, the one under way included. A release, a snooze and a lapsed lease give theirs back.';
+comment on column pgqueue.jobs.attempts is
+    'Tries so far, the one under way included. A release, a snooze and a lapsed lease give theirs back.';
 comment on column pgqueue.jobs.max_attempts is 'Tries before it is dead; null: as its task says.';
 comment on column pgqueue.jobs.losses is 'How often its lease lapsed.';
 comment on column pgqueue.jobs.priority is 'Higher runs first, -100 to 100.';
-comment on column pgqueue.jobs.resumed is 'Private: came back (released, lease lapsed, retried by hand) and is read before the rest of its lane.';
-comment on column pgqueue.jobs.lease_prolonged is 'Private: this reservation already got its one extra lease after a gap in housekeeping.';
+comment on column pgqueue.jobs.resumed is
+    'Private: came back (released, lease lapsed, retried by hand) and is read before the rest of its lane.';
+comment on column pgqueue.jobs.grace_given is
+    'Private: this reservation already got its grace period after a gap in maintenance.';
 comment on column pgqueue.jobs.queue is 'The queue.';
 comment on column pgqueue.jobs.task is 'The named function that a worker runs.';
-comment on column pgqueue.jobs.key is 'Order group.';
+comment on column pgqueue.jobs.key is
+    'Order group: jobs of one queue and key run one at a time, in the order of their ids.';
 comment on column pgqueue.jobs.reserved_by is 'The worker that holds it, or held it last.';
 comment on column pgqueue.jobs.tags is 'Labels for people.';
 comment on column pgqueue.jobs.args is 'Arguments of the task, a JSON object.';
 comment on column pgqueue.jobs.headers is 'Trace context and middleware data, apart from args.';
-comment on column pgqueue.jobs.errors is 'The last ten errors, oldest first: class, message, traceback, attempt, worker, at.';
+comment on column pgqueue.jobs.errors is
+    'The last ten errors, oldest first: class, message, traceback, attempt, worker, at; policy_error, where the rule that had to say when to retry failed itself.';
+comment on column pgqueue.jobs.retry is
+    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ...}; null: those of its task.';
+comment on column pgqueue.jobs.leader is
+    'For a job in a batch of an accumulating task: the job that stands for all payloads of its key; on that one its own id, while it executes.';
+comment on column pgqueue.jobs.followers is 'For a leader: the jobs with the other payloads of its key, in its batch.';
+comment on column pgqueue.jobs.score is
+    'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
+comment on column pgqueue.jobs.limit_key is 'What limits of the kind limit_key go by.';
+comment on column pgqueue.jobs.blocked_on is
+    'The limit that a blocked job waits for; null: it waits for the job ahead of it in its key.';
+comment on column pgqueue.jobs.dedupe is 'The dedupe key under which it was enqueued.';
+comment on column pgqueue.jobs.timeout is 'How long one try may take; null: as its task says.';
+comment on column pgqueue.jobs.started is 'The reservation under which its worker last said that the handler runs.';
+comment on column pgqueue.jobs.crashed_on is
+    'The workers that died while they ran it, one entry for each time; null: none.';
+comment on column pgqueue.jobs.progress is 'What its handler last told: done, total, note, at.';
+comment on column pgqueue.jobs.enqueued_by is
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
+comment on column pgqueue.jobs.depends_on is 'The jobs that it was to wait for; null: none.';
+comment on column pgqueue.jobs.run_if is 'What must become of those: succeeded, finished or failed.';
+comment on column pgqueue.jobs.group_id is 'The group that it is a member of.';
+comment on column pgqueue.jobs.has_steps is 'True: it has completed a step. Null: it has not.';
+comment on column pgqueue.jobs.offered is
+    'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
 
--- A lane is one (queue, priority). reserve reads it by equality on the first three columns and a range on
--- ready_at, so jobs of the future are never touched and order is exact.
-create index jobs_ready on pgqueue.jobs (queue, priority, resumed, ready_at, id)
-    where state in ('waiting', 'failed');
-create index jobs_lease on pgqueue.jobs (lease_expires_at) where state = 'executing';
-create index jobs_expiry on pgqueue.jobs (expires_at)
-    where expires_at is not null and state in ('waiting', 'failed', 'blocked');
-
--- Which lanes exist. No unique constraint, for two enqueues that register one lane must not wait for each
--- other; readers take distinct and maintain merges.
-create table pgqueue.lanes (
-    queue text collate "C" not null,
-    priority smallint not null,
-    seen_at timestamptz not null
-);
-create index lanes_by_name on pgqueue.lanes (queue, priority);
-comment on table pgqueue.lanes is 'Private: the (queue, priority) pairs that reserve visits.';
-comment on column pgqueue.lanes.queue is 'The queue.';
-comment on column pgqueue.lanes.priority is 'The priority.';
-comment on column pgqueue.lanes.seen_at is 'When it was last seen in use; a lane that was empty for an hour is dropped.';
-
--- Finished jobs, one row each. A row lives in the partition of the day (kept up to 8 days) or the month (kept
--- longer) on which it expires, so that retention is a dropped table and never a DELETE.
+-- Finished jobs, one row each. A row lives in the partition of the day (kept up to 8 days) or the month (kept longer) on
+-- which it expires, so that retention is a dropped table and never a DELETE.
 create table pgqueue.history (
     id bigint not null,
     reservation bigint not null,
@@ -204,7 +461,7 @@ create table pgqueue.history (
     max_attempts integer,
     losses integer not null,
     priority smallint not null,
-    grain "char" not null,
+    granularity "char" not null,
     queue text collate "C" not null,
     task text collate "C" not null,
     key text collate "C",
@@ -213,30 +470,56 @@ create table pgqueue.history (
     args jsonb not null,
     headers jsonb,
     errors jsonb,
-    result jsonb
-) partition by list (grain);
+    result jsonb,
+    retry jsonb,
+    score numeric,
+    limit_key text collate "C",
+    dedupe text collate "C",
+    merged_into bigint,
+    timeout interval,
+    crashed_on text[],
+    progress jsonb,
+    enqueued_by text,
+    depends_on bigint[],
+    run_if text,
+    group_id bigint,
+    steps jsonb
+) partition by list (granularity);
 create table pgqueue.history_days partition of pgqueue.history for values in ('d') partition by range (kept_until);
 create table pgqueue.history_months partition of pgqueue.history for values in ('m') partition by range (kept_until);
+-- Not inherited: each partition has its own. See lanes.
+alter table pgqueue.history replica identity full;
+alter table pgqueue.history_days replica identity full;
+alter table pgqueue.history_months replica identity full;
 create index history_id on pgqueue.history (id);
--- The morgue and the cancelled are few and looked for; the succeeded are many and are not.
+-- The dead and the cancelled are few and looked for; the succeeded are many and are not.
 create index history_unfinished on pgqueue.history (queue, state, id) where state <> 'succeeded';
+-- all_jobs by key alone. Jobs without a key pay nothing for it.
+create index history_key on pgqueue.history (key, id) where key is not null;
+create index history_group on pgqueue.history (group_id, id) where group_id is not null;
+-- all_jobs by task alone. A btree costs every job 65 bytes of WAL, and a block range index nothing that can be measured:
+-- VACUUM writes it, and an insert only asks it. Task names are spread over all blocks, so it keeps a Bloom filter of each
+-- sixteen blocks, some 400 jobs. It serves rare tasks; those of a frequent one are found from the newest id on.
+create index history_task on pgqueue.history using brin (task text_bloom_ops(n_distinct_per_range = 64))
+    with (pages_per_range = 16);
+create index history_unfinished_by_id on pgqueue.history (state, id) include (queue) where state <> 'succeeded';
 comment on table pgqueue.history is 'Finished jobs, until their retention ends. Read pgqueue.all_jobs.';
-comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
-comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 comment on column pgqueue.history.id is 'The job.';
-comment on column pgqueue.history.reservation is 'Its last reservation; a job that is retried goes on counting from it.';
+comment on column pgqueue.history.reservation is
+    'Its last reservation; a job that is retried goes on counting from it.';
 comment on column pgqueue.history.run_at is 'When it was to run.';
 comment on column pgqueue.history.created_at is 'When it was enqueued.';
 comment on column pgqueue.history.reserved_at is 'When it was last reserved.';
 comment on column pgqueue.history.finished_at is 'When it ended.';
 comment on column pgqueue.history.kept_until is 'When this row expires.';
-comment on column pgqueue.history.retention is 'How long the job itself said that it is kept; null: its task, queue or settings said so.';
+comment on column pgqueue.history.retention is
+    'How long the job itself said that it is kept; null: its task, queue or settings said so.';
 comment on column pgqueue.history.state is 'succeeded, dead or cancelled.';
 comment on column pgqueue.history.attempts is 'Tries that it took.';
 comment on column pgqueue.history.max_attempts is 'Tries that it had, where the job itself said so.';
 comment on column pgqueue.history.losses is 'How often its lease lapsed.';
 comment on column pgqueue.history.priority is 'Its priority.';
-comment on column pgqueue.history.grain is 'Private: d or m, partition of a day or of a month.';
+comment on column pgqueue.history.granularity is 'Private: d or m, partition of a day or of a month.';
 comment on column pgqueue.history.queue is 'Its queue.';
 comment on column pgqueue.history.task is 'Its task.';
 comment on column pgqueue.history.key is 'Its order group.';
@@ -246,87 +529,578 @@ comment on column pgqueue.history.args is 'Arguments of the task.';
 comment on column pgqueue.history.headers is 'Trace context and middleware data.';
 comment on column pgqueue.history.errors is 'The last ten errors, oldest first.';
 comment on column pgqueue.history.result is 'What complete was given.';
+comment on column pgqueue.history.retry is 'The options for retries that the job itself had.';
+comment on column pgqueue.history.score is 'Its place within a call of an accumulating task.';
+comment on column pgqueue.history.limit_key is 'What limits of the kind limit_key went by.';
+comment on column pgqueue.history.dedupe is 'The dedupe key under which it was enqueued.';
+comment on column pgqueue.history.merged_into is 'The job with the same payload that ran instead of it.';
+comment on column pgqueue.history.timeout is 'How long one try might take, where the job itself said so.';
+comment on column pgqueue.history.crashed_on is 'The workers that died while they ran it, one entry for each time.';
+comment on column pgqueue.history.progress is 'What its handler last told: done, total, note, at.';
+comment on column pgqueue.history.enqueued_by is
+    'Who enqueued it: the role that was logged in, and its application_name, if it had one; for a scheduled job, schedule and its name.';
+comment on column pgqueue.history.depends_on is 'The jobs that it was to wait for; null: none.';
+comment on column pgqueue.history.run_if is 'What must become of those: succeeded, finished or failed.';
+comment on column pgqueue.history.group_id is 'The group that it was a member of.';
+comment on column pgqueue.history.steps is
+    'Its steps, in the order in which they ended: name and at; and result, where it did not succeed.';
+comment on table pgqueue.history_days is 'Private: rows kept up to 8 days, one partition for each day on which they expire.';
+comment on table pgqueue.history_months is 'Private: rows kept longer, one partition for each month in which they expire.';
 
+-- Which lanes exist. No unique constraint, for two enqueues that register one lane must not wait for each other; readers
+-- take distinct and maintain merges.
+create table pgqueue.lanes (
+    queue text collate "C" not null,
+    priority smallint not null,
+    seen_at timestamptz not null
+);
+-- Under a publication for all tables PostgreSQL refuses to update or delete rows of a table that has no key. A key would
+-- cost each insert an index entry; the whole row as identity costs only updates and deletes, which are rare here.
+alter table pgqueue.lanes replica identity full;
+create index lanes_by_name on pgqueue.lanes (queue, priority);
+comment on table pgqueue.lanes is 'Private: the (queue, priority) pairs that reserve visits.';
+comment on column pgqueue.lanes.queue is 'The queue.';
+comment on column pgqueue.lanes.priority is 'The priority.';
+comment on column pgqueue.lanes.seen_at is
+    'When it was last seen in use; a lane that was empty for an hour is dropped.';
+
+-- Nothing of a lane is ready below its head, so nobody walks what was claimed long ago. A row is a fact that stays true,
+-- whatever is written after it: rows are inserted, in any order and by anybody, and the newest is read. Rows updated in place
+-- would, under an old snapshot, become a chain of versions that each claim walks.
+create table pgqueue.heads (
+    n bigint generated always as identity,
+    at timestamptz not null,
+    head timestamptz not null,
+    xid xid8 not null,
+    idle_since timestamptz,
+    newest_id bigint,
+    priority smallint not null,
+    resumed boolean not null,
+    queue text collate "C" not null,
+    open_xids xid8[],
+    fallback_heads timestamptz[],
+    head_id bigint not null default 0,
+    fallback_ids bigint[],
+    primary key (queue, priority, resumed, n)
+);
+comment on table pgqueue.heads is 'Private: nothing of a sub-lane is ready below its newest head, a pair of time and id.';
+comment on column pgqueue.heads.n is 'Order.';
+comment on column pgqueue.heads.at is 'When it was written.';
+comment on column pgqueue.heads.head is 'The time of the head.';
+comment on column pgqueue.heads.xid is
+    'The transaction that wrote it. If this server has no such transaction, the row came with a dump and does not count.';
+comment on column pgqueue.heads.idle_since is
+    'Since when nothing has been due in the lane; null: something was, or was claimed.';
+comment on column pgqueue.heads.newest_id is 'The newest job that there was.';
+comment on column pgqueue.heads.priority is 'The priority of the lane.';
+comment on column pgqueue.heads.resumed is 'Which sub-lane: that of jobs that came back, or the ordinary one.';
+comment on column pgqueue.heads.queue is 'The queue of the lane; empty: the leases, by the time at which they lapse.';
+comment on column pgqueue.heads.open_xids is
+    'Transactions that were open for long and may yet commit something below the head. Once one has ended, its fallback mark is the head.';
+comment on column pgqueue.heads.fallback_heads is
+    'Fallback marks: for each of open_xids, the time of the head that it must not lose.';
+comment on column pgqueue.heads.head_id is 'The id of the head: within that time nothing below it is ready.';
+comment on column pgqueue.heads.fallback_ids is 'The ids that go with fallback_heads.';
+
+-- Make heads not count: all of them after a step of the clock, the head of keys after a retry.
+create table pgqueue.head_marks (
+    reason text not null check (reason in ('clock', 'key')),
+    n bigint generated always as identity,
+    at timestamptz not null,
+    seen_xid xid8,
+    primary key (reason, n)
+);
+comment on table pgqueue.head_marks is
+    'Private: while a mark stands, heads do not count and claims read from the beginning. Empty but for moments.';
+comment on column pgqueue.head_marks.reason is
+    'clock: the clock stepped back, so no head counts. key: a job with a key has its old id again, so the head of jobs with keys does not count.';
+comment on column pgqueue.head_marks.n is 'Number of the mark.';
+comment on column pgqueue.head_marks.at is 'When it was written.';
+comment on column pgqueue.head_marks.seen_xid is
+    'All transactions with an earlier xid may have begun before maintain saw the mark; null: it has not seen it yet.';
+
+-- Times that are behind us. Inserted, and read newest first.
+create table pgqueue.horizons (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    xid xid8 not null,
+    newest_id bigint
+);
+comment on table pgqueue.horizons is
+    'Private: transactions that had no xid yet at some time, and took one then. What has a later xid makes nothing ready before that time.';
+comment on column pgqueue.horizons.n is 'Order.';
+comment on column pgqueue.horizons.at is 'The time, read before the xid was taken.';
+comment on column pgqueue.horizons.xid is 'The xid.';
+comment on column pgqueue.horizons.newest_id is
+    'The newest id that a job had been given, read at the same time; null: unknown.';
+
+-- What extend promised for rows that it could not lock. Inserted, so that it waits for nobody; read by rescue; never updated.
+-- An index by time within each job keeps old promises, and dead rows under an old snapshot, out of the way.
+create table pgqueue.lease_promises (
+    job_id bigint not null,
+    reservation bigint not null,
+    until timestamptz not null,
+    lease interval not null
+);
+alter table pgqueue.lease_promises replica identity full;
+create index lease_promises_by_job on pgqueue.lease_promises (job_id, until);
+comment on table pgqueue.lease_promises is
+    'Private: leases that extend() granted while another session had locked the row of the job, so that the row itself could not say it.';
+comment on column pgqueue.lease_promises.job_id is 'The job.';
+comment on column pgqueue.lease_promises.reservation is
+    'The reservation that asked. Once the job has another one the promise is void.';
+comment on column pgqueue.lease_promises.until is 'Until when the reservation holds.';
+comment on column pgqueue.lease_promises.lease is 'Length of the lease.';
+
+-- Above READ COMMITTED a job that ends cannot see who was blocked behind it meanwhile: it leaves a note.
+create table pgqueue.key_notes (
+    n bigint generated always as identity primary key,
+    queue text collate "C" not null,
+    key text collate "C" not null,
+    job_id bigint,
+    next_at timestamptz not null default '-infinity'
+);
+comment on table pgqueue.key_notes is
+    'Private: keys whose next job the next maintain() or idle reserve() is to release, once no claim blocks jobs behind job_id.';
+comment on column pgqueue.key_notes.n is 'Order.';
+comment on column pgqueue.key_notes.queue is 'The queue.';
+comment on column pgqueue.key_notes.key is 'The key.';
+comment on column pgqueue.key_notes.job_id is
+    'The job that left its position while a claim was blocking others behind it; null: none.';
+comment on column pgqueue.key_notes.next_at is 'When to read it.';
+
+-- Who stands for a dedupe key. A row of its own, for it may outlive its job.
+create table pgqueue.dedupe_keys (
+    task text collate "C" not null,
+    dedupe text collate "C" not null,
+    job_id bigint not null,
+    until timestamptz,
+    primary key (task, dedupe)
+);
+create index dedupe_keys_until on pgqueue.dedupe_keys (until) where until is not null;
+create index dedupe_keys_by_job on pgqueue.dedupe_keys (job_id);
+comment on table pgqueue.dedupe_keys is 'Private: which job stands for a dedupe key.';
+comment on column pgqueue.dedupe_keys.task is 'The task: the scope of dedupe.';
+comment on column pgqueue.dedupe_keys.dedupe is 'The dedupe key.';
+comment on column pgqueue.dedupe_keys.job_id is 'The job that stands.';
+comment on column pgqueue.dedupe_keys.until is
+    'Until when it stands, whatever becomes of the job; null: while the job lives.';
+
+-- Starts are inserted and summed over the time that counts; nothing is updated in place.
+create table pgqueue.limit_starts (
+    name text collate "C" not null,
+    at timestamptz not null,
+    started integer not null
+);
+alter table pgqueue.limit_starts replica identity full;
+create index limit_starts_by_time on pgqueue.limit_starts (name, at);
+create index limit_starts_past on pgqueue.limit_starts (at);
+comment on table pgqueue.limit_starts is 'Private: starts under a rate limit.';
+comment on column pgqueue.limit_starts.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_starts.at is 'When.';
+comment on column pgqueue.limit_starts.started is 'How many.';
+
+create table pgqueue.limit_waits (
+    n bigint generated always as identity primary key,
+    name text collate "C" not null,
+    next_at timestamptz not null,
+    timed boolean not null default false
+);
+create index limit_waits_timed on pgqueue.limit_waits (next_at) where timed;
+create index limit_waits_by_time on pgqueue.limit_waits (next_at);
+create index limit_waits_by_name on pgqueue.limit_waits (name, next_at);
+comment on table pgqueue.limit_waits is 'Private: limits that block jobs, and when to check whether they have capacity.';
+comment on column pgqueue.limit_waits.n is 'Order.';
+comment on column pgqueue.limit_waits.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_waits.next_at is 'When to look.';
+comment on column pgqueue.limit_waits.timed is 'Whether there will be room then, as a rate says: workers wake for it.';
+
+-- Inserted and read newest first, never updated: a row per second that were updated would, while some session holds an old
+-- snapshot, become a chain of versions that every failing job walks.
+create table pgqueue.retry_bookings (
+    n bigint generated always as identity primary key,
+    second timestamptz not null,
+    full_until timestamptz,
+    booked integer not null,
+    queue text collate "C" not null
+);
+create index retry_bookings_by_second on pgqueue.retry_bookings (queue, second, n);
+create index retry_bookings_past on pgqueue.retry_bookings (second);
+comment on table pgqueue.retry_bookings is
+    'Private: how many retries become due in which second, of queues with a retry_budget.';
+comment on column pgqueue.retry_bookings.n is 'Order; of the rows of one second the newest holds.';
+comment on column pgqueue.retry_bookings.second is 'When that second begins.';
+comment on column pgqueue.retry_bookings.full_until is
+    'All seconds from this one to before that one are full; null: not known.';
+comment on column pgqueue.retry_bookings.booked is 'Retries booked for it.';
+comment on column pgqueue.retry_bookings.queue is 'The queue.';
+
+-- What became of each instant, and with it where each schedule stands: next_at of its newest row. Inserted, never updated:
+-- next_at in a row of schedules would, for a schedule of every second and while some session holds an old snapshot, become a
+-- chain of versions that every look walks. Read newest first (n, not time: the clock may step back), rows of the past, dead or
+-- alive, are never visited.
+create table pgqueue.schedule_runs (
+    n bigint generated always as identity primary key,
+    schedule text collate "C" not null,
+    at timestamptz,
+    decided_at timestamptz not null,
+    outcome text not null check (outcome in ('enqueued', 'overlap', 'planned', 'manual', 'error')),
+    job_id bigint,
+    next_at timestamptz,
+    passed_from timestamptz,
+    retry_at timestamptz,
+    rule text,
+    error text
+);
+-- One row for each instant of a schedule, and so one job, whoever asks and however often.
+create unique index schedule_runs_once on pgqueue.schedule_runs (schedule, at);
+create index schedule_runs_standing on pgqueue.schedule_runs (schedule, n) where rule is not null;
+create index schedule_runs_jobs on pgqueue.schedule_runs (schedule, n) where job_id is not null;
+comment on table pgqueue.schedule_runs is
+    'What became of each instant of each schedule, for a week. Read pgqueue.schedule_history instead.';
+comment on column pgqueue.schedule_runs.n is 'Order.';
+comment on column pgqueue.schedule_runs.schedule is 'The schedule.';
+comment on column pgqueue.schedule_runs.at is 'The instant at which it was due; null: the row is not about one.';
+comment on column pgqueue.schedule_runs.decided_at is 'When this was written.';
+comment on column pgqueue.schedule_runs.outcome is
+    'enqueued; overlap: skipped, the last job was still alive; planned: nothing was due but next_at was set, or missed runs were skipped; manual: run_schedule_now(); error.';
+comment on column pgqueue.schedule_runs.job_id is 'The job.';
+comment on column pgqueue.schedule_runs.next_at is 'When the schedule is due next; null: never again.';
+comment on column pgqueue.schedule_runs.passed_from is
+    'Missed instants from this one on were skipped, as catch_up says.';
+comment on column pgqueue.schedule_runs.retry_at is 'After an error: when it is tried again.';
+comment on column pgqueue.schedule_runs.rule is
+    'Private: from what next_at was computed; another rule, and it is computed anew. Null: next_at counts for nothing.';
+comment on column pgqueue.schedule_runs.error is 'What went wrong.';
+
+-- What a job waits for; how a parent ended of which history keeps nothing; steps, events, and what is to be checked again.
+create table pgqueue.dependencies (
+    parent bigint not null,
+    child bigint not null,
+    ended text,
+    traceless boolean not null default false,
+    primary key (parent, child)
+);
+create index dependencies_by_child on pgqueue.dependencies (child, parent);
+create index dependencies_ended on pgqueue.dependencies (child, parent) where ended is not null;
+comment on table pgqueue.dependencies is
+    'Private: a job, and one that waits for it. The row goes when the job succeeds; otherwise it stays until the other one starts or is gone.';
+comment on column pgqueue.dependencies.parent is 'The job that is waited for.';
+comment on column pgqueue.dependencies.child is 'The job that waits.';
+comment on column pgqueue.dependencies.ended is
+    'How the parent ended, if it did not succeed: dead, cancelled or deleted; null: it has not ended.';
+comment on column pgqueue.dependencies.traceless is
+    'Whether a parent that is nowhere to be found has succeeded, because history does not keep such jobs.';
+
+-- What did not succeed leaves a trace also where history keeps nothing: a child that is being enqueued must not run for it.
+create table pgqueue.traces (
+    id bigint primary key,
+    state text not null,
+    open text[]
+);
+comment on table pgqueue.traces is
+    'Private: a job that did not succeed, and of which history keeps nothing, for as long as a transaction of its time is open.';
+comment on column pgqueue.traces.id is 'The job.';
+comment on column pgqueue.traces.state is 'How it ended: dead, cancelled or deleted.';
+comment on column pgqueue.traces.open is
+    'The virtual ids of the transactions that were open when maintain first met it; null: not yet.';
+
+create table pgqueue.steps (
+    job_id bigint not null,
+    name text collate "C" not null,
+    result jsonb,
+    attempt integer not null,
+    at timestamptz not null,
+    primary key (job_id, name)
+);
+comment on table pgqueue.steps is 'Private: completed steps of live jobs.';
+comment on column pgqueue.steps.job_id is 'The job.';
+comment on column pgqueue.steps.name is 'The name of the step.';
+comment on column pgqueue.steps.result is 'What the step returned.';
+comment on column pgqueue.steps.attempt is 'The attempt that completed it.';
+comment on column pgqueue.steps.at is 'When it was completed.';
+
+create table pgqueue.events (
+    name text collate "C" primary key,
+    payload jsonb,
+    emitted_at timestamptz not null,
+    kept_until timestamptz not null
+);
+create index events_kept on pgqueue.events (kept_until);
+comment on table pgqueue.events is 'Events that were emitted, each until its time is over.';
+comment on column pgqueue.events.name is 'The name of the event.';
+comment on column pgqueue.events.payload is 'What its emitter said.';
+comment on column pgqueue.events.emitted_at is 'When it was emitted.';
+comment on column pgqueue.events.kept_until is 'Until when it is kept.';
+
+create table pgqueue.event_waits (
+    name text collate "C" not null,
+    job_id bigint not null,
+    step text collate "C" not null,
+    until timestamptz,
+    since timestamptz not null,
+    primary key (name, job_id, step)
+);
+create index event_waits_by_job on pgqueue.event_waits (job_id);
+comment on table pgqueue.event_waits is 'Private: a job that waits for an event.';
+comment on column pgqueue.event_waits.name is 'The name of the event.';
+comment on column pgqueue.event_waits.job_id is 'The job.';
+comment on column pgqueue.event_waits.step is 'The step of the job that the event completes.';
+comment on column pgqueue.event_waits.until is 'When the job goes on without it; null: never.';
+comment on column pgqueue.event_waits.since is 'When it began to wait.';
+
+create table pgqueue.notes (
+    n bigint generated always as identity primary key,
+    kind "char" not null,
+    id bigint,
+    after bigint,
+    name text collate "C",
+    look_at timestamptz not null,
+    xid xid8 not null
+);
+-- A group does not end before the members that are to come back with it are back.
+create index notes_members on pgqueue.notes (id) where kind = 'b';
+comment on table pgqueue.notes is 'Private: something to check again in a later transaction.';
+comment on column pgqueue.notes.n is 'In order of insertion.';
+comment on column pgqueue.notes.kind is
+    'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; d: a child whose dead or cancelled parent may be on its way back; g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event; s: an ended job, with steps to move to history.';
+comment on column pgqueue.notes.id is 'The job or group.';
+comment on column pgqueue.notes.after is 'The children up to this one are done.';
+comment on column pgqueue.notes.name is
+    'How the parent ended; or the event; or, for a group, back: members of it were retried.';
+comment on column pgqueue.notes.look_at is 'When to check.';
+comment on column pgqueue.notes.xid is 'The transaction that left it, which cannot see what runs beside it.';
+
+-- Written at a worker's start and end, and by an operator who commands it.
 create table pgqueue.workers (
     name text primary key check (octet_length(name) between 1 and 256),
     channel text not null,
     queues text[],
     info jsonb not null,
-    started_at timestamptz not null
+    started_at timestamptz not null,
+    command text check (command in ('quiet', 'stop')),
+    commanded_at timestamptz,
+    obeyed_at timestamptz,
+    database oid
 );
-comment on table pgqueue.workers is 'Workers that said hello and not bye. Written at start and end only; liveness is in beats.';
+comment on table pgqueue.workers is 'Registered workers. Written at start and end only; liveness is in heartbeats.';
 comment on column pgqueue.workers.name is 'The worker, as in reserve(worker).';
 comment on column pgqueue.workers.channel is 'Its personal NOTIFY channel.';
 comment on column pgqueue.workers.queues is 'The queues it serves; null: all.';
-comment on column pgqueue.workers.info is 'What it tells of itself: host, pid, version, concurrency.';
-comment on column pgqueue.workers.started_at is 'When it said hello.';
+comment on column pgqueue.workers.info is 'What it reports about itself: host, pid, version, concurrency.';
+comment on column pgqueue.workers.started_at is 'When it registered.';
+comment on column pgqueue.workers.command is
+    'What an operator asked of it: quiet or stop; null: nothing. See quiet_worker(), stop_worker().';
+comment on column pgqueue.workers.commanded_at is 'When that was asked.';
+comment on column pgqueue.workers.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
+comment on column pgqueue.workers.database is
+    'The oid of the database in which it registered: in a copy of that, its row does not count. Null: of before this was recorded.';
 
--- Liveness is inserted and read newest first: a row updated in place would, while some session holds an old
--- snapshot, become a chain of versions that every reader walks.
-create table pgqueue.beats (
+-- Liveness, and what a process holds, is inserted and read newest first: a row updated in place would, while some session
+-- holds an old snapshot, become a chain of versions that every reader walks.
+create table pgqueue.heartbeats (
     n bigint generated always as identity primary key,
     worker text not null,
-    at timestamptz not null
+    at timestamptz not null,
+    memory bigint
 );
-create index beats_by_worker on pgqueue.beats (worker, n);
-comment on table pgqueue.beats is 'Private: signs of life of workers, newest last.';
-comment on column pgqueue.beats.n is 'Order of arrival.';
-comment on column pgqueue.beats.worker is 'The worker.';
-comment on column pgqueue.beats.at is 'When.';
+create index heartbeats_by_worker on pgqueue.heartbeats (worker, n);
+comment on table pgqueue.heartbeats is 'Private: heartbeats of workers, newest last.';
+comment on column pgqueue.heartbeats.n is 'Order of arrival.';
+comment on column pgqueue.heartbeats.worker is 'The worker.';
+comment on column pgqueue.heartbeats.at is 'When.';
+comment on column pgqueue.heartbeats.memory is
+    'The resident memory of its process in bytes; null: it did not report it.';
 
--- Who is asleep, until when. The question of enqueue is a range over (queue, until > its ready time), so rows
--- of the past, dead or alive, are never visited.
-create table pgqueue.sleepers (
+create table pgqueue.worker_reports (
+    n bigint generated always as identity primary key,
+    worker text not null,
+    at timestamptz not null,
+    report jsonb not null
+);
+comment on table pgqueue.worker_reports is
+    'Private: what workers counted since their last heartbeat, until the next sample takes it.';
+comment on column pgqueue.worker_reports.n is 'Ascending number of the row.';
+comment on column pgqueue.worker_reports.worker is 'The worker.';
+comment on column pgqueue.worker_reports.at is 'When it reported.';
+comment on column pgqueue.worker_reports.report is 'What it gave to beat().';
+
+-- Who is idle, until when. The question of enqueue is a range over (queue, until > its ready time), so rows of the past,
+-- dead or alive, are never visited. A registration ends with the session that announced it, so a crash may take it: its commit
+-- need not wait for the disk. Only what enqueues, reserves or is idle reads it, never a standby.
+create unlogged table pgqueue.idle_workers (
     queue text collate "C" not null,
     until timestamptz not null,
     worker text not null,
-    channel text not null
+    channel text not null,
+    handoff_channel text,
+    listener integer,
+    lease interval
 );
-create index sleepers_by_queue on pgqueue.sleepers (queue, until);
-create index sleepers_by_worker on pgqueue.sleepers (worker, until);
-comment on table pgqueue.sleepers is 'Private: workers that wait for NOTIFY.';
-comment on column pgqueue.sleepers.queue is 'A queue it serves; empty: all queues.';
-comment on column pgqueue.sleepers.until is 'Until when it sleeps; it looks by itself before.';
-comment on column pgqueue.sleepers.worker is 'The worker.';
-comment on column pgqueue.sleepers.channel is 'The channel that wakes it.';
+create index idle_workers_by_queue on pgqueue.idle_workers (queue, until);
+create index idle_workers_by_worker on pgqueue.idle_workers (worker, until);
+comment on table pgqueue.idle_workers is 'Private: idle registrations: workers that wait for NOTIFY.';
+comment on column pgqueue.idle_workers.queue is 'A queue it serves; empty: all queues.';
+comment on column pgqueue.idle_workers.until is 'Until when it is idle; it polls by itself before.';
+comment on column pgqueue.idle_workers.worker is 'The worker.';
+comment on column pgqueue.idle_workers.channel is 'The channel that wakes it.';
+comment on column pgqueue.idle_workers.handoff_channel is
+    'The channel on which it takes jobs that enqueue() reserves for it; null: it takes none.';
+comment on column pgqueue.idle_workers.listener is 'The process id of the session that listens on that channel.';
+comment on column pgqueue.idle_workers.lease is 'The lease of its reservations.';
 
 -- One row for each run of maintain, read newest first; the newest carries what the next has to know.
-create table pgqueue.housekeeping (
+create table pgqueue.maintenance_runs (
     n bigint generated always as identity primary key,
     at timestamptz not null,
     gap_at timestamptz,
     stepped_from timestamptz,
-    minute_at timestamptz,
-    partitions_at timestamptz,
-    drop_at timestamptz,
-    drop_failures integer not null default 0,
     rescued bigint not null default 0,
     prolonged bigint not null default 0,
     found_lanes bigint not null default 0,
-    failures jsonb not null default '{}'
+    unparked bigint not null default 0,
+    hidden bigint not null default 0,
+    expired bigint not null default 0
 );
-comment on table pgqueue.housekeeping is 'Private: runs of maintain(). stats() shows what matters of it.';
-comment on column pgqueue.housekeeping.n is 'Order of the runs.';
-comment on column pgqueue.housekeeping.at is 'When it ran.';
-comment on column pgqueue.housekeeping.gap_at is 'When the last gap of more than 5 s in housekeeping ended: a lease begun before gets one more length.';
-comment on column pgqueue.housekeeping.stepped_from is 'Where the clock stood before it last stepped back, while jobs from there are still being brought forward.';
-comment on column pgqueue.housekeeping.minute_at is 'When the steps of each minute last ran.';
-comment on column pgqueue.housekeeping.partitions_at is 'When history partitions were last known to be complete.';
-comment on column pgqueue.housekeeping.drop_at is 'When a history partition was last dropped, or tried.';
-comment on column pgqueue.housekeeping.drop_failures is 'Tries to drop since the last success: readers were in the way.';
-comment on column pgqueue.housekeeping.rescued is 'Jobs taken back from lapsed leases, in all.';
-comment on column pgqueue.housekeeping.prolonged is 'Leases that got one more length after a gap, in all.';
-comment on column pgqueue.housekeeping.found_lanes is 'Lanes with jobs that were not registered, in all.';
-comment on column pgqueue.housekeeping.failures is 'Steps that failed in their last run: {step: {error, since, count}}.';
+comment on table pgqueue.maintenance_runs is 'Private: runs of maintain(). stats() shows what matters of it.';
+comment on column pgqueue.maintenance_runs.n is 'Order of the runs.';
+comment on column pgqueue.maintenance_runs.at is 'When it ran.';
+comment on column pgqueue.maintenance_runs.gap_at is
+    'When the last gap of more than 8 s in maintenance ended: a lease that could not be extended in the gap gets a grace period.';
+comment on column pgqueue.maintenance_runs.stepped_from is
+    'Where the clock stood before it last stepped back, while jobs from there are still being brought forward.';
+comment on column pgqueue.maintenance_runs.rescued is 'Jobs taken back from lapsed leases, in all.';
+comment on column pgqueue.maintenance_runs.prolonged is 'Leases that got a grace period after a gap, in all.';
+comment on column pgqueue.maintenance_runs.found_lanes is 'Lanes with jobs that were not registered, in all.';
+comment on column pgqueue.maintenance_runs.unparked is
+    'Blocked jobs found with nothing ahead of them, in all; none as a rule.';
+comment on column pgqueue.maintenance_runs.hidden is
+    'Lanes found with something ready below their heads, in all; none as a rule.';
+comment on column pgqueue.maintenance_runs.expired is 'Jobs cancelled as they did not start in time, in all.';
 
+-- What a step left for its next run. Inserted when it differs from what stands there, and read newest first: a row updated in
+-- place would, under an old snapshot, become a chain of versions that every run walks.
+create table pgqueue.maintenance_steps (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    step text collate "C" not null,
+    next_at timestamptz,
+    missed_since timestamptz,
+    unfinished boolean not null default false,
+    slice integer,
+    cursor text[],
+    failures integer not null default 0,
+    failing_since timestamptz,
+    error text
+);
+create index maintenance_steps_by_step on pgqueue.maintenance_steps (step, n);
+comment on table pgqueue.maintenance_steps is
+    'Private: what each step of maintain() left for its next run. stats() shows what matters of it.';
+comment on column pgqueue.maintenance_steps.n is 'Order.';
+comment on column pgqueue.maintenance_steps.at is 'When it was written.';
+comment on column pgqueue.maintenance_steps.step is 'The step.';
+comment on column pgqueue.maintenance_steps.next_at is 'The step is not due before this; null: it is due in each run.';
+comment on column pgqueue.maintenance_steps.missed_since is
+    'Since when it has been due without a turn, as the time of each run was used up before; null: it had its turn.';
+comment on column pgqueue.maintenance_steps.unfinished is 'Its share of the time ended before its work did.';
+comment on column pgqueue.maintenance_steps.slice is
+    'How many rows it takes at once; smaller than usual where that took too long. Null: as many as usual.';
+comment on column pgqueue.maintenance_steps.cursor is 'How far it came, where it goes through a table in turns.';
+comment on column pgqueue.maintenance_steps.failures is 'How often it failed in a row.';
+comment on column pgqueue.maintenance_steps.failing_since is 'Since when it fails.';
+comment on column pgqueue.maintenance_steps.error is 'What it last failed with, or what it reports.';
+
+-- Survives the end of a transaction, whatever ended it: a call that was killed within a step is seen by the next.
+create sequence pgqueue.step_under_way minvalue 0 start 0;
+comment on sequence pgqueue.step_under_way is 'Private: the number of the step that maintain() is in; 0: none.';
+
+-- The numbers of the queues over time.
+create table pgqueue.samples (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    span smallint not null,
+    queue text collate "C" not null,
+    waiting integer not null,
+    due integer not null,
+    scheduled integer not null,
+    failed integer not null,
+    blocked integer not null,
+    executing integer not null,
+    dead integer not null,
+    counted_to integer,
+    oldest_due_at timestamptz,
+    ended jsonb,
+    blocked_by_limit integer,
+    blocked_by_parents integer,
+    is_large boolean not null default false,
+    counted_at timestamptz
+);
+create index samples_by_time on pgqueue.samples (span, at);
+comment on table pgqueue.samples is
+    'The numbers of each queue, every 10 s, by maintain(): for pages, monitors and stats(recent => true). A queue without a row at a time had nothing in it; the queue '''' stands for all. select at, due, ended from pgqueue.samples where queue = ''mail'' and span = 10 order by at desc limit 360;';
+comment on column pgqueue.samples.n is 'Ascending number of the row.';
+comment on column pgqueue.samples.at is 'When it was taken; for a row of 600 s, when that time ended.';
+comment on column pgqueue.samples.span is 'Seconds that it stands for: 10 (kept for a day), or 600 (kept for 90 days).';
+comment on column pgqueue.samples.queue is 'The queue; '''': all queues together, and all tasks in ended.';
+comment on column pgqueue.samples.waiting is 'Jobs in the state waiting, due or not.';
+comment on column pgqueue.samples.due is 'Waiting and failed jobs that could start.';
+comment on column pgqueue.samples.scheduled is 'Waiting and failed jobs whose time has not come.';
+comment on column pgqueue.samples.failed is 'Jobs in the state failed: they will be retried.';
+comment on column pgqueue.samples.blocked is
+    'Jobs that wait for another job of their key, for a limit, or for jobs that they depend on.';
+comment on column pgqueue.samples.executing is 'Jobs that are reserved.';
+comment on column pgqueue.samples.dead is 'Dead jobs in history.';
+comment on column pgqueue.samples.counted_to is
+    'Where counting stopped: a number as high as this means at least that many. Null: the numbers were exact at counted_at.';
+comment on column pgqueue.samples.oldest_due_at is
+    'Since when the oldest due job could have started; for a row of 600 s, of the sample with the greatest lag.';
+comment on column pgqueue.samples.ended is
+    'What started and ended since the row before, as workers reported: for each task, the attempts that started (workers of 0.1.0 do not report them), the jobs by outcome (succeeded, failed, dead, cancelled, snoozed, lost), and run and wait: sum and max in seconds, and buckets of 0.001, 0.004, 0.016, 0.064, 0.25, 1, 4, 16, 60, 300, 3600 s and more. Null: nothing.';
+comment on column pgqueue.samples.blocked_by_limit is
+    'How many of the blocked jobs are at a limit. Null: the row is of before they were told apart.';
+comment on column pgqueue.samples.blocked_by_parents is
+    'How many of the blocked jobs wait for other jobs to end; the rest is behind a job of its key.';
+comment on column pgqueue.samples.is_large is 'Whether the queue has too many jobs to be counted in each sample.';
+comment on column pgqueue.samples.counted_at is
+    'When the numbers were counted, save executing and oldest_due_at; null: never whole yet.';
+
+-- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
+-- another one than was granted.
 create table pgqueue.grants (
     role name not null,
     kind text not null check (kind in ('producer', 'worker', 'operator', 'reader')),
+    role_oid oid,
     primary key (role, kind)
 );
 comment on table pgqueue.grants is 'What grant_access() gave; applied again whenever the functions are reloaded.';
 comment on column pgqueue.grants.role is 'The role.';
 comment on column pgqueue.grants.kind is 'producer, worker, operator or reader.';
+comment on column pgqueue.grants.role_oid is
+    'Its oid: a role that was renamed keeps its rights, and a new one with an old name gets none.';
+
+-- What operators did, and which versions of the functions were loaded.
+create table pgqueue.audit (
+    n bigint generated always as identity primary key,
+    at timestamptz not null,
+    actor text not null,
+    db_role text not null,
+    action text not null,
+    filter jsonb not null,
+    changed bigint not null,
+    via text not null
+);
+create index audit_by_time on pgqueue.audit (at);
+comment on table pgqueue.audit is
+    'What operators did, by the functions that they called; kept for settings.retention_audit. select * from pgqueue.audit order by n desc limit 20;';
+comment on column pgqueue.audit.n is 'Ascending number of the row.';
+comment on column pgqueue.audit.at is 'When.';
+comment on column pgqueue.audit.actor is
+    'Who: the setting pgqueue.actor, which a page or a script sets for the person behind it; else the role that logged in.';
+comment on column pgqueue.audit.db_role is 'The role that logged in.';
+comment on column pgqueue.audit.action is 'The function.';
+comment on column pgqueue.audit.filter is 'What it was called with; of many job_ids the first hundred.';
+comment on column pgqueue.audit.changed is 'How many jobs, or rows, it changed.';
+comment on column pgqueue.audit.via is 'By which program: the setting pgqueue.via, else application_name.';
 
 create table pgqueue.releases (
     n bigint generated always as identity primary key,
@@ -335,9 +1109,167 @@ create table pgqueue.releases (
     version text not null,
     installed_at timestamptz not null default clock_timestamp()
 );
-comment on table pgqueue.releases is 'Which versions of the functions were loaded, newest last. A worker reads it at start.';
+comment on table pgqueue.releases is
+    'Which versions of the functions were loaded, newest last. A worker reads it at start.';
 comment on column pgqueue.releases.n is 'Order.';
 comment on column pgqueue.releases.revision is 'The migration that the tables stand at.';
 comment on column pgqueue.releases.digest is 'SHA-256 over sql/.';
 comment on column pgqueue.releases.version is 'Version of the Python package that loaded them.';
 comment on column pgqueue.releases.installed_at is 'When.';
+
+-- What a producer may say of a job; what finds jobs, and what is found.
+create type pgqueue.job_options as (
+    task text,
+    args jsonb,
+    queue text,
+    priority integer,
+    run_at timestamptz,
+    delay interval,
+    expires_in interval,
+    timeout interval,
+    max_attempts integer,
+    key text,
+    score numeric,
+    dedupe text,
+    dedupe_for interval,
+    on_conflict text,
+    depends_on bigint[],
+    headers jsonb,
+    tags text[],
+    retention interval,
+    retry_policy text,
+    retry_delay interval,
+    retry_queue text,
+    limit_key text,
+    debounce_max interval,
+    declared jsonb,
+    run_if text,
+    group_id bigint
+);
+comment on type pgqueue.job_options is 'Private: what a producer may say of a job, as enqueue() takes it.';
+
+create type pgqueue.job_filter as (
+    states text[],
+    queues text[],
+    tasks text[],
+    keys text[],
+    tags text[],
+    workers text[],
+    classes text[],
+    lines text[],
+    errors text[],
+    ids bigint[],
+    id_from bigint,
+    id_to bigint,
+    priority_from integer,
+    priority_to integer,
+    attempts_from integer,
+    attempts_to integer,
+    created_from timestamptz,
+    created_to timestamptz,
+    run_from timestamptz,
+    run_to timestamptz,
+    finished_from timestamptz,
+    finished_to timestamptz,
+    age_from interval,
+    age_to interval,
+    args jsonb[],
+    groups bigint[]
+);
+comment on type pgqueue.job_filter is 'Private: the filter of search(), read.';
+
+create type pgqueue.found_job as (id bigint, granularity "char", kept_until timestamptz, is_asked_to_stop boolean);
+comment on type pgqueue.found_job is
+    'Private: a job that fits a filter; granularity and kept_until lead to the partition of an ended one.';
+
+-- Claims.
+create type pgqueue.sub_lane as (queue text, priority smallint, resumed boolean);
+comment on type pgqueue.sub_lane is 'Private: a lane''s ordinary part, or that of jobs that came back.';
+
+create type pgqueue.candidate as (
+    row_ctid tid, id bigint, queue text, task text, key text, limit_key text, is_expired boolean, is_limited boolean
+);
+comment on type pgqueue.candidate is
+    'Private: a job that a claim has locked, with what decides whether it may start: see _find.';
+
+create type pgqueue.touched_limit as (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, wanted integer
+);
+comment on type pgqueue.touched_limit is 'Private: a limit that jobs of a claim are under: see _within_limits.';
+
+create type pgqueue.start as (row_ctid tid, kind text, slot integer, opens boolean);
+comment on type pgqueue.start is
+    'Private: a job that a claim starts one by one: plain, keyed, or gather (with the other payloads of its key); opens: it is the first in its slot.';
+
+create type pgqueue.turn as (queue text, slots integer[]);
+comment on type pgqueue.turn is 'Private: a queue that slots of a claim drew, and these slots.';
+
+create type pgqueue.claimed_job as (
+    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
+    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
+    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
+);
+comment on type pgqueue.claimed_job is 'Private: a row of reserve().';
+
+create type pgqueue.draw as (
+    turns pgqueue.turn[], among text[], undrawn integer[], jobs pgqueue.claimed_job[], filled pgqueue.turn[]
+);
+comment on type pgqueue.draw is 'Private: what slots of a claim drew, and what became of it: see _next_turn.';
+
+-- Ends.
+create type pgqueue.failure as (
+    n integer,
+    job_id bigint,
+    reservation bigint,
+    error jsonb,
+    retry_in interval,
+    retry boolean,
+    policy text,
+    cancel boolean
+);
+comment on type pgqueue.failure is
+    'Private: a failed attempt as its worker reports it, with what fail() takes; n: its position in the call.';
+
+create type pgqueue.failed_attempt as (
+    n integer,
+    job_id bigint,
+    reservation bigint,
+    error jsonb,
+    retry_in interval,
+    retry boolean,
+    policy text,
+    cancel boolean,
+    task text,
+    queue text,
+    priority smallint,
+    key text,
+    limit_key text,
+    members bigint[],
+    worker text,
+    attempts integer,
+    max_attempts integer,
+    own_policy text,
+    retry_delay interval,
+    retry_jitter double precision,
+    retry_cap interval,
+    retry_delays interval[],
+    retry_function text,
+    retry_budget integer,
+    may_ask boolean,
+    state text,
+    ready_at timestamptz,
+    policy_error text
+);
+comment on type pgqueue.failed_attempt is
+    'Private: a failure with what its job and task say of retries, and with what becomes of the job: state, and ready_at if it is retried.';
+
+create type pgqueue.ended_job as (
+    id bigint, task text, queue text, key text, limit_key text, dedupe text, group_id bigint, followers bigint[],
+    has_steps boolean
+);
+comment on type pgqueue.ended_job is 'Private: a job that ended, with what others may wait for: see _follow_ends.';
+
+create type pgqueue.end_report as (
+    outcome text, job_id bigint, reservation bigint, lease_expires_at timestamptz, note text
+);
+comment on type pgqueue.end_report is 'Private: what exchange() says about a job that ended: see _end_jobs.';

@@ -103,6 +103,8 @@ def _print_status(dsn: str, now: migrations.Status, as_json: bool) -> None:
         return
     at = "no schema" if now.revision is None else f"revision {now.revision}"
     verdict = "current" if now.current else f"not current: this pgqueue needs revision {now.head} and its functions"
+    if now.is_too_old:
+        verdict = ": ".join(now.refusal("this database") or ())
     if now.is_newer:
         verdict = f"newer than this pgqueue ({now.head}), and serves those from {now.oldest_client} on"
     output.line(f"{describe_dsn(dsn)}: {at} ({verdict})")

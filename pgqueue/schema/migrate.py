@@ -26,7 +26,7 @@ from pgqueue import __version__
 from pgqueue.config import own_dsn
 from pgqueue.errors import ConfigError, MigrationError
 from pgqueue.schema import bundled
-from pgqueue.schema.status import Status, read_status, status
+from pgqueue.schema.status import FIRST, LAST_BEFORE, Status, read_status, status
 
 # The result tells more than alembic's messages at level info.
 logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -78,11 +78,12 @@ def script(*, start: str = "base") -> str:
     Raises ConfigError when there is no revision `start`.
     """
     known = bundled.revisions()
-    if start not in [*known, "base"]:
+    if start not in [*known, "base", LAST_BEFORE]:
         raise ConfigError(f"there is no revision {start!r}", hint=f"known: base, {', '.join(known)}")
+    at = FIRST if start == LAST_BEFORE else start
     tables = io.StringIO()
-    if start != known[-1]:
-        command.upgrade(_config(None, tables), f"{start}:head", sql=True)
+    if at != known[-1]:
+        command.upgrade(_config(None, tables), f"{at}:head", sql=True)
     parts = [
         f"-- pgqueue {__version__}: from revision {start} to {known[-1]}. One transaction: all of it or nothing.",
         "-- psql -v ON_ERROR_STOP=1 -f this-file.sql",
@@ -91,6 +92,7 @@ def script(*, start: str = "base") -> str:
         f"do $$ begin while not pg_try_advisory_xact_lock({_LOCK[0]}, {_LOCK[1]}) loop\n"
         "    perform pg_sleep(0.2);\nend loop; end $$;",
         f"do $$ begin {_CREATE_SCHEMA} end $$;",
+        *([_take_over()] if start == LAST_BEFORE else []),
         *([] if start == "base" else [_DROP_ROUTINES]),
         # psql would print the rows that alembic's INSERT returns.
         re.sub(r"\s+RETURNING [\w.]*version_num;", ";", tables.getvalue()),
@@ -155,6 +157,10 @@ _RELEASE = sql.SQL("insert into pgqueue.releases (revision, digest, version) val
 
 def _release() -> tuple[str, str, str]:
     return bundled.revisions()[-1], bundled.sql_digest(), __version__
+
+
+def _take_over() -> str:
+    return (bundled.directory("migrations") / f"from_{LAST_BEFORE}.sql").read_text()
 
 
 @contextmanager
@@ -222,14 +228,19 @@ def _move(connection: sqlalchemy.Connection, target: str) -> None:
     head = bundled.revisions()[-1]
     if target == head and before.current:
         return
-    if target == head and (refusal := before.refusal("the database")) and before.is_newer:
-        raise MigrationError(refusal[0], hint=refusal[1])
+    if (target == head and before.is_newer) or before.is_too_old:
+        problem, hint = before.refusal("the database") or ("", "")
+        raise MigrationError(problem, hint=hint)
     if before.revision is None and target == "base":
         return
     driver.execute(f"do $$ begin {_CREATE_SCHEMA} end $$".encode())
+    at = before.revision
+    if before.is_before:
+        driver.execute(_take_over().encode())
+        at = FIRST
     if target != head:
         _drop_routines(driver)
-    if target == "base" or (before.revision is not None and before.revision > target):
+    if target == "base" or (at is not None and at > target):
         command.downgrade(_config(connection), target)
     else:
         command.upgrade(_config(connection), target)

@@ -72,8 +72,8 @@ SEEDED = {
     "target": ["t", "mail", "k*"],
     "name": ["nightly", "pulse"],
     "role": ["pg_monitor"],
-    "to": ["head", "base", "0003"],
-    "start": ["base", "0003"],
+    "to": ["head", "base", "0001"],
+    "start": ["base", "0001", "0021"],
     "per": ["1 min"],
 }
 

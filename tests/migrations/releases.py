@@ -14,15 +14,18 @@ import psycopg
 
 _DIRECTORY = Path(__file__).parent
 
+# The revision of the last release.
+LAST = "0021"
 
-def install(conn: psycopg.Connection, revision: str) -> None:
+
+def install(conn: psycopg.Connection, revision: str = LAST) -> None:
     """Install the release that ended at this revision."""
     conn.execute(gzip.decompress(_file(revision).read_bytes()))
 
 
 def compact(script: str) -> str:
-    """The script of a release without its comments, which take more than half of it."""
-    script = re.sub(r"^comment on .*?;$\n", "", script, flags=re.MULTILINE | re.DOTALL)
+    """The script of a release without what the next one writes anew: the comments on functions and in the text."""
+    script = re.sub(r"^comment on function .*?;$\n", "", script, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"^\s*--.*\n|^\s*\n", "", script, flags=re.MULTILINE)
 
 

@@ -85,7 +85,7 @@ def fill(conn: psycopg.Connection) -> Before:
 def migrated(empty_database: Database) -> tuple[psycopg.Connection, Before]:
     # No statements prepared: the migration changes what they return.
     conn = empty_database.connect(prepare_threshold=None)
-    install(conn, "0008")
+    install(conn)
     before = fill(conn)
     assert {"waiting", "executing", "failed", "blocked", "succeeded", "dead", "cancelled"} == set(
         before.states.values()
@@ -177,51 +177,3 @@ async def test_workers_of_this_release_run_every_job_of_the_last_one_once_and_in
     assert [job_id for job_id in ran if job_id in before.keyed] == before.keyed
     assert value(conn, "select count(*) from pgqueue.jobs where task <> 'report'") == 0
     assert stats(conn).housekeeping["failures"] == {}
-
-
-def test_an_event_that_was_over_before_the_upgrade_reaches_a_job_that_waited_for_it(
-    conn: psycopg.Connection, database: Database
-) -> None:
-    story = enqueue(conn, "story")
-    held = reserve_one(conn)
-    waiter = database.session()
-    waiter.run("begin")
-    waiter.run("select pgqueue.await_event(%s, %s, 'paid', 'paid')", [held.id, held.reservation])
-    call(conn, "emit_event", "paid", Jsonb(5), keep_for="0 s")
-    waiter.run("commit")
-    # Before a wait knew when it began.
-    migrate(database.dsn, to="0019")
-    migrate(database.dsn)
-    maintain(conn)
-    again = reserve_one(conn)
-    assert again.id == story
-    row = conn.execute(
-        "select arrived, payload from pgqueue.await_event(%s, %s, 'paid', 'paid')", [again.id, again.reservation]
-    ).fetchone()
-    assert row == (True, 5)
-
-
-def test_a_group_that_was_being_cancelled_for_a_parent_comes_back_after_the_upgrade(
-    conn: psycopg.Connection, database: Database
-) -> None:
-    parent = enqueue(conn, "parent")
-    group = call(conn, "open_group", "g", depends_on=[parent])
-    member = enqueue(conn, "member", group_id=group)
-    held = reserve_one(conn)
-    assert call(conn, "fail", held.id, held.reservation, Jsonb({"message": "no"}), retry=False)
-    # Its members are not cancelled yet, and the error came only at its end.
-    assert value(conn, "select cancel_requested_at is not null from pgqueue.jobs where id = %s", group)
-    conn.execute("update pgqueue.jobs set errors = null where id = %s", [group])
-    migrate(database.dsn, to="0019")
-    migrate(database.dsn)
-    clock = Clock(conn)
-    for _ in range(3):
-        maintain(conn)
-        clock.advance("1 s")
-    assert [state(conn, each) for each in (group, member)] == ["cancelled", "cancelled"]
-    assert job(conn, group).errors[-1]["class"] == "ParentFailed"
-    call(conn, "retry", parent)
-    for _ in range(3):
-        maintain(conn)
-        clock.advance("1 s")
-    assert [state(conn, each) for each in (group, member)] == ["blocked", "waiting"]

@@ -17,6 +17,7 @@ from pgqueue.schema import bundled
 from tests.calls import value
 from tests.databases import Database
 from tests.facts import wait_until
+from tests.migrations.made_up import add_revision
 from tests.workers import WorkerProcess, environment_without_dsn, write_module
 
 ROOT = Path(__file__).parents[2]
@@ -30,20 +31,6 @@ TASKS = """
     @app.task
     async def work(n: int):
         await asyncio.sleep(0)
-"""
-
-REVISION = """
-from pathlib import Path
-from pgqueue.schema.migrate import run_sql
-
-revision, down_revision, branch_labels, depends_on = "{new}", "{old}", None, None
-SQL_DIGEST = ""
-
-def upgrade() -> None:
-    run_sql(Path(__file__).with_suffix(".sql").read_text())
-
-def downgrade() -> None:
-    run_sql("alter table pgqueue.jobs drop column made_up_{new};")
 """
 
 
@@ -81,9 +68,7 @@ def versions(tmp_path: Path, empty_database: Database) -> list[Version]:
         for name in ("sql", "migrations"):
             shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
         for old, new in pairwise(revisions[: n + 1]):
-            file = place / "migrations/versions" / f"{new}_made_up"
-            file.with_suffix(".py").write_text(REVISION.format(old=old, new=new))
-            file.with_suffix(".sql").write_text(f"alter table pgqueue.jobs add column made_up_{new} integer default 7;")
+            add_revision(place / "migrations", old, new)
             _edit(place / "sql/functions/produce/enqueue.sql", "return v_id;", f"return v_id + 0 * {new};")
             beat = place / "sql/functions/worker/beat.sql"
             _edit(beat, "memory bigint default null", f"memory bigint default null, made_up_{new} integer default 0")

@@ -44,13 +44,13 @@ def functions(conn: psycopg.Connection) -> dict[str, Signature]:
 def old(cloner: Cloner) -> dict[str, Signature]:
     database = cloner.empty()
     conn = database.connect()
-    install(conn, "0008")
+    install(conn)
     found = functions(conn)
     cloner.drop(database)
     return found
 
 
-def test_the_public_functions_of_0008_take_the_arguments_that_they_took(
+def test_the_public_functions_of_the_last_release_take_the_arguments_that_they_took(
     conn: psycopg.Connection, old: dict[str, Signature]
 ) -> None:
     new = functions(conn)
@@ -65,7 +65,7 @@ def test_the_public_functions_of_0008_take_the_arguments_that_they_took(
     assert changed == []
 
 
-def test_the_public_functions_of_0008_return_the_columns_that_they_returned(
+def test_the_public_functions_of_the_last_release_return_the_columns_that_they_returned(
     conn: psycopg.Connection, old: dict[str, Signature]
 ) -> None:
     new = functions(conn)
@@ -77,7 +77,9 @@ def test_the_public_functions_of_0008_return_the_columns_that_they_returned(
     assert changed == []
 
 
-def test_a_call_of_0008_by_position_finds_its_function(conn: psycopg.Connection, old: dict[str, Signature]) -> None:
+def test_a_call_of_the_last_release_by_position_finds_its_function(
+    conn: psycopg.Connection, old: dict[str, Signature]
+) -> None:
     for name, (given, defaults, *_) in old.items():
         for count in range(len(given) - defaults, len(given) + 1):
             arguments = ", ".join(f"null::{kind}" for _, kind in given[:count])

@@ -1,11 +1,18 @@
 #!/bin/sh
-# Build the wheel of the release before from the history of this repository, beside this script.
+# Pack the release before, from the history of this repository, beside this script: what its worker needs.
 #   tests/upgrade/build.sh [COMMIT]
+# Its schema is tests/migrations/release_*.sql.gz, which `python -m tests.migrations.releases` writes at that commit.
 set -eu
 cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-git archive "${1:-f260d97}" | tar x -C "$scratch"
-rm -f tests/upgrade/*.whl
-"${PYTHON:-python3}" -m pip wheel --quiet --no-deps --wheel-dir tests/upgrade "$scratch"
-ls -l tests/upgrade/*.whl
+mkdir "$scratch/source" "$scratch/release"
+git archive "${1:-4979f48}" | tar x -C "$scratch/source"
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$scratch" "$scratch/source"
+"$python" -m zipfile -e "$scratch"/*.whl "$scratch/release"
+cd "$scratch/release"
+rm -rf pgqueue/web pgqueue/benchmarks pgqueue/examples
+cd - >/dev/null
+tar --sort=name --owner=0 --group=0 --mtime=@0 -cJf tests/upgrade/last_release.tar.xz -C "$scratch/release" .
+ls -l tests/upgrade/last_release.tar.xz

@@ -1,6 +1,6 @@
 """Workers of the last release and of this one, side by side on the new schema, under load.
 
-The wheel beside this file is the last release, as tests/upgrade/build.sh builds it from the history.
+The archive beside this file is the last release, as tests/upgrade/build.sh builds it from the history.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.workers import WorkerProcess, environment_without_dsn, write_module
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-WHEELS = sorted(Path(__file__).parent.glob("*.whl"))
+ARCHIVE = Path(__file__).parent / "last_release.tar.xz"
 
 TASKS = """
     import os, random, time
@@ -58,11 +58,9 @@ TASKS = """
 
 @pytest.fixture
 def last_release(tmp_path: Path) -> Path:
-    if not WHEELS:
-        pytest.skip("there is no wheel of the last release: tests/upgrade/build.sh builds it from the git history")
     place = tmp_path / "last_release"
-    with zipfile.ZipFile(WHEELS[-1]) as wheel:
-        wheel.extractall(place)
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(place, filter="data")
     return place
 
 
@@ -83,7 +81,7 @@ class OldWorker(WorkerProcess):
 def old(empty_database: Database, last_release: Path, tmp_path: Path) -> Iterator[OldWorker]:
     """A worker that was started on the last release's schema, and is there when the migration comes."""
     conn = empty_database.connect(prepare_threshold=None)
-    install(conn, "0008")
+    install(conn)
     conn.execute("reset all")
     write_module(tmp_path, TASKS)
     worker = OldWorker(tmp_path, empty_database.dsn, last_release, "-r", "jobs", "--lease", "6", "--name", "old")

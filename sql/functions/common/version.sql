@@ -9,7 +9,7 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $$
     -- Raised by the release that takes away what an older program calls.
-    select r.version, r.revision, r.digest, '0008' from pgqueue.releases r order by r.n desc limit 1
+    select r.version, r.revision, r.digest, '0001' from pgqueue.releases r order by r.n desc limit 1
 $$;
 
 comment on function pgqueue.version() is

@@ -6,7 +6,7 @@
 -- whose run_if is met goes back to the ready index; one whose run_if cannot be met any more is cancelled.
 --
 -- No transaction waits for another, and no release is lost: where a statement may have missed a row it leaves a note, which
--- is read in a later transaction (see _notes):
+-- is read in a later transaction (see _read_notes):
 -- - A parent may end while its child is enqueued. The enqueue locks no parent; it leaves a note with the child. Once the
 --   child is committed, a reader of the note tries to lock each parent (KEY SHARE, SKIP LOCKED, for one statement). Locked:
 --   it lives, and the transaction that ends it later sees the row of dependencies. Visible, but locked by another session:

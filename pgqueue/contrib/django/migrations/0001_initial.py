@@ -1,4 +1,4 @@
-"""The queue as it was when this app came: revision 0012. Models are views of its tables, which Django does not make."""
+"""The queue of the first release. Models are views of its tables, which Django does not make."""
 
 from django.db import migrations, models
 
@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
     initial = True
     dependencies: list[tuple[str, str]] = []
     operations = [
-        Migrate("0012"),
+        Migrate("0001"),
         migrations.CreateModel(
             name="Job",
             fields=[
