@@ -58,6 +58,13 @@ async def ready(conn: psycopg.Connection, worker: Worker) -> None:
     await wait_until_async(lambda: takes_handoffs(conn, worker.config.name))
 
 
+def polls_no_more(worker: Worker) -> bool:
+    """Whether it waits to be woken, and the polls after its registration are over."""
+    waiting = worker._claimer.sleeper._waiting
+    until = None if waiting is None or waiting.expired() else waiting.when()
+    return until is not None and until > asyncio.get_running_loop().time() + 0.5
+
+
 def claims(worker: Worker) -> Any:
     """Count the claims of a worker from now on."""
     counted: Counter[str] = Counter()
@@ -94,8 +101,7 @@ async def test_a_job_starts_without_a_claim(database: Database, conn: psycopg.Co
     jobs = Jobs()
     async with working(jobs.app, database.dsn, poll_interval=NEVER) as worker:
         await ready(conn, worker)
-        # The polls after its registration are over.
-        await asyncio.sleep(1.2)
+        await wait_until_async(lambda: polls_no_more(worker))
         counted = claims(worker)
         ids = []
         for _ in range(5):
@@ -166,8 +172,9 @@ async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_anothe
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
-        await ready(conn, a)
+        # First: a claim that is under way now may bring what comes later.
         claimed, arrives = late_claims(a)
+        await ready(conn, a)
         conn.execute("set pgqueue.hand_off = off")
         announced = enqueue(conn)
         await claimed.wait()
@@ -329,8 +336,8 @@ async def test_a_claim_under_way_is_not_taken_for_a_hand_off_that_was_lost(
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
-        await ready(conn, a)
         claimed, arrives = late_claims(a)
+        await ready(conn, a)
         # Offered, and by then announced.
         with conn.transaction():
             job_id = enqueue(conn, "t", {"waits": True})
