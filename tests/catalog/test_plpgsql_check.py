@@ -47,12 +47,10 @@ ALLOWED = {
     ("_due_of", STABLE): "claims rely on it",
     ("_group_payloads", STABLE): "sees the jobs that its claim has taken in earlier rounds",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
-    ("_locked_children", STABLE): "sees what was committed until the retry has locked its jobs",
     ("_find", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",
     ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",
-    ("_has_waiting_members", STABLE): "sees the members that were added until the group was locked",
     # They run functions or statements that are known at run time only.
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",

@@ -269,7 +269,7 @@ def test_a_group_that_does_not_wait_for_members_that_execute_is_caught(stage: St
 
 
 def test_a_member_that_leaves_no_note_with_its_group_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._leave_groups", " or not pgqueue._has_waiting_members(g.id)", "")
+    stage.bug("pgqueue._leave_groups", " or not pgqueue._has_members(g.id, '{waiting,failed,blocked}')", "")
     # Nor is the note of an earlier look kept.
     stage.bug("pgqueue._look_at_groups", "perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');", "null;")
     end_a_group(stage, clock)
@@ -393,8 +393,7 @@ def emit_while_a_job_begins_to_wait(stage: Stage, clock: Clock) -> None:
 
 
 def test_an_event_that_leaves_no_note_is_caught(stage: Stage, clock: Clock) -> None:
-    note = "values ('e', emit_event.name, v_now, pg_current_xact_id())"
-    stage.bug("pgqueue.emit_event", note, "select 'e', null, v_now, pg_current_xact_id() where false")
+    stage.bug("pgqueue.emit_event", "perform pgqueue._leave_notes('e', '{null}', '0', emit_event.name);", "")
     emit_while_a_job_begins_to_wait(stage, clock)
     assert stage.rules() == ["stuck"]
 

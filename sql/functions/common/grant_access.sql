@@ -143,15 +143,25 @@ begin
             execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
         end loop;
         if v_grant.kind in ('reader', 'operator') then
-            execute format('grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits to %I', v_grant.role);
-            execute format('grant select on pgqueue.samples, pgqueue.audit to %I', v_grant.role);
-            execute format('grant select on pgqueue.schedules to %I', v_grant.role);
+            execute format(
+                'grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits, pgqueue.samples,'
+                ' pgqueue.audit, pgqueue.schedules to %I',
+                v_grant.role
+            );
             for v_view in
                 select c.oid::regclass as name from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
             loop
                 execute format('grant select on %s to %I', v_view.name, v_grant.role);
             end loop;
-            for v_function in select f.name from pgqueue._functions_of_views() f loop
+            -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
+            for v_function in
+                select distinct d.refobjid::regprocedure as name
+                from pg_class c
+                join pg_rewrite r on r.ev_class = c.oid
+                join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid and d.refclassid = 'pg_proc'::regclass
+                join pg_proc p on p.oid = d.refobjid
+                where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v' and p.pronamespace = 'pgqueue'::regnamespace
+            loop
                 execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
             end loop;
         end if;
@@ -186,24 +196,6 @@ as $$
     select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
     from pg_attribute a
     where a.attrelid = p_table and a.attnum > 0 and not a.attisdropped and a.attname <> p_but
-$$;
-
--- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
-create or replace function pgqueue._functions_of_views()
-returns table (name regprocedure)
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select distinct d.refobjid::regprocedure
-    from pg_class c
-    join pg_rewrite r on r.ev_class = c.oid
-    join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid and d.refclassid = 'pg_proc'::regclass
-    join pg_proc p on p.oid = d.refobjid
-    where c.relnamespace = 'pgqueue'::regnamespace
-        and c.relkind = 'v'
-        and p.pronamespace = 'pgqueue'::regnamespace
 $$;
 
 -- Which functions each kind of role may call; operators may call all of these.

@@ -79,7 +79,13 @@ begin
     select
         array_agg(l.id) filter (where not l.spared),
         array_agg(l.id) filter (where l.spared),
-        array_agg(l.id) filter (where not l.spared and l.started and pgqueue._is_gone(l.reserved_by, l.heard_at))
+        array_agg(l.id) filter (
+            where not l.spared and l.started
+                and coalesce(
+                    (select b.at < l.heard_at from pgqueue.heartbeats b where b.worker = l.reserved_by order by b.n desc limit 1),
+                    true
+                )
+        )
     into v_lapsed_ids, v_spared_ids, v_crashed_ids
     from (
         select
@@ -155,22 +161,6 @@ begin
     end if;
     return array(select w.id from unnest(p_job_ids) w (id) where w.id <> all (v_kept));
 end
-$$;
-
--- Whether a worker has sent no heartbeat since then.
-create or replace function pgqueue._is_gone(p_worker text, p_since timestamptz)
-returns boolean
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-    select coalesce(
-        (select b.at < p_since from pgqueue.heartbeats b where b.worker = p_worker order by b.n desc limit 1),
-        true
-    )
 $$;
 
 -- Cancels up to p_limit jobs that did not start before their expires_at.

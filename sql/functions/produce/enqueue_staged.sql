@@ -71,7 +71,17 @@ begin
         perform pgqueue._refuse_unstaged();
     end if;
     if v_plain < v_rows then
-        update pg_temp.pgqueue_staged s set id = nextval('pgqueue.jobs_id_seq');
+        update pg_temp.pgqueue_staged s
+        set
+            id = nextval('pgqueue.jobs_id_seq'),
+            is_plain = pgqueue._is_plain(
+                v_accumulating, s.task, s.args, s.queue, s.priority, s.run_at, s.delay, s.expires_in, s.key, s.score,
+                s.limit_key, s.headers, s.max_attempts, s.declared,
+                num_nonnulls(
+                    s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
+                    s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max, s.run_if, s.group_id
+                )
+            );
     end if;
 
     -- The subquery numbers the rows in their order, whatever a join does to it.
@@ -95,15 +105,7 @@ begin
             p.queue, p.task, p.args, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score, p.limit_key,
             p.headers, p.max_attempts, p.declared
         from pg_temp.pgqueue_staged p
-        where v_plain = v_rows
-            or pgqueue._is_plain(
-                v_accumulating, p.task, p.args, p.queue, p.priority, p.run_at, p.delay, p.expires_in, p.key, p.score,
-                p.limit_key, p.headers, p.max_attempts, p.declared,
-                num_nonnulls(
-                    p.timeout, p.dedupe, p.dedupe_for, p.on_conflict, p.depends_on, p.tags, p.retention,
-                    p.retry_policy, p.retry_delay, p.retry_queue, p.debounce_max, p.run_if, p.group_id
-                )
-            )
+        where p.is_plain is not false
     ) s
     left join pgqueue.effective_tasks t on t.name = s.task
     left join pgqueue.queues q on q.name = coalesce(s.queue, t.queue, s.declared ->> 'queue', 'default');
@@ -117,7 +119,7 @@ begin
     end loop;
 
     if v_plain < v_rows then
-        v_outcomes := pgqueue._enqueue_staged_others(v_now, v_accumulating);
+        v_outcomes := pgqueue._enqueue_staged_others(v_now);
     end if;
     truncate pg_temp.pgqueue_staged;
 
@@ -187,7 +189,7 @@ as $$
 $$;
 
 -- Enqueues the staged jobs that are not plain, one by one, and returns how many had which outcome.
-create or replace function pgqueue._enqueue_staged_others(p_now timestamptz, p_accumulating text[])
+create or replace function pgqueue._enqueue_staged_others(p_now timestamptz)
 returns jsonb
 language plpgsql
 as $$
@@ -211,14 +213,7 @@ begin
             select row_number() over (order by s.id) as n, s.*
             from pg_temp.pgqueue_staged s
         ) n
-        where not pgqueue._is_plain(
-            p_accumulating, n.task, n.args, n.queue, n.priority, n.run_at, n.delay, n.expires_in, n.key, n.score,
-            n.limit_key, n.headers, n.max_attempts, n.declared,
-            num_nonnulls(
-                n.timeout, n.dedupe, n.dedupe_for, n.on_conflict, n.depends_on, n.tags, n.retention,
-                n.retry_policy, n.retry_delay, n.retry_queue, n.debounce_max, n.run_if, n.group_id
-            )
-        )
+        where not n.is_plain
         order by n.dedupe is not null, case when n.dedupe is not null then n.task end collate "C", n.dedupe collate "C", n.n
     loop
         v_options := row(

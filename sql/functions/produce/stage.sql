@@ -16,49 +16,23 @@ as $$
 begin
     if to_regclass('pg_temp.pgqueue_staged') is not null then
         perform pgqueue._check_staged();
-        if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = pgqueue._staged_shape() then
+        if obj_description('pg_temp.pgqueue_staged'::regclass, 'pg_class') = 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 3.' then
             return;
         end if;
         -- Created by another release.
         drop table pg_temp.pgqueue_staged;
     end if;
-    create temporary table pgqueue_staged (
-        task text,
-        args jsonb,
-        queue text,
-        priority integer,
-        run_at timestamptz,
-        delay interval,
-        expires_in interval,
-        timeout interval,
-        max_attempts integer,
-        key text,
-        score numeric,
-        dedupe text,
-        dedupe_for interval,
-        on_conflict text,
-        depends_on bigint[],
-        headers jsonb,
-        tags text[],
-        retention interval,
-        retry_policy text,
-        retry_delay interval,
-        retry_queue text,
-        limit_key text,
-        debounce_max interval,
-        declared jsonb,
-        run_if text,
-        group_id bigint,
-        id bigint
-    ) on commit delete rows;
-    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.';
-    -- Granted to all roles that use this session; no other session can reach the table. Not the column id, which we fill.
-    grant insert (
-        task, args, queue, priority, run_at, delay, expires_in, timeout, max_attempts, key, score, dedupe, dedupe_for,
-        on_conflict, depends_on, headers, tags, retention, retry_policy, retry_delay, retry_queue, limit_key,
-        debounce_max, declared,
-        run_if, group_id
-    ) on pg_temp.pgqueue_staged to public;
+    create temporary table pgqueue_staged (like pgqueue.job_options, id bigint, is_plain boolean) on commit delete rows;
+    comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 3.';
+    -- Granted to all roles that use this session; no other session can reach the table. The other columns are ours.
+    execute format(
+        'grant insert (%s) on pg_temp.pgqueue_staged to public',
+        (
+            select string_agg(quote_ident(a.attname), ', ')
+            from pg_attribute a
+            where a.attrelid = 'pgqueue.job_options'::regclass and a.attnum > 0 and not a.attisdropped
+        )
+    );
 end
 $$;
 
@@ -67,17 +41,6 @@ comment on function pgqueue.stage() is
     'enqueue(), and call enqueue_staged() in the same transaction. '
     'begin; select pgqueue.stage(); copy pgqueue_staged (task, args, delay) from stdin; '
     'select * from pgqueue.enqueue_staged(); commit;';
-
--- The comment of a table pgqueue_staged that has the columns of this release.
-create or replace function pgqueue._staged_shape()
-returns text
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 2.'
-$$;
 
 -- Refuses a table pgqueue_staged that stage() did not create.
 create or replace function pgqueue._check_staged()

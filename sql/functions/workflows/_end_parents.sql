@@ -53,7 +53,7 @@ set enable_sort = off
 as $$
 begin
     -- In the order of the primary key, which no other index has: a plan made while the table was empty might read all of
-    -- dependencies_by_child. A scalar: see _has_waiting_members.
+    -- dependencies_by_child. A scalar: see _has_members.
     return coalesce(
         (
             select true
@@ -163,8 +163,7 @@ begin
                 return 0;
             end if;
             if exists (select from pgqueue.history h where h.id = p_note.id) then
-                insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-                select 'p', p_note.id, p_note.after, p_note.name, pgqueue._clock() + interval '200 ms', pg_current_xact_id();
+                perform pgqueue._leave_notes('p', array[p_note.id], interval '200 ms', p_note.name, p_note.after);
                 return 0;
             end if;
             -- History does not keep this parent.

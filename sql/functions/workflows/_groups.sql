@@ -44,7 +44,7 @@ begin
         -- close_group checks an open group again.
         continue when v_group.blocked_on = '@open';
         -- Later statements, which see everything that was committed when the row was locked.
-        continue when pgqueue._has_waiting_members(v_id);
+        continue when pgqueue._has_members(v_id, '{waiting,failed,blocked}');
         -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
         if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'b' and n.id = v_id) then
             perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');
@@ -62,46 +62,6 @@ begin
             perform pgqueue._leave_notes('w', array[v_id]);
         end if;
     end loop;
-end
-$$;
-
--- Whether a group has a live member.
-create or replace function pgqueue._has_members(p_group_id bigint)
-returns boolean
-language plpgsql
-parallel safe
-set enable_sort = off
-as $$
-begin
-    -- One snapshot: a member that is put back and claimed meanwhile has a state that another statement misses. A scalar from
-    -- the highest id: see _has_waiting_members.
-    return coalesce(
-        (
-            select true from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = 'executing'
-            order by j.group_id desc, j.state desc, j.id desc
-            limit 1
-        ),
-        (
-            select true from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = 'waiting'
-            order by j.group_id desc, j.state desc, j.id desc
-            limit 1
-        ),
-        (
-            select true from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = 'failed'
-            order by j.group_id desc, j.state desc, j.id desc
-            limit 1
-        ),
-        (
-            select true from pgqueue.jobs j
-            where j.group_id is not null and j.group_id = p_group_id and j.state = 'blocked'
-            order by j.group_id desc, j.state desc, j.id desc
-            limit 1
-        ),
-        false
-    );
 end
 $$;
 

@@ -54,32 +54,7 @@ begin
     insert into pgqueue.notes (kind, id, look_at, xid)
     select 'g', g.id, pgqueue._clock(), pg_current_xact_id()
     from (select distinct u.id from unnest(p_group_ids) u (id)) g
-    where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_waiting_members(g.id);
-end
-$$;
-
--- From the highest id: jobs start in the order of their ids, and the lowest have left dead entries.
-create or replace function pgqueue._has_waiting_members(p_group_id bigint)
-returns boolean
-language plpgsql
-parallel safe
-set enable_sort = off
-as $$
-declare
-    v_state pgqueue.job_state;
-begin
-    foreach v_state in array '{waiting,failed,blocked}'::pgqueue.job_state[] loop
-        -- Not EXISTS: the planner takes the order out of that, and would walk from the lowest id.
-        perform
-        from pgqueue.jobs j
-        where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
-        order by j.group_id desc, j.state desc, j.id desc
-        limit 1;
-        if found then
-            return true;
-        end if;
-    end loop;
-    return false;
+    where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_members(g.id, '{waiting,failed,blocked}');
 end
 $$;
 
@@ -104,5 +79,33 @@ begin
     where j.id = any (p_ids);
     perform pgqueue._leave_notes('m', p_ids);
     perform pgqueue._leave_notes('g', p_ids);
+end
+$$;
+
+-- Whether a group has a live member in one of these states.
+create or replace function pgqueue._has_members(p_group_id bigint, p_states pgqueue.job_state[] default '{executing,waiting,failed,blocked}')
+returns boolean
+language plpgsql
+parallel safe
+set enable_sort = off
+as $$
+begin
+    -- One snapshot: a member that is put back and claimed meanwhile has a state that another statement misses. From the
+    -- highest id: jobs start in the order of their ids, and the lowest have left dead entries. Not EXISTS: the planner takes
+    -- the order out of that, and would walk from the lowest id.
+    return coalesce(
+        (
+            select true
+            from unnest(p_states) s (state)
+            cross join lateral (
+                select from pgqueue.jobs j
+                where j.group_id is not null and j.group_id = p_group_id and j.state = s.state
+                order by j.group_id desc, j.state desc, j.id desc
+                limit 1
+            ) m
+            limit 1
+        ),
+        false
+    );
 end
 $$;

@@ -76,8 +76,7 @@ begin
         if v_left > 0 then
             v_left := v_left - pgqueue._close_more(v_parent);
         else
-            insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-            values ('p', v_parent.id, v_parent.after, v_parent.name, v_now, pg_current_xact_id());
+            perform pgqueue._leave_notes('p', array[v_parent.id], '0', v_parent.name, v_parent.after);
         end if;
     end loop;
     if v_retried is not null then

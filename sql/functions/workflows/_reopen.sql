@@ -97,7 +97,23 @@ begin
         where h.id = w.id and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'ParentFailed'
         for update skip locked
     ) l;
-    perform pgqueue._leave_notes('w', pgqueue._locked_children(p_children, v_locked), interval '200 ms');
+    -- The ones that are to come back, and whose row of history another session has locked.
+    perform pgqueue._leave_notes(
+        'w',
+        array(
+            select distinct u.id
+            from unnest(p_children) u (id)
+            cross join lateral (
+                select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1
+            ) h
+            where u.id <> all (coalesce(v_locked, '{}'))
+                and h.state = 'cancelled'
+                and h.errors -> -1 ->> 'class' = 'ParentFailed'
+                and not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
+                and not exists (select from pgqueue.dependencies d where d.child = u.id and d.ended is not null)
+        ),
+        interval '200 ms'
+    );
     if v_locked is null then
         return '{}'::bigint[];
     end if;
@@ -114,27 +130,6 @@ begin
     perform pgqueue._requeue(v_ids, v_granularities, v_kept_untils, false);
     perform pgqueue._forget_cancelled(v_ids);
     return v_ids;
-end
-$$;
-
--- The jobs among these that are to come back, and whose row of history another session has locked.
-create or replace function pgqueue._locked_children(p_children bigint[], p_locked bigint[])
-returns bigint[]
-language plpgsql
-as $$
-begin
-    return array(
-        select distinct u.id
-        from unnest(p_children) u (id)
-        cross join lateral (
-            select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1
-        ) h
-        where u.id <> all (coalesce(p_locked, '{}'))
-            and h.state = 'cancelled'
-            and h.errors -> -1 ->> 'class' = 'ParentFailed'
-            and not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
-            and not exists (select from pgqueue.dependencies d where d.child = u.id and d.ended is not null)
-    );
 end
 $$;
 
@@ -211,11 +206,9 @@ begin
             and h.state = v_cancelled
             and h.errors -> -1 ->> 'class' = 'GroupCancelled'
     ) then
-        insert into pgqueue.notes (kind, id, after, look_at, xid)
-        values ('b', p_group_id, p_after, pgqueue._clock() + interval '200 ms', pg_current_xact_id());
+        perform pgqueue._leave_notes('b', array[p_group_id], interval '200 ms', null, p_after);
     elsif v_found.members = 1000 then
-        insert into pgqueue.notes (kind, id, after, look_at, xid)
-        values ('b', p_group_id, v_found.last, pgqueue._clock(), pg_current_xact_id());
+        perform pgqueue._leave_notes('b', array[p_group_id], '0', null, v_found.last);
     else
         -- The group may have no member left.
         perform pgqueue._leave_notes('g', array[p_group_id]);

@@ -62,8 +62,7 @@ begin
         ) j
         where w.name = p_name and w.since < v_event.kept_until
     ) then
-        insert into pgqueue.notes (kind, name, look_at, xid)
-        values ('e', p_name, pgqueue._clock() + interval '200 ms', pg_current_xact_id());
+        perform pgqueue._leave_notes('e', '{null}', interval '200 ms', p_name);
     end if;
 end
 $$;

@@ -20,6 +20,7 @@ declare
     v_step record;
     v_event record;
     v_wait record;
+    v_until timestamptz;
 begin
     perform pgqueue._check_step(await_event.step, null);
     perform pgqueue._check_name('event', await_event.event, 512);
@@ -65,9 +66,16 @@ begin
             if v_wait.until <= v_now then
                 perform pgqueue._store_step(await_event.job_id, await_event.step, jsonb_build_object('event', await_event.event, 'arrived', false));
             else
-                perform pgqueue._wait_for_event(
-                    await_event.job_id, await_event.step, await_event.event,
-                    coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout)), v_now
+                v_until := coalesce(v_wait.until, pgqueue._after(v_now, await_event.timeout));
+                insert into pgqueue.event_waits (name, job_id, step, until, since)
+                values (await_event.event, await_event.job_id, await_event.step, v_until, v_now)
+                -- It waited without a timeout, and newer code has one.
+                on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
+                perform pgqueue._begin_steps(await_event.job_id);
+                perform pgqueue._leave_notes('e', '{null}', '0', await_event.event);
+                -- Without a timeout it comes back by itself after ten years.
+                perform pgqueue._put_back(
+                    array[await_event.job_id], greatest(coalesce(v_until - v_now, '3650 days'), '0'), true, false
                 );
                 return query select null::boolean, null::jsonb;
                 return;
@@ -85,22 +93,3 @@ comment on function pgqueue.await_event(bigint, bigint, text, text, interval) is
     'An executing job waits for an event, as a step, and holds no worker meanwhile. arrived: true, with its payload; false: timeout has passed; '
     'null: the job is suspended and comes back, as the same attempt: leave the handler. No row: the reservation is no longer held. '
     'select * from pgqueue.await_event(42, 1048577, ''payment'', ''paid:17'', timeout => ''7 days'');';
-
--- Suspends a job until an event, at most until p_until.
-create or replace function pgqueue._wait_for_event(
-    p_job_id bigint, p_step text, p_event text, p_until timestamptz, p_now timestamptz
-)
-returns void
-language plpgsql
-as $$
-begin
-    insert into pgqueue.event_waits (name, job_id, step, until, since)
-    values (p_event, p_job_id, p_step, p_until, p_now)
-    -- It waited without a timeout, and newer code has one.
-    on conflict (name, job_id, step) do update set until = excluded.until where event_waits.until is null;
-    perform pgqueue._begin_steps(p_job_id);
-    insert into pgqueue.notes (kind, name, look_at, xid) values ('e', p_event, p_now, pg_current_xact_id());
-    -- Without a timeout it comes back by itself after ten years.
-    perform pgqueue._put_back(array[p_job_id], greatest(coalesce(p_until - p_now, '3650 days'), '0'), true, false);
-end
-$$;

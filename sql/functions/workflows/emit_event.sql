@@ -39,7 +39,7 @@ begin
     if not pgqueue._old_snapshot() then
         perform pgqueue._wake_waiters(emit_event.name);
     end if;
-    insert into pgqueue.notes (kind, name, look_at, xid) values ('e', emit_event.name, v_now, pg_current_xact_id());
+    perform pgqueue._leave_notes('e', '{null}', '0', emit_event.name);
     return true;
 end
 $$;

@@ -19,11 +19,9 @@ as $$
 begin
     return query
     select
-        g.name, g.state::text, coalesce(g.blocked_on = '@open', false), count(m.state),
-        count(*) filter (where m.state = 'waiting'), count(*) filter (where m.state = 'failed'),
-        count(*) filter (where m.state = 'blocked'), count(*) filter (where m.state = 'executing'),
-        count(*) filter (where m.state = 'succeeded'), count(*) filter (where m.state = 'dead'),
-        count(*) filter (where m.state = 'cancelled')
+        g.name, g.state::text, coalesce(g.blocked_on = '@open', false),
+        n.waiting + n.failed + n.blocked + n.executing + n.succeeded + n.dead + n.cancelled,
+        n.waiting, n.failed, n.blocked, n.executing, n.succeeded, n.dead, n.cancelled
     from (
         select j.args ->> 'name' as name, j.state, j.blocked_on
         from pgqueue.jobs j
@@ -34,12 +32,7 @@ begin
         where h.id = group_progress.group_id and h.task = '@group'
         limit 1
     ) g
-    left join lateral (
-        select j.state from pgqueue.jobs j where j.group_id is not null and j.group_id = group_progress.group_id
-        union all
-        select h.state from pgqueue.history h where h.group_id is not null and h.group_id = group_progress.group_id
-    ) m on true
-    group by g.name, g.state, g.blocked_on;
+    cross join lateral pgqueue._group_numbers(group_progress.group_id, null, 2147483647) n;
 end
 $$;
 

@@ -138,6 +138,7 @@ as $$
 $$;
 
 -- How many members a group has in each state, each live state and all of history counted up to p_most.
+-- p_result: that of the group, if it has ended and what became of members that history no longer keeps is to count.
 create or replace function pgqueue._group_numbers(
     p_id bigint, p_result jsonb, p_most integer,
     out waiting bigint, out failed bigint, out blocked bigint, out executing bigint, out succeeded bigint, out dead bigint,
@@ -151,11 +152,19 @@ as $$
 declare
     v_ended bigint;
 begin
-    waiting := pgqueue._live_members(p_id, 'waiting', p_most);
-    failed := pgqueue._live_members(p_id, 'failed', p_most);
-    blocked := pgqueue._live_members(p_id, 'blocked', p_most);
-    executing := pgqueue._live_members(p_id, 'executing', p_most);
-    is_cut := greatest(waiting, failed, blocked, executing) >= p_most;
+    select
+        max(m.n) filter (where s.state = 'waiting'), max(m.n) filter (where s.state = 'failed'),
+        max(m.n) filter (where s.state = 'blocked'), max(m.n) filter (where s.state = 'executing'), max(m.n) >= p_most
+    into waiting, failed, blocked, executing, is_cut
+    from unnest('{waiting,failed,blocked,executing}'::pgqueue.job_state[]) s (state)
+    cross join lateral (
+        select count(*) as n
+        from (
+            select from pgqueue.jobs j
+            where j.group_id is not null and j.group_id = p_id and j.state = s.state
+            limit p_most
+        ) j
+    ) m;
     if p_result ?& '{succeeded,dead,cancelled}' and waiting + failed + blocked + executing = 0 then
         succeeded := (p_result ->> 'succeeded')::bigint;
         dead := (p_result ->> 'dead')::bigint;
@@ -171,23 +180,4 @@ begin
     ) h;
     is_cut := is_cut or v_ended >= p_most;
 end
-$$;
-
--- How many live members a group has in a state, up to p_most.
-create or replace function pgqueue._live_members(p_id bigint, p_state pgqueue.job_state, p_most integer)
-returns bigint
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-as $$
-    select count(*)
-    from (
-        select
-        from pgqueue.jobs j
-        where j.group_id is not null and j.group_id = p_id and j.state = p_state
-        limit p_most
-    ) m
 $$;
