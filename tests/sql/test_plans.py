@@ -343,7 +343,7 @@ def test_dedupe_goes_by_keys_and_ids_alone(explained: Explained) -> None:
 
 
 def test_expired_dedupe_keys_are_found_by_their_time(explained: Explained) -> None:
-    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._tidy('tidy_dedupe', now(), 100)"))
+    nodes = explained.nodes(lambda conn: within(conn, "_run_maintenance", "pgqueue._tidy('tidy_dedupe', now(), 100)"))
     check(nodes)
     [read] = [node for node in nodes if node.index == "dedupe_keys_until"]
     assert (read.rows, read.removed) == (100, 0)
@@ -382,7 +382,7 @@ def test_rescue_reads_the_leases_that_lapsed_and_no_other(explained: Explained) 
     explained.conn.execute("set auto_explain.log_min_duration = -1")
     [held] = reserve(explained.conn, lease="1 us")
     explained.conn.execute("set auto_explain.log_min_duration = 0")
-    nodes = explained.nodes(lambda conn: conn.execute("select * from pgqueue._rescue(100, null)"))
+    nodes = explained.nodes(lambda conn: within(conn, "_run_maintenance", "pgqueue._rescue(100, null)"))
     check(nodes)
     reads = [node for node in nodes if node.index == "jobs_lease"]
     assert [node.rows for node in reads] == [1, 1]
@@ -406,7 +406,7 @@ def test_maintenance_scans_nothing_that_grows(explained: Explained) -> None:
 
 
 def test_a_sample_reads_a_bounded_number_of_rows_and_scans_no_table(explained: Explained) -> None:
-    nodes = explained.nodes(lambda conn: conn.execute("select pgqueue._sample(pgqueue._clock())"))
+    nodes = explained.nodes(lambda conn: within(conn, "_run_maintenance", "pgqueue._sample(pgqueue._clock())"))
     for node in nodes:
         assert node.relation not in ("jobs", "history") or node.kind != "Seq Scan", node
     assert sum(node.rows for node in nodes if node.relation == "jobs" and "Index" in node.kind) <= 200_000
@@ -434,14 +434,20 @@ def test_what_executes_is_counted_by_its_index_and_no_further_than_asked(explain
 
 
 def count_executing(conn: psycopg.Connection) -> None:
-    """Asks what has no capacity for a job, as explain() does, under its settings."""
+    """Asks what has no capacity for a job."""
     job = Jsonb({"queue": "default", "task": "t", "key": "k", "limit_key": "l"})
+    within(conn, "explain", "pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", job)
+
+
+def within(conn: psycopg.Connection, function: str, call: str, *arguments: object) -> None:
+    """Calls a private function with the settings of the one that calls it."""
     with conn.transaction():
         conn.execute(
             "select set_config(split_part(s, '=', 1), split_part(s, '=', 2), true)"
-            " from pg_proc p cross join lateral unnest(p.proconfig) s where p.oid = 'pgqueue.explain'::regproc"
+            " from pg_proc p cross join lateral unnest(p.proconfig) s where p.oid = %s::regproc",
+            [f"pgqueue.{function}"],
         )
-        conn.execute("select pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", [job])
+        conn.execute(f"select {call}".encode(), arguments)
 
 
 def bounded(nodes: list[Node], rows: int) -> None:

@@ -4,10 +4,6 @@
 create or replace function pgqueue._find_hidden()
 returns integer
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_part record;

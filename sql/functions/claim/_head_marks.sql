@@ -49,7 +49,6 @@ $$;
 create or replace function pgqueue._renew_heads(p_now timestamptz)
 returns void
 language plpgsql
-set enable_bitmapscan = off
 as $$
 declare
     v_oldest_xid xid8;

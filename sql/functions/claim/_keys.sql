@@ -236,10 +236,6 @@ $$;
 create or replace function pgqueue._read_key_notes(p_limit integer, p_queues text[] default null)
 returns boolean
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -295,10 +291,6 @@ create or replace function pgqueue._release_left_behind(
 )
 returns record
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();

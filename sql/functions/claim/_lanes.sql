@@ -21,10 +21,6 @@ $$;
 create or replace function pgqueue._find_lanes()
 returns integer
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_found integer := 0;
@@ -83,9 +79,6 @@ $$;
 create or replace function pgqueue._tidy_lanes(p_now timestamptz)
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 begin
     delete from pgqueue.lanes a

@@ -5,8 +5,6 @@
 create or replace function pgqueue._move_all_heads()
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
 as $$
 begin
     perform pgqueue._renew_heads(pgqueue._clock());
@@ -30,8 +28,6 @@ $$;
 create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();

@@ -36,10 +36,6 @@ $$;
 create or replace function pgqueue._rescue(p_limit integer, p_gap_at timestamptz, out rescued bigint, out spared bigint)
 returns record
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -167,10 +163,6 @@ $$;
 create or replace function pgqueue._expire_jobs(p_limit integer)
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -206,10 +198,6 @@ create or replace function pgqueue._bring_forward(p_from timestamptz, p_limit in
 returns text[]
 language plpgsql
 set datestyle = 'ISO, YMD'
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);

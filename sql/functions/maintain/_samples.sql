@@ -10,8 +10,6 @@
 create or replace function pgqueue._sample(p_now timestamptz)
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_most integer := least(

@@ -7,9 +7,6 @@
 create or replace function pgqueue._tidy(p_step text, p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$

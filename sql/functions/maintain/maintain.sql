@@ -43,6 +43,11 @@ returns table (
 language plpgsql
 rows 1
 set lock_timeout = '50ms'
+-- For all steps.
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 #variable_conflict use_variable
 declare
@@ -144,8 +149,6 @@ create or replace function pgqueue._call_again_in(p_now timestamptz, p_run_at ti
 returns interval
 language plpgsql
 parallel safe
-set enable_seqscan = off
-set jit = off
 as $$
 declare
     v_workers bigint;

@@ -12,9 +12,6 @@
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
 language plpgsql
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
 as $$
 declare
     v_now timestamptz;

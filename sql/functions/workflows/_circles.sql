@@ -175,8 +175,6 @@ $$;
 create or replace function pgqueue._break_circles(p_children bigint[])
 returns void
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_waited bigint[];

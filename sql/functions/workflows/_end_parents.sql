@@ -181,8 +181,6 @@ $$;
 create or replace function pgqueue._check_parents(p_children bigint[])
 returns bigint[]
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_parents bigint[];

@@ -9,10 +9,8 @@
 create or replace function pgqueue._read_notes(p_limit integer)
 returns boolean
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();

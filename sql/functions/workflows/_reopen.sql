@@ -71,8 +71,6 @@ $$;
 create or replace function pgqueue._revive_children(p_children bigint[])
 returns bigint[]
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
@@ -162,8 +160,6 @@ $$;
 create or replace function pgqueue._revive_members(p_group_id bigint, p_after bigint)
 returns void
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     -- A variable: see extend.
@@ -296,8 +292,6 @@ $$;
 create or replace function pgqueue._check_failed_parents(p_children bigint[])
 returns void
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_failed bigint[];

@@ -132,8 +132,6 @@ $$;
 create or replace function pgqueue._move_steps(p_job_ids bigint[])
 returns void
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
 as $$
 declare
     v_ended bigint[] := array(

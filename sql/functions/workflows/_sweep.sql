@@ -8,10 +8,6 @@ create or replace function pgqueue._sweep_dependencies(
 )
 returns record
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
