@@ -40,6 +40,17 @@ def value(conn: psycopg.Connection, query: str, *params: Any) -> Any:
     return row[0] if row else None
 
 
+def within(conn: psycopg.Connection, function: str, call: str, *arguments: object) -> None:
+    """Calls a private function with the settings of the one that calls it."""
+    with conn.transaction():
+        conn.execute(
+            "select set_config(split_part(s, '=', 1), split_part(s, '=', 2), true)"
+            " from pg_proc p cross join lateral unnest(p.proconfig) s where p.oid = %s::regproc",
+            [f"pgqueue.{function}"],
+        )
+        conn.execute(f"select {call}".encode(), arguments)
+
+
 def enqueue(conn: psycopg.Connection, task: str = "t", args: Any = None, **options: Any) -> int:
     """Enqueue one job and return its id."""
     job_id: int = call(conn, "enqueue", task, Jsonb(args or {}), **options)

@@ -851,7 +851,7 @@ comment on column pgqueue.event_waits.since is 'When it began to wait.';
 
 create table pgqueue.notes (
     n bigint generated always as identity primary key,
-    kind "char" not null,
+    kind text not null,
     id bigint,
     after bigint,
     name text collate "C",
@@ -859,15 +859,14 @@ create table pgqueue.notes (
     xid xid8 not null
 );
 -- A group does not end before the members that are to come back with it are back.
-create index notes_members on pgqueue.notes (id) where kind = 'b';
+create index notes_members on pgqueue.notes (id) where kind = 'revive';
 comment on table pgqueue.notes is 'Private: something to check again in a later transaction.';
 comment on column pgqueue.notes.n is 'In order of insertion.';
 comment on column pgqueue.notes.kind is
-    'c: a new child, with its parents; w: a job that waits, with what is left of its waiting; p: the children of a job that ended; r: the children of a job that was retried; d: a child whose dead or cancelled parent may be on its way back; g: a group; m: the members of a group that is cancelled; b: those of one that came back; e: an event; s: an ended job, with steps to move to history.';
+    'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history.';
 comment on column pgqueue.notes.id is 'The job or group.';
 comment on column pgqueue.notes.after is 'The children up to this one are done.';
-comment on column pgqueue.notes.name is
-    'How the parent ended; or the event; or, for a group, back: members of it were retried.';
+comment on column pgqueue.notes.name is 'How the parent ended, or the event.';
 comment on column pgqueue.notes.look_at is 'When to check.';
 comment on column pgqueue.notes.xid is 'The transaction that left it, which cannot see what runs beside it.';
 

@@ -213,7 +213,7 @@ def end_both_parents_at_once(stage: Stage, clock: Clock) -> None:
 
 
 def test_an_end_that_leaves_no_note_with_the_child_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue._end_parents", "_settle_children(v_children, 'w')", "_settle_children(v_children, null)")
+    stage.bug("pgqueue._end_parents", "_settle_children(v_children, 'settle')", "_settle_children(v_children, null)")
     end_both_parents_at_once(stage, clock)
     assert stage.rules() == ["stuck"]
 
@@ -235,7 +235,7 @@ def enqueue_while_the_parent_ends(stage: Stage, clock: Clock) -> None:
 
 def test_an_enqueue_that_leaves_no_note_with_the_child_is_caught(stage: Stage, clock: Clock) -> None:
     stage.bug(
-        "pgqueue._add_dependencies", "_settle_and_follow(v_children, 'c')", "_settle_and_follow(v_children, null)"
+        "pgqueue._add_dependencies", "_settle_and_follow(v_children, 'parents')", "_settle_and_follow(v_children, null)"
     )
     enqueue_while_the_parent_ends(stage, clock)
     # The net has caught it.
@@ -271,7 +271,9 @@ def test_a_group_that_does_not_wait_for_members_that_execute_is_caught(stage: St
 def test_a_member_that_leaves_no_note_with_its_group_is_caught(stage: Stage, clock: Clock) -> None:
     stage.bug("pgqueue._leave_groups", " or not pgqueue._has_members(g.id, '{waiting,failed,blocked}')", "")
     # Nor is the note of an earlier look kept.
-    stage.bug("pgqueue._look_at_groups", "perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');", "null;")
+    stage.bug(
+        "pgqueue._look_at_groups", "perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');", "null;"
+    )
     end_a_group(stage, clock)
     assert stage.rules() == ["stuck"]
 
@@ -393,7 +395,7 @@ def emit_while_a_job_begins_to_wait(stage: Stage, clock: Clock) -> None:
 
 
 def test_an_event_that_leaves_no_note_is_caught(stage: Stage, clock: Clock) -> None:
-    stage.bug("pgqueue.emit_event", "perform pgqueue._leave_notes('e', '{null}', '0', emit_event.name);", "")
+    stage.bug("pgqueue.emit_event", "perform pgqueue._leave_notes('event', '{null}', '0', emit_event.name);", "")
     emit_while_a_job_begins_to_wait(stage, clock)
     assert stage.rules() == ["stuck"]
 

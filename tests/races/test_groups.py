@@ -200,7 +200,7 @@ def test_a_group_is_cancelled_while_its_members_come_back(
     settle(conn, clock)
     assert (state(conn, group), state(conn, member)) == ("cancelled", "cancelled")
     call(conn, "retry", parent)
-    while value(conn, "select kind from pgqueue.notes order by n limit 1") != "b":
+    while value(conn, "select kind from pgqueue.notes order by n limit 1") != "revive":
         conn.execute("select pgqueue._read_notes(1)")
     reader = opened(database)
     reader.run("select pgqueue._read_notes(1)")

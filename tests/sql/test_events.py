@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from tests.calls import call, value
+from tests.calls import call, value, within
 from tests.facts import flush_statistics
 
 
@@ -33,6 +33,6 @@ def test_an_event_reads_the_waits_of_no_other_whatever_the_statistics_are(conn: 
     wait_for(4, 5_000)
     before = rows_read()
     call(conn, "emit_event", "last", keep_for="0 s")
-    conn.execute("select pgqueue._tidy('tidy_events', pgqueue._clock() + '1 day', 1000)")
+    within(conn, "_run_maintenance", "pgqueue._tidy('tidy_events', pgqueue._clock() + '1 day', 1000)")
     assert rows_read() - before < 20
     assert value(conn, "select count(*) from pgqueue.events") == 0

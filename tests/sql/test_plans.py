@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value
+from tests.calls import call, column, enqueue, enqueue_many, maintain, pairs, reserve, table, value, within
 from tests.databases import Cloner, Database
 
 WAITING = FUTURE = 30_000
@@ -437,17 +437,6 @@ def count_executing(conn: psycopg.Connection) -> None:
     """Asks what has no capacity for a job."""
     job = Jsonb({"queue": "default", "task": "t", "key": "k", "limit_key": "l"})
     within(conn, "explain", "pgqueue._reached_limit(jsonb_populate_record(null::pgqueue.jobs, %s), null, now())", job)
-
-
-def within(conn: psycopg.Connection, function: str, call: str, *arguments: object) -> None:
-    """Calls a private function with the settings of the one that calls it."""
-    with conn.transaction():
-        conn.execute(
-            "select set_config(split_part(s, '=', 1), split_part(s, '=', 2), true)"
-            " from pg_proc p cross join lateral unnest(p.proconfig) s where p.oid = %s::regproc",
-            [f"pgqueue.{function}"],
-        )
-        conn.execute(f"select {call}".encode(), arguments)
 
 
 def bounded(nodes: list[Node], rows: int) -> None:

@@ -211,7 +211,7 @@ begin
         perform pgqueue._drop_steps(v_more.stepped);
         if pgqueue._old_snapshot() then
             -- It may not have seen the last ones.
-            perform pgqueue._leave_notes('s', v_more.stepped);
+            perform pgqueue._leave_notes('steps', v_more.stepped);
         end if;
     end if;
     if v_more.groups is not null then

@@ -222,7 +222,7 @@ begin
     if v_victim is not null then
         -- There may be a second circle.
         perform pgqueue._leave_notes(
-            'c', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
+            'parents', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
         );
     end if;
 end

@@ -62,11 +62,11 @@ begin
     left join unnest(v_ended, v_ends) e (id, state) on e.id = p.id
     where e.state is distinct from 'succeeded';
     -- Jobs with open parents stay blocked, and get notes; the others need none.
-    perform pgqueue._settle_and_follow(v_children, 'c');
+    perform pgqueue._settle_and_follow(v_children, 'parents');
     if v_ends && '{dead,cancelled}' then
         -- A transaction that is retrying such a parent does not see these rows.
         perform pgqueue._leave_notes(
-            'd',
+            'doubtful',
             array(
                 select w.id
                 from unnest(v_children) w (id)
@@ -142,7 +142,7 @@ $$;
 
 -- Handles the children that are live, blocked on their parents, and not locked by another session.
 -- p_note: the kind of note for children that go on waiting; null: none.
-create or replace function pgqueue._settle_children(p_children bigint[], p_note "char")
+create or replace function pgqueue._settle_children(p_children bigint[], p_note text)
 returns bigint[]
 language plpgsql
 set enable_bitmapscan = off
@@ -226,7 +226,7 @@ begin
         perform pgqueue._release_children(v_run);
     end if;
     if v_groups is not null then
-        perform pgqueue._leave_notes('g', v_groups);
+        perform pgqueue._leave_notes('group', v_groups);
     end if;
     if v_cancel_groups is not null then
         perform pgqueue._cancel_groups(array[g.id], g.error) from unnest(v_cancel_groups, v_group_errors) g (id, error);
@@ -246,7 +246,7 @@ begin
         ) l
         where w.id <> all (coalesce(v_locked, '{}'));
         if v_held is not null then
-            perform pgqueue._leave_notes('w', v_held, interval '200 ms');
+            perform pgqueue._leave_notes('settle', v_held, interval '200 ms');
         end if;
     end if;
     if v_cancel is null then
@@ -275,7 +275,7 @@ as $$
 $$;
 
 -- Settles children, and the children of those that it cancels.
-create or replace function pgqueue._settle_and_follow(p_children bigint[], p_note "char")
+create or replace function pgqueue._settle_and_follow(p_children bigint[], p_note text)
 returns void
 language plpgsql
 as $$

@@ -29,7 +29,7 @@ declare
 begin
     if pgqueue._old_snapshot() then
         if pgqueue._has_notes() then
-            perform pgqueue._leave_notes('p', p_ids, '0', p_state);
+            perform pgqueue._leave_notes('ended', p_ids, '0', p_state);
         end if;
         return;
     end if;
@@ -37,7 +37,7 @@ begin
         v_children := pgqueue._close_dependencies(v_ids, v_state, v_left);
         exit when v_children is null;
         v_left := v_left - cardinality(v_children);
-        v_ids := pgqueue._settle_children(v_children, 'w');
+        v_ids := pgqueue._settle_children(v_children, 'settle');
         exit when v_ids = '{}';
         v_state := 'cancelled';
     end loop;
@@ -133,7 +133,7 @@ begin
     end if;
     -- The rest: beyond the limit, or locked by another session.
     insert into pgqueue.notes (kind, id, after, name, look_at, xid)
-    select 'p', p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
+    select 'ended', p.id, l.child - 1, p_state, pgqueue._clock(), pg_current_xact_id()
     from unnest(p_ids) p (id)
     cross join lateral (
         select d.child
@@ -163,7 +163,7 @@ begin
                 return 0;
             end if;
             if exists (select from pgqueue.history h where h.id = p_note.id) then
-                perform pgqueue._leave_notes('p', array[p_note.id], interval '200 ms', p_note.name, p_note.after);
+                perform pgqueue._leave_notes('ended', array[p_note.id], interval '200 ms', p_note.name, p_note.after);
                 return 0;
             end if;
             -- History does not keep this parent.
@@ -171,7 +171,7 @@ begin
         end if;
     end if;
     v_children := pgqueue._close_dependencies(array[p_note.id], v_state, 1000, p_note.after);
-    perform pgqueue._settle_and_follow(v_children, 'w');
+    perform pgqueue._settle_and_follow(v_children, 'settle');
     return coalesce(cardinality(v_children), 0);
 end
 $$;

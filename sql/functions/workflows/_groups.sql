@@ -35,7 +35,7 @@ begin
         if not found then
             if exists (select from pgqueue.jobs j where j.id = v_id) then
                 -- Another session is joining or closing it.
-                perform pgqueue._leave_notes('g', array[v_id], interval '200 ms');
+                perform pgqueue._leave_notes('group', array[v_id], interval '200 ms');
             elsif pgqueue._has_members(v_id) then
                 perform pgqueue._revive_group(v_id);
             end if;
@@ -46,8 +46,8 @@ begin
         -- Later statements, which see everything that was committed when the row was locked.
         continue when pgqueue._has_members(v_id, '{waiting,failed,blocked}');
         -- A member executes, or is to come back. Also a session that is bringing members back has not removed its note yet.
-        if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'b' and n.id = v_id) then
-            perform pgqueue._leave_notes('g', array[v_id], interval '500 ms');
+        if pgqueue._has_members(v_id) or exists (select from pgqueue.notes n where n.kind = 'revive' and n.id = v_id) then
+            perform pgqueue._leave_notes('group', array[v_id], interval '500 ms');
             continue;
         end if;
         v_verdict := pgqueue._verdict(
@@ -59,7 +59,7 @@ begin
             perform pgqueue._end_group(v_id, v_group.reservation, v_group.is_cancelled, v_group.by_parent);
         elsif v_verdict = 'cancel' then
             -- A parent ended while another session had locked the group, and did not cancel it.
-            perform pgqueue._leave_notes('w', array[v_id]);
+            perform pgqueue._leave_notes('settle', array[v_id]);
         end if;
     end loop;
 end
@@ -86,7 +86,7 @@ begin
     end;
     if p_is_cancelled and p_by_parent then
         -- The parent may have been retried since: then the group comes back.
-        perform pgqueue._leave_notes('w', array[p_id]);
+        perform pgqueue._leave_notes('settle', array[p_id]);
     elsif p_is_cancelled then
         v_error := pgqueue._group_error(p_id);
     elsif v_state <> 'succeeded' then
@@ -166,7 +166,7 @@ begin
         where j.group_id is not null and j.group_id = p_group_id and j.cancel_requested_at is null
         limit 1
     ) then
-        perform pgqueue._leave_notes('m', array[p_group_id], interval '100 ms');
+        perform pgqueue._leave_notes('cancel', array[p_group_id], interval '100 ms');
     end if;
 end
 $$;

@@ -32,7 +32,7 @@ begin
         );
     elsif not v_found.is_group then
         -- The group is not locked: a transaction that cancels it at the same time does not see the new member.
-        perform pgqueue._leave_notes('m', array[v_found.group_id]);
+        perform pgqueue._leave_notes('cancel', array[v_found.group_id]);
     elsif v_found.blocked_on is distinct from '@open' then
         perform pgqueue._refuse(
             format('group %s is closed', p_group_id), 'Nothing was enqueued.',
@@ -52,7 +52,7 @@ set enable_bitmapscan = off
 as $$
 begin
     insert into pgqueue.notes (kind, id, look_at, xid)
-    select 'g', g.id, pgqueue._clock(), pg_current_xact_id()
+    select 'group', g.id, pgqueue._clock(), pg_current_xact_id()
     from (select distinct u.id from unnest(p_group_ids) u (id)) g
     where p_unstarted or pgqueue._old_snapshot() or not pgqueue._has_members(g.id, '{waiting,failed,blocked}');
 end
@@ -77,8 +77,8 @@ begin
             else pgqueue._attempts_errors(j.errors, j.state, j.task)
         end
     where j.id = any (p_ids);
-    perform pgqueue._leave_notes('m', p_ids);
-    perform pgqueue._leave_notes('g', p_ids);
+    perform pgqueue._leave_notes('cancel', p_ids);
+    perform pgqueue._leave_notes('group', p_ids);
 end
 $$;
 

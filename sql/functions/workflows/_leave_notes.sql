@@ -1,7 +1,7 @@
 -- A note with a job, for a later transaction: see _read_notes.
 
 create or replace function pgqueue._leave_notes(
-    p_kind "char", p_ids bigint[], p_in interval default '0', p_name text default null, p_after bigint default 0
+    p_kind text, p_ids bigint[], p_in interval default '0', p_name text default null, p_after bigint default 0
 )
 returns void
 language plpgsql

@@ -14,18 +14,9 @@ set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_parents pgqueue.notes[];
-    v_parent pgqueue.notes;
-    v_children bigint[];
-    v_waiting bigint[];
-    v_retried bigint[];
-    v_doubtful bigint[];
-    v_groups bigint[];
-    v_recount bigint[];
-    v_cancelled bigint[];
-    v_events text[];
-    v_stepped bigint[];
-    v_back pgqueue.notes[];
+    v_notes pgqueue.notes[];
+    v_found record;
+    v_note pgqueue.notes;
     v_left integer := 1000;
 begin
     if not exists (select from pgqueue.notes) then
@@ -44,64 +35,58 @@ begin
     taken as (
         delete from pgqueue.notes k
         where k.n = any (array(select d.n from due d))
-        returning k.n, k.kind, k.id, k.after, k.name, k.look_at, k.xid
+        returning k as note
     )
-    select
-        array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
-            filter (where t.kind = 'p'),
-        array_agg(distinct t.id) filter (where t.kind = 'c'),
-        array_agg(distinct t.id) filter (where t.kind = 'w'),
-        array_agg(distinct t.id) filter (where t.kind = 'r'),
-        array_agg(distinct t.id) filter (where t.kind = 'd'),
-        array_agg(distinct t.id) filter (where t.kind = 'g'),
-        array_agg(distinct t.id) filter (where t.kind = 'g' and t.name = 'back'),
-        array_agg(distinct t.id) filter (where t.kind = 'm'),
-        array_agg(distinct t.name) filter (where t.kind = 'e'),
-        array_agg(row(t.n, t.kind, t.id, t.after, t.name, t.look_at, t.xid)::pgqueue.notes order by t.n)
-            filter (where t.kind = 'b'),
-        array_agg(distinct t.id) filter (where t.kind = 's')
-    into
-        v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_recount, v_cancelled, v_events, v_back,
-        v_stepped
-    from taken t;
-    if num_nonnulls(
-        v_parents, v_children, v_waiting, v_retried, v_doubtful, v_groups, v_cancelled, v_events, v_back, v_stepped
-    ) = 0 then
+    select array_agg(t.note) into v_notes from taken t;
+    if v_notes is null then
         return false;
     end if;
 
-    foreach v_parent in array coalesce(v_parents, '{}') loop
-        if v_left > 0 then
-            v_left := v_left - pgqueue._close_more(v_parent);
-        else
-            perform pgqueue._leave_notes('p', array[v_parent.id], '0', v_parent.name, v_parent.after);
-        end if;
+    for v_found in
+        select t.kind, array_agg(distinct t.id) as ids, array_agg(distinct t.name) as names, array_agg(t order by t.n) as notes
+        from unnest(v_notes) t
+        group by t.kind
+        order by array_position(
+            '{ended,retried,parents,settle,doubtful,steps,event,cancel,revive,group,recount}'::text[], t.kind
+        )
+    loop
+        case v_found.kind
+            when 'ended' then
+                foreach v_note in array v_found.notes loop
+                    if v_left > 0 then
+                        v_left := v_left - pgqueue._close_more(v_note);
+                    else
+                        perform pgqueue._leave_notes('ended', array[v_note.id], '0', v_note.name, v_note.after);
+                    end if;
+                end loop;
+            when 'retried' then
+                perform pgqueue._reopen_children(v_found.ids);
+            when 'parents' then
+                perform pgqueue._leave_notes('parents', pgqueue._check_parents(v_found.ids), interval '200 ms');
+                perform pgqueue._settle_and_follow(v_found.ids, null);
+                perform pgqueue._break_circles(v_found.ids);
+            when 'settle' then
+                perform pgqueue._settle_and_follow(v_found.ids, null);
+                perform pgqueue._reopen_children(pgqueue._revive_children(v_found.ids));
+            when 'doubtful' then
+                perform pgqueue._check_failed_parents(v_found.ids);
+            when 'steps' then
+                perform pgqueue._move_steps(v_found.ids);
+            when 'event' then
+                perform pgqueue._wake_waiters(e.name) from unnest(v_found.names) e (name);
+            when 'cancel' then
+                perform pgqueue._cancel_members(c.id) from unnest(v_found.ids) c (id);
+            when 'revive' then
+                foreach v_note in array v_found.notes loop
+                    perform pgqueue._revive_members(v_note.id, v_note.after);
+                end loop;
+            when 'group' then
+                perform pgqueue._look_at_groups(v_found.ids);
+            when 'recount' then
+                perform pgqueue._look_at_groups(v_found.ids);
+                perform pgqueue._recount_groups(v_found.ids);
+        end case;
     end loop;
-    if v_retried is not null then
-        perform pgqueue._reopen_children(v_retried);
-    end if;
-    if v_children is not null then
-        perform pgqueue._leave_notes('c', pgqueue._check_parents(v_children), interval '200 ms');
-        perform pgqueue._settle_and_follow(v_children, null);
-        perform pgqueue._break_circles(v_children);
-    end if;
-    if v_waiting is not null then
-        perform pgqueue._settle_and_follow(v_waiting, null);
-        perform pgqueue._reopen_children(pgqueue._revive_children(v_waiting));
-    end if;
-    if v_doubtful is not null then
-        perform pgqueue._check_failed_parents(v_doubtful);
-    end if;
-    if v_stepped is not null then
-        perform pgqueue._move_steps(v_stepped);
-    end if;
-    perform pgqueue._wake_waiters(e.name) from unnest(v_events) e (name);
-    perform pgqueue._cancel_members(c.id) from unnest(v_cancelled) c (id);
-    perform pgqueue._revive_members(b.id, b.after) from unnest(v_back) b;
-    if v_groups is not null then
-        perform pgqueue._look_at_groups(v_groups);
-        perform pgqueue._recount_groups(coalesce(v_recount, '{}'));
-    end if;
     return true;
 end
 $$;

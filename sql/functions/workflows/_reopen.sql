@@ -22,7 +22,7 @@ declare
     v_left integer := 1000;
 begin
     if pgqueue._old_snapshot() then
-        perform pgqueue._leave_notes('r', p_parents);
+        perform pgqueue._leave_notes('retried', p_parents);
         return;
     end if;
     loop
@@ -48,7 +48,7 @@ begin
         ) l;
         update pgqueue.dependencies d set ended = null where d.ctid = any (v_rows);
         perform pgqueue._leave_notes(
-            'r',
+            'retried',
             array(
                 select w.id
                 from unnest(v_parents) w (id)
@@ -59,7 +59,7 @@ begin
         );
         exit when v_children is null;
         v_left := v_left - cardinality(v_children);
-        perform pgqueue._leave_notes('w', v_children);
+        perform pgqueue._leave_notes('settle', v_children);
         v_parents := pgqueue._revive_children(v_children);
         exit when v_parents = '{}';
     end loop;
@@ -97,7 +97,7 @@ begin
     ) l;
     -- The ones that are to come back, and whose row of history another session has locked.
     perform pgqueue._leave_notes(
-        'w',
+        'settle',
         array(
             select distinct u.id
             from unnest(p_children) u (id)
@@ -150,7 +150,7 @@ begin
     )
     select array_agg(b.id) into v_groups from back b where b.task = '@group';
     if v_groups is not null then
-        perform pgqueue._leave_notes('b', v_groups);
+        perform pgqueue._leave_notes('revive', v_groups);
     end if;
 end
 $$;
@@ -190,7 +190,7 @@ begin
         perform pgqueue._requeue(v_found.ids, v_found.granularities, v_found.kept_untils, false);
         perform pgqueue._forget_cancelled(v_found.ids);
         -- A transaction that cancels the group at the same time does not see them.
-        perform pgqueue._leave_notes('m', array[p_group_id]);
+        perform pgqueue._leave_notes('cancel', array[p_group_id]);
     end if;
     if exists (
         select
@@ -202,12 +202,12 @@ begin
             and h.state = v_cancelled
             and h.errors -> -1 ->> 'class' = 'GroupCancelled'
     ) then
-        perform pgqueue._leave_notes('b', array[p_group_id], interval '200 ms', null, p_after);
+        perform pgqueue._leave_notes('revive', array[p_group_id], interval '200 ms', null, p_after);
     elsif v_found.members = 1000 then
-        perform pgqueue._leave_notes('b', array[p_group_id], '0', null, v_found.last);
+        perform pgqueue._leave_notes('revive', array[p_group_id], '0', null, v_found.last);
     else
         -- The group may have no member left.
-        perform pgqueue._leave_notes('g', array[p_group_id]);
+        perform pgqueue._leave_notes('group', array[p_group_id]);
     end if;
 end
 $$;
@@ -255,7 +255,7 @@ begin
             resumed = false
         where j.id = any (v_blocked);
         -- A transaction that ends a parent at the same time may have seen no live child, or no open row.
-        perform pgqueue._leave_notes('c', v_blocked);
+        perform pgqueue._leave_notes('parents', v_blocked);
     end if;
     if v_free is not null then
         perform pgqueue._drop_dependencies(v_free, false);
@@ -328,7 +328,7 @@ begin
     );
     -- A parent that is neither: it is being retried, or just was.
     perform pgqueue._leave_notes(
-        'd',
+        'doubtful',
         array(
             select distinct w.id
             from unnest(p_children) w (id)
@@ -344,7 +344,7 @@ begin
         interval '200 ms'
     );
     -- Live ones have an open parent more, or none.
-    perform pgqueue._leave_notes('c', p_children);
+    perform pgqueue._leave_notes('parents', p_children);
     perform pgqueue._reopen_children(pgqueue._revive_children(p_children));
 end
 $$;

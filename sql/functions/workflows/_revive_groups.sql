@@ -12,7 +12,7 @@ declare
     v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
 begin
     -- A group that is ending at the same time is found by the reader of the note.
-    perform pgqueue._leave_notes('g', v_ids, '0', 'back');
+    perform pgqueue._leave_notes('recount', v_ids);
     if not pgqueue._old_snapshot() then
         perform pgqueue._revive_group(g.id)
         from unnest(v_ids) g (id)
@@ -36,7 +36,7 @@ begin
     for update skip locked;
     if not found then
         if exists (select from pgqueue.history h where h.id = p_id and h.task = '@group') then
-            perform pgqueue._leave_notes('g', array[p_id], interval '200 ms');
+            perform pgqueue._leave_notes('group', array[p_id], interval '200 ms');
         end if;
         return;
     end if;
@@ -47,7 +47,7 @@ begin
         blocked_on = '@group',
         resumed = false
     where j.id = p_id;
-    perform pgqueue._leave_notes('g', array[p_id]);
+    perform pgqueue._leave_notes('group', array[p_id]);
     perform pgqueue._reopen_children(array[p_id]);
 end
 $$;
@@ -85,7 +85,7 @@ begin
             perform from pgqueue.jobs j where j.id = v_id for update skip locked;
             if not found then
                 -- Another session may be ending it.
-                perform pgqueue._leave_notes('g', array[v_id], interval '200 ms', 'back');
+                perform pgqueue._leave_notes('recount', array[v_id], interval '200 ms');
             end if;
             continue;
         end if;

@@ -79,7 +79,7 @@ begin
     );
     if v_found.left_behind is not null then
         released := cardinality(v_found.left_behind);
-        perform pgqueue._leave_notes('c', v_found.left_behind);
+        perform pgqueue._leave_notes('parents', v_found.left_behind);
     end if;
     perform pgqueue._break_circles(v_found.holders);
     perform pgqueue._break_large_circles(v_found.waiting_groups);

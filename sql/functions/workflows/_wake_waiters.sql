@@ -62,7 +62,7 @@ begin
         ) j
         where w.name = p_name and w.since < v_event.kept_until
     ) then
-        perform pgqueue._leave_notes('e', '{null}', interval '200 ms', p_name);
+        perform pgqueue._leave_notes('event', '{null}', interval '200 ms', p_name);
     end if;
 end
 $$;

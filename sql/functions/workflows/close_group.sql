@@ -24,7 +24,7 @@ begin
     end if;
     update pgqueue.jobs j set blocked_on = '@group' where j.id = close_group.group_id;
     if pgqueue._old_snapshot() then
-        perform pgqueue._leave_notes('g', array[close_group.group_id]);
+        perform pgqueue._leave_notes('group', array[close_group.group_id]);
     else
         perform pgqueue._look_at_groups(array[close_group.group_id]);
     end if;

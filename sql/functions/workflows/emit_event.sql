@@ -39,7 +39,7 @@ begin
     if not pgqueue._old_snapshot() then
         perform pgqueue._wake_waiters(emit_event.name);
     end if;
-    perform pgqueue._leave_notes('e', '{null}', '0', emit_event.name);
+    perform pgqueue._leave_notes('event', '{null}', '0', emit_event.name);
     return true;
 end
 $$;

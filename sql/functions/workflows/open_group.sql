@@ -41,7 +41,7 @@ begin
         perform pgqueue._add_dependencies(array[v_job.id]);
     end if;
     -- Shows the ends of members that there are groups: see _has_notes.
-    perform pgqueue._leave_notes('g', array[v_job.id]);
+    perform pgqueue._leave_notes('group', array[v_job.id]);
     return v_job.id;
 end
 $$;

@@ -87,6 +87,6 @@ begin
     select p.id, p_job_id, true
     from unnest(p_parents) p (id)
     on conflict (parent, child) do update set ended = null;
-    perform pgqueue._leave_notes('c', array[p_job_id]);
+    perform pgqueue._leave_notes('parents', array[p_job_id]);
 end
 $$;
