@@ -85,35 +85,21 @@ as $$
     ) c
     where c.used > 0.9 * c.most
     union all
-    select s.severity, 'settings', s.name, s.evidence, s.remedy
+    select
+        w.severity, 'settings', w.name, format('%s = off: %s', w.name, w.why),
+        format('alter system set %s = on; select pg_reload_conf();', w.name)
     from (
         values
+            ('critical', 'fsync', 'a crash of the machine loses or corrupts the whole cluster'),
+            ('critical', 'full_page_writes', 'a crash of the machine may corrupt pages'),
+            ('critical', 'autovacuum', 'dead rows are never cleaned up: the queue slows down without end'),
+            ('critical', 'track_counts', 'autovacuum does nothing without it'),
             (
-                'critical', 'fsync', 'off', 'a crash of the machine loses or corrupts the whole cluster',
-                'alter system set fsync = on; select pg_reload_conf();'
-            ),
-            (
-                'critical', 'full_page_writes', 'off', 'a crash of the machine may corrupt pages',
-                'alter system set full_page_writes = on; select pg_reload_conf();'
-            ),
-            (
-                'critical', 'autovacuum', 'off', 'dead rows are never cleaned up: the queue slows down without end',
-                'alter system set autovacuum = on; select pg_reload_conf();'
-            ),
-            (
-                'critical', 'track_counts', 'off', 'autovacuum does nothing without it',
-                'alter system set track_counts = on; select pg_reload_conf();'
-            ),
-            (
-                'warning', 'synchronous_commit', 'off',
-                'a crash loses the last commits: a job that was enqueued is gone, one that had ended runs again',
-                'alter system set synchronous_commit = on; select pg_reload_conf();'
+                'warning', 'synchronous_commit',
+                'a crash loses the last commits: a job that was enqueued is gone, one that had ended runs again'
             )
-    ) w (severity, name, bad, why, remedy)
-    cross join lateral (
-        select w.severity, w.name, format('%s = %s: %s', w.name, current_setting(w.name), w.why) as evidence, w.remedy
-    ) s
-    where current_setting(w.name) = w.bad
+    ) w (severity, name, why)
+    where current_setting(w.name) = 'off'
     union all
     -- Set for a database or a role: the value in this session may differ.
     select

@@ -29,21 +29,17 @@ begin
         if pgqueue._may_notify() then
             perform pg_notify(pgqueue._channel(v_job.reserved_by), 'cancel');
         end if;
-        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
-        return 'requested';
-    end if;
-    if v_job.is_group then
+    elsif v_job.is_group then
         perform pgqueue._cancel_groups(array[v_job.id]);
         if not pgqueue._old_snapshot() then
             perform pgqueue._cancel_members(v_job.id);
             perform pgqueue._look_at_groups(array[v_job.id]);
         end if;
-        perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
-        return case when exists (select from pgqueue.jobs j where j.id = v_job.id) then 'requested' else 'cancelled' end;
+    else
+        perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
     end if;
-    perform pgqueue._finish(array[v_job.id], array[v_job.reservation], false, 'cancelled');
     perform pgqueue._audit('cancel', jsonb_build_object('job_id', v_job.id));
-    return 'cancelled';
+    return case when exists (select from pgqueue.jobs j where j.id = v_job.id) then 'requested' else 'cancelled' end;
 end
 $$;
 

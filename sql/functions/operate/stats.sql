@@ -44,35 +44,29 @@ begin
         'limits', pgqueue._limits_now(case when stats.recent then 10000 else 1000000000 end),
         'housekeeping', (
             select jsonb_build_object(
-                'last_at', max(h.at),
-                'rescued', coalesce(max(h.rescued), 0),
-                'prolonged', coalesce(max(h.prolonged), 0),
-                'found_lanes', coalesce(max(h.found_lanes), 0),
-                'hidden', coalesce(max(h.hidden), 0),
-                'unparked', coalesce(max(h.unparked), 0),
-                'failures', (
-                    select coalesce(
-                        jsonb_object_agg(
-                            l.step, jsonb_build_object('error', l.error, 'since', l.failing_since, 'count', l.failures)
-                        ) filter (where l.error is not null),
-                        '{}'
-                    )
-                    from pgqueue._last_steps() l
-                ),
-                'behind', (
-                    select coalesce(
-                        jsonb_object_agg(
-                            l.step,
-                            jsonb_build_object('at', l.at, 'missed_since', l.missed_since, 'slice', l.slice)
-                        ) filter (where l.missed_since is not null or l.unfinished),
-                        '{}'
-                    )
-                    from pgqueue._last_steps() l
-                ),
-                'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now)),
-                'drop_failures', (select l.failures from pgqueue._last_steps() l where l.step = 'drop')
+                'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
+                'found_lanes', coalesce(h.found_lanes, 0), 'hidden', coalesce(h.hidden, 0), 'unparked', coalesce(h.unparked, 0),
+                'failures', l.failures, 'behind', l.behind, 'drop_failures', l.drop_failures,
+                'overdue_partitions', (select count(*) from pgqueue._overdue_partitions(v_now))
             )
-            from (select x.* from pgqueue.maintenance_runs x order by x.n desc limit 1) h
+            from (
+                select
+                    coalesce(
+                        jsonb_object_agg(
+                            x.step, jsonb_build_object('error', x.error, 'since', x.failing_since, 'count', x.failures)
+                        ) filter (where x.error is not null),
+                        '{}'
+                    ) as failures,
+                    coalesce(
+                        jsonb_object_agg(
+                            x.step, jsonb_build_object('at', x.at, 'missed_since', x.missed_since, 'slice', x.slice)
+                        ) filter (where x.missed_since is not null or x.unfinished),
+                        '{}'
+                    ) as behind,
+                    max(x.failures) filter (where x.step = 'drop') as drop_failures
+                from pgqueue._last_steps() x
+            ) l
+            left join (select x.* from pgqueue.maintenance_runs x order by x.n desc limit 1) h on true
         )
     );
 end

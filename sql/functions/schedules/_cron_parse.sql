@@ -31,16 +31,13 @@ declare
     v_mask bigint;
     v_next integer;
 begin
-    v_text := case v_text
-        when '@hourly' then '0 * * * *'
-        when '@daily' then '0 0 * * *'
-        when '@midnight' then '0 0 * * *'
-        when '@weekly' then '0 0 * * 0'
-        when '@monthly' then '0 0 1 * *'
-        when '@yearly' then '0 0 1 1 *'
-        when '@annually' then '0 0 1 1 *'
-        else v_text
-    end;
+    v_text := coalesce(
+        jsonb_build_object(
+            '@hourly', '0 * * * *', '@daily', '0 0 * * *', '@midnight', '0 0 * * *', '@weekly', '0 0 * * 0',
+            '@monthly', '0 0 1 * *', '@yearly', '0 0 1 1 *', '@annually', '0 0 1 1 *'
+        ) ->> v_text,
+        v_text
+    );
     v_fields := string_to_array(v_text, ' ');
     if cardinality(v_fields) = 5 then
         v_fields := array_prepend('0', v_fields);

@@ -5,18 +5,9 @@
 -- _settle_schedule enqueued what was due by the old rule.
 
 create or replace function pgqueue._schedule_turn(
-    p_spec bytea,
-    p_every interval,
-    p_anchor timestamptz,
-    p_timezone text,
-    p_due_at timestamptz,
-    p_now timestamptz,
-    p_catch_up text,
-    p_cap integer,
-    p_is_planned boolean,
-    out instants timestamptz[],
-    out next_at timestamptz,
-    out passed_from timestamptz
+    p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_due_at timestamptz, p_now timestamptz,
+    p_catch_up text, p_cap integer, p_is_planned boolean,
+    out instants timestamptz[], out next_at timestamptz, out passed_from timestamptz
 )
 language plpgsql
 stable

@@ -19,16 +19,10 @@ begin
         return null;
     end if;
     v_id := pgqueue.enqueue(
-        v_schedule.task,
-        v_schedule.args,
-        queue => v_schedule.queue,
-        priority => v_schedule.priority,
-        expires_in => v_schedule.expires_in,
-        max_attempts => v_schedule.max_attempts,
-        headers => coalesce(v_schedule.headers, '{}')
-            || jsonb_build_object('schedule', v_schedule.name, 'scheduled_at', v_now),
-        tags => v_schedule.tags,
-        retention => v_schedule.retention
+        v_schedule.task, v_schedule.args, queue => v_schedule.queue, priority => v_schedule.priority,
+        expires_in => v_schedule.expires_in, max_attempts => v_schedule.max_attempts,
+        headers => coalesce(v_schedule.headers, '{}') || jsonb_build_object('schedule', v_schedule.name, 'scheduled_at', v_now),
+        tags => v_schedule.tags, retention => v_schedule.retention
     );
     insert into pgqueue.schedule_runs (schedule, decided_at, outcome, job_id)
     values (v_schedule.name, v_now, 'manual', v_id);
