@@ -20,6 +20,7 @@ from pgqueue.middleware import Around, Middleware, is_async
 from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
 from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.threads import Outcome, contained
 
@@ -34,7 +35,7 @@ class Attempts(Handlers):
     """
 
     def __init__(self, app: App, surroundings: Surroundings, *, on_loop: bool, uses_asgiref: bool = False) -> None:
-        super().__init__(app, 1, surroundings, self._took_end)
+        super().__init__(app, 1, Jobs(app, surroundings), self._took_end)
         self.error: BaseException | None = None
         self.value: object = None
         self._middleware = app.around_execution()

@@ -24,7 +24,7 @@ from pgqueue.testing.steps import StepDoor
 from pgqueue.worker.hold.held import End, Held, batches
 from pgqueue.worker.presence import declarations
 from pgqueue.worker.tell.events import dead_of
-from pgqueue.worker.trade.reporter import _simplify as simplify
+from pgqueue.worker.trade.trade import simplify
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 from pgqueue.app import App
@@ -14,12 +14,14 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
 from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.exchange import Exchange
-from pgqueue.worker.trade.leases import Leases
-from pgqueue.worker.trade.reporter import Reporter
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -42,20 +44,22 @@ class Shutdown:
         link: Link,
         exchange: Exchange,
         runner: Runner,
-        leases: Leases,
-        reporter: Reporter,
+        holding: Holding,
+        outbox: Outbox,
+        tell: Tell,
         state: State,
-        report: Callable[[], Awaitable[None]],
+        registration: Registration,
     ) -> None:
         self._app = app
         self._config = config
         self._link = link
         self._exchange = exchange
         self._runner = runner
-        self._leases = leases
-        self._reporter = reporter
+        self._holding = holding
+        self._outbox = outbox
+        self._tell = tell
         self._state = state
-        self._report = report
+        self._registration = registration
 
     async def run(self, claiming: asyncio.Task[None], stopping: Flag) -> bool:
         """Let handlers end and store how. True when none was cut off and all is stored.
@@ -75,18 +79,18 @@ class Shutdown:
         cut_off = await self._end_handlers()
         try:
             async with asyncio.timeout(_STORED_WITHIN):
-                await self._until(lambda: self._reporter.is_done and not self._leases.held)
+                await self._until(lambda: self._outbox.is_empty and not self._holding.held)
         except TimeoutError:
-            left = len(self._leases.held)
+            left = len(self._holding.held)
             log.error("the ends of %d jobs could not be stored; they come back when their leases lapse", left)
             return False
-        await self._reporter.close()
+        await self._tell.close()
         await self.leave()
         log.info(
             "worker %s ends: %d jobs succeeded, %d failed",
             self._config.name,
-            self._reporter.completed,
-            self._reporter.failed,
+            self._tell.completed,
+            self._tell.failures,
         )
         return not cut_off
 
@@ -95,8 +99,8 @@ class Shutdown:
         self._exchange.in_flight.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(_WITHIN):
-                await self._exchange.give_back_unknown(self._link, self._leases.held)
-                await self._report()
+                await self._exchange.give_back_unknown(self._link, self._holding.held)
+                await self._registration.report_rest()
                 if self._exchange.owns_name:
                     await self._link.perform(presence.bye(self._config.name))
 
@@ -109,7 +113,7 @@ class Shutdown:
             async with asyncio.timeout(_WITHIN):
                 await self._until(lambda: not self._exchange.in_flight)
                 if self._exchange.is_unsure:
-                    await self._exchange.give_back_unknown(self._link, self._leases.held)
+                    await self._exchange.give_back_unknown(self._link, self._holding.held)
 
     async def _end_handlers(self) -> int:
         """Let handlers end, each within its time; returns how many were cut off.

@@ -8,14 +8,15 @@ import time
 from typing import Any
 
 from pgqueue.config import WorkerConfig
+from pgqueue.worker.hold.holding import Holding
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.process import memory
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
-from pgqueue.worker.tell.counts import Counts
-from pgqueue.worker.trade.claimer import Claimer
-from pgqueue.worker.trade.leases import Leases
-from pgqueue.worker.trade.reporter import Reporter
+from pgqueue.worker.tell.tell import Tell
+from pgqueue.worker.trade.intake import Intake
+from pgqueue.worker.trade.sleeper import Sleeper
+from pgqueue.worker.trade.trade import Trade
 
 
 class WorkerStatus:
@@ -27,27 +28,29 @@ class WorkerStatus:
         started: asyncio.Event,
         state: State,
         outage: Outage,
-        claimer: Claimer,
+        trade: Trade,
+        intake: Intake,
+        sleeper: Sleeper,
         runner: Runner,
-        leases: Leases,
-        reporter: Reporter,
-        counts: Counts,
+        holding: Holding,
+        tell: Tell,
     ) -> None:
         self._config = config
         self._started = started
         self._state = state
         self._outage = outage
-        self._claimer = claimer
+        self._trade = trade
+        self._intake = intake
+        self._sleeper = sleeper
         self._runner = runner
-        self._leases = leases
-        self._reporter = reporter
-        self._counts = counts
+        self._holding = holding
+        self._tell = tell
         self._began = time.monotonic()
 
     def as_dict(self) -> dict[str, Any]:
         """Return numbers and text only, times in seconds."""
         outage = self._outage.lasts
-        claimed_at = self._claimer.claimed_at
+        claimed_at = self._intake.claimed_at
         reason = self._why_not_ready()
         return {
             "worker": self._config.name,
@@ -61,15 +64,15 @@ class WorkerStatus:
             "running": self._runner.running,
             "free": max(self._runner.concurrency - self._runner.running, 0),
             "buffered": self._runner.unstarted,
-            "held": len(self._leases.held),
-            "succeeded": self._reporter.completed,
-            "failed": self._reporter.failed,
+            "held": len(self._holding.held),
+            "succeeded": self._tell.completed,
+            "failed": self._tell.failures,
             "last_reserve": None if claimed_at is None else round(time.monotonic() - claimed_at, 3),
             "outage": None if outage is None else round(outage, 3),
             "last_error": self._outage.error[:300] or None,
             "memory": memory.resident(),
             "uptime": round(time.monotonic() - self._began, 3),
-            "claims": self._counts.claims.as_dict(),
+            "claims": self._tell.counts.claims.as_dict(),
         }
 
     def _why_not_ready(self) -> str:
@@ -81,10 +84,10 @@ class WorkerStatus:
             return "it is quiet"
         if self._outage.lasts is not None:
             return f"the database cannot be used: {self._outage.error}"
-        if self._claimer.capacity() == 0:
+        if self._trade.capacity() == 0:
             # It needs no claim.
             return ""
-        silent = time.monotonic() - max(self._claimer.claimed_at or 0.0, self._claimer.sleeper.answered_at)
+        silent = time.monotonic() - max(self._intake.claimed_at or 0.0, self._sleeper.answered_at)
         if silent > max(3 * self._config.poll_interval, 60.0):
             return f"no call of reserve or idle was answered for {silent:.0f} s"
         return ""

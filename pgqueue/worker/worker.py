@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from pgqueue import logs
@@ -14,7 +13,9 @@ from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
 from pgqueue.worker import operator_signals
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.jobs import Jobs
+from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.links import make_links, make_listener
 from pgqueue.worker.link.listener import Listener
@@ -39,10 +40,15 @@ from pgqueue.worker.status import WorkerStatus
 from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.events import Events, Lifetime
 from pgqueue.worker.tell.job_log import JobLog
+from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.claimer import Claimer
+from pgqueue.worker.trade.deciding import Deciding
 from pgqueue.worker.trade.exchange import Exchange
+from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.leases import Leases
 from pgqueue.worker.trade.reporter import Reporter
+from pgqueue.worker.trade.sleeper import Sleeper
+from pgqueue.worker.trade.trade import Trade
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -80,49 +86,64 @@ class Worker:
         self._app = app
         dsn = check_dsn("dsn", dsn)
         self._place = describe_dsn(dsn)
+        self._slots = slots or Slots(config.concurrency, 1)
         self._state = State()
-
-        dsn = worker_dsn(dsn, f"pgqueue {config.name}", config.lease)
-        self._outage = Outage(dsn, pooled=config.pooled)
-        self._exchange = Exchange(
-            consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy),
-            on_unsure=self._state.rouse,
-        )
-        self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
+        self._holding = Holding()
+        self._outbox = Outbox(self._state)
         self.counts = Counts(config.lease)
-        self._events = Events(app, config.name, self.counts, lifetime)
-        self._slots = slots
-        self._leases = Leases(self._links.keeping, self._outage, config.lease, self._lost, self._cancelled)
-        self._progress = Progress(self._links.keeping)
-        self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))
-        self._pools = Pools(dsn, config.concurrency, prepares=lambda: not self._outage.pooled)
-        self._surroundings = self._make_surroundings()
-        self._reporter = self._make_reporter()
-        self._runner = Runner(app, config.concurrency, self._reporter.ended, self._report_start, self._surroundings)
-        self._runner.on_run = self.counts.started
-        # A claim that waits for capacity looks again.
-        self._runner.on_free = self._state.freed.set if slots is None else slots.freed
-        self._identity = Identity(config, lambda: self._outage.pooled)
-        self._registration = Registration(
-            config, self._identity, self._links.keeping, lambda: self._claimer.sleeper.is_idle, self.counts
-        )
-        self._maintenance = Maintenance(self._links.keeping, lambda: self._claimer.sleeper.is_idle)
-        self._claimer = self._make_claimer()
+        dsn = worker_dsn(dsn, f"pgqueue {config.name}", config.lease)
+        self._connect(dsn)
+        self._make_runner(lifetime)
+        self._make_trade()
         self._shutdown = self._make_shutdown()
         self._commands = self._make_commands()
         self._listener = self._make_listener(dsn)
         self._status = self._make_status()
         self._watchdog = Watchdog(self._runner.name_running)
 
+    def _connect(self, dsn: str) -> None:
+        config = self.config
+        self._outage = Outage(dsn, pooled=config.pooled)
+        claim = consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy)
+        self._exchange = Exchange(claim, self._state)
+        self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
+        self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))
+        self._pools = Pools(dsn, config.concurrency, prepares=lambda: not self._outage.pooled)
+        self._identity = Identity(config, lambda: self._outage.pooled)
+        self._registration = Registration(
+            config, self._identity, self._links.keeping, lambda: self._sleeper.is_idle, self.counts
+        )
+        self._maintenance = Maintenance(self._links.keeping, lambda: self._sleeper.is_idle)
+
+    def _make_runner(self, lifetime: Lifetime | None) -> None:
+        app, config, keeping = self._app, self.config, self._links.keeping
+        self._progress = Progress(keeping)
+        self._surroundings = self._make_surroundings()
+        jobs = Jobs(app, self._surroundings)
+        self._events = Events(app, config.name, jobs, lifetime)
+        self._tell = Tell(self.counts, self._events, JobLog(keeping))
+        self._runner = Runner(app, config.concurrency, self._slots, self._outbox, keeping, self.counts, jobs)
+        self._leases = Leases(self._holding, keeping, self._outage, config.lease, self._runner, self._tell)
+
+    def _make_trade(self) -> None:
+        config, links, exchange, runner = self.config, self._links, self._exchange, self._runner
+        holding, outbox, slots, tell, state = self._holding, self._outbox, self._slots, self._tell, self._state
+        self._intake = intake = Intake(holding, runner, outbox, exchange, tell, slots, state)
+        self._trade = trade = Trade(exchange, outbox, holding, intake, runner, slots, tell, links.keeping, state)
+        self._sleeper = Sleeper(config, links.first, runner, state, trade, intake, self._registration)
+        self._claimer = Claimer(config, links, exchange, trade, intake, self._sleeper, runner, holding, state)
+        self._reporter = Reporter(config.name, self._app, links, trade, outbox, holding, tell, state)
+        self._deciding = Deciding(links, exchange, outbox, trade)
+
     @property
     def completed(self) -> int:
         """How many jobs succeeded."""
-        return self._reporter.completed
+        return self._tell.completed
 
     @property
     def failed(self) -> int:
         """How many attempts failed."""
-        return self._reporter.failed
+        return self._tell.failures
 
     @property
     def handlers(self) -> Handlers:
@@ -141,7 +162,7 @@ class Worker:
         """Whether it has more due jobs than slots, or waits for a slot to find out."""
         if self._state.quiet or self._state.stopping.is_set() or self._outage.lasts is not None:
             return False
-        return self._claimer.jobs_wait or self._claimer.waits_for_capacity
+        return self._intake.jobs_wait or self._claimer.waits_for_capacity
 
     @property
     def concurrency(self) -> int:
@@ -152,9 +173,10 @@ class Worker:
     def concurrency(self, number: int) -> None:
         self._runner.concurrency = number
 
-    def rouse(self) -> None:
-        """A slot may be free: ask again."""
-        self._state.freed.set()
+    @property
+    def freed(self) -> asyncio.Event:
+        """Set when a slot may be free: ask again."""
+        return self._state.freed
 
     def stop(self) -> None:
         """Claim no more jobs and let running ones end."""
@@ -217,6 +239,7 @@ class Worker:
         self._watchdog.start()
         self._steps.start()
         self.handlers.start()
+        self._holding.start()
         try:
             if not await self._has_started():
                 return True
@@ -228,8 +251,7 @@ class Worker:
         finally:
             self._watchdog.stop()
             self._state.stop()
-            if self._slots is not None:
-                self._slots.leave(self)
+            self._slots.leave(self)
             for loop in loops:
                 loop.cancel()
             if loops:
@@ -245,7 +267,9 @@ class Worker:
         config = self.config
         loops: dict[str, Loop] = {
             "claiming": self._claimer.claim_forever,
-            **self._reporter.loops,
+            "finishing": self._reporter.report_forever,
+            "large results": self._reporter.report_large_forever,
+            "retry functions": self._deciding.decide_forever,
             "leases": self._leases.extend_forever,
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
@@ -262,7 +286,7 @@ class Worker:
         if config.min_concurrency is not None:
             low = config.min_concurrency
             loops["concurrency"] = lambda: concurrency.adapt_forever(
-                self._runner, low, config.concurrency, lambda: self._claimer.jobs_wait, self._state.freed.set
+                self._slots, low, config.concurrency, lambda: self._intake.jobs_wait, self._slots.freed
             )
         is_over = self._state.stopping.is_set
         return [keep_running(name, loop, config.name, is_over, self._events.error) for name, loop in loops.items()]
@@ -290,8 +314,7 @@ class Worker:
         config = self.config
         await prepare(self._app, self._links.second, self._events, self._runner.handlers, self._place)
         await take_name(self._identity, config.name, self._links.second)
-        if self._slots is not None:
-            self._slots.join(self)
+        self._slots.join(self)
         # The first claim raises now, and not later, if the database refuses these settings.
         await self._claimer.claim(1, patient=False)
         if config.listen and config.listen_dsn is not None:
@@ -306,46 +329,13 @@ class Worker:
         )
         self.started.set()
 
-    # Claims go along with ends and ends with claims, so each of these two is handed what it needs of the other.
-
     def _make_surroundings(self) -> Surroundings:
         return Surroundings(
             self._pools,
             on_progress=self._progress.report,
-            on_extend=self._leases.extend_soon,
+            on_extend=self._holding.extend_soon,
             ask=self._steps.ask,
             ask_from_thread=self._steps.ask_from_thread,
-        )
-
-    def _make_reporter(self) -> Reporter:
-        return Reporter(
-            self.config.name,
-            self._links,
-            self._exchange,
-            self._leases,
-            self._events,
-            self._state,
-            JobLog(self._links.keeping.perform, self.counts),
-            knows=self._app.tasks.__contains__,
-            job_of=lambda held: self._runner.handlers.job_of(held),
-            capacity_beside=lambda: self._claimer.capacity_beside(),
-            on_claimed=lambda reply, asked_for: self._claimer.took(reply, asked_for),
-        )
-
-    def _make_claimer(self) -> Claimer:
-        return Claimer(
-            self.config,
-            self._links,
-            self._exchange,
-            self._runner,
-            self._leases,
-            self._events,
-            self._state,
-            report_and_claim=self._report_and_claim,
-            is_behind=lambda: self._reporter.is_behind,
-            hello=self._registration.hello,
-            give_back=self._reporter.ended,
-            before_claim=None if self._slots is None else self._slots.settle,
         )
 
     def _make_shutdown(self) -> Shutdown:
@@ -355,10 +345,11 @@ class Worker:
             self._links.second,
             self._exchange,
             self._runner,
-            self._leases,
-            self._reporter,
+            self._holding,
+            self._outbox,
+            self._tell,
             self._state,
-            self._registration.report_rest,
+            self._registration,
         )
 
     def _make_commands(self) -> Commands:
@@ -377,14 +368,14 @@ class Worker:
             self._outage,
             self._links.keeping,
             on_wake=self._state.wake.set,
-            on_due=self._claimer.sleeper.due_changed,
-            on_cancel=self._leases.extend_now.set,
+            on_due=self._sleeper.due_changed,
+            on_cancel=self._holding.extend_now.set,
             on_command=self._commands.asked_now.set,
-            on_handoff=self._claimer.handed_off,
-            on_announced=self._claimer.announced,
-            on_withdrawn=self._claimer.leave_idle,
-            on_replaced=self._claimer.compare_soon,
-            handoffs=self._claimer.handoffs,
+            on_handoff=self._intake.handed_off,
+            on_announced=self._intake.announced,
+            on_withdrawn=self._intake.leave_idle,
+            on_replaced=self._intake.compare_soon,
+            handoffs=self._intake.handoffs,
         )
 
     def _make_status(self) -> WorkerStatus:
@@ -393,41 +384,18 @@ class Worker:
             self.started,
             self._state,
             self._outage,
-            self._claimer,
+            self._trade,
+            self._intake,
+            self._sleeper,
             self._runner,
-            self._leases,
-            self._reporter,
-            self.counts,
+            self._holding,
+            self._tell,
         )
-
-    async def _report_and_claim(self, link: Link, capacity: int, patient: bool) -> int:
-        began = time.monotonic()
-        try:
-            return await self._reporter.claim(link, capacity, patient=patient)
-        finally:
-            self.counts.claims.add(time.monotonic() - began)
 
     async def _introduce(self, link: Link) -> None:
         await self._registration.register(link)
         self._commands.asked_now.set()
         await self._exchange.reconnected(link)
-
-    def _lost(self, held: Held, why: str) -> None:
-        log.warning("%s is lost: %s", held, why)
-        self._events.report("lost", held, {"message": why})
-        # Another worker may run it now. The fence keeps further results of this handler out of the database.
-        self._runner.stop(held, End.RELEASED, why, "Lost")
-
-    def _cancelled(self, held: Held) -> None:
-        if held.interrupt is None:
-            log.info("%s: cancel was asked for", held)
-        # When it is given back, it ends as cancelled.
-        self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
-
-    async def _report_start(self, held: Held) -> bool:
-        """Report the start of a job that was lost before, so that it counts if it kills this process at once."""
-        lost = await self._links.keeping.perform(consume.started([each.pair for each in (held, *held.members)]))
-        return not lost
 
     def _stop_on_command(self) -> None:
         if self.config.supervised:

@@ -91,14 +91,11 @@ class Stub:
 
     def __init__(self, used: int, due: int) -> None:
         self.used, self.due, self.concurrency = used, due, 1
-        self.roused = 0
+        self.freed = asyncio.Event()
 
     @property
     def wants(self) -> bool:
         return self.due > 0
-
-    def rouse(self) -> None:
-        self.roused += 1
 
 
 def numbers(total: int, *members: Stub) -> list[int]:

@@ -125,7 +125,7 @@ async def test_no_more_handlers_than_the_number_run_at_a_time_when_it_shrinks(
         go.set()
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 200, 30)
         assert most == 16
-        worker._runner.concurrency = 3
+        worker._slots.concurrency = 3
         # Each of those above serves one job more at most.
         enqueue_many(conn, 100, "job")
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 300, 30)
@@ -176,7 +176,7 @@ async def test_a_job_that_comes_after_the_number_shrank_while_idle_starts_at_onc
         # Sixteen coroutines that wait for a job, of which two may stay.
         enqueue_many(conn, 100, "job")
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.history") == 100, 30)
-        worker._runner.concurrency = 2
+        worker._slots.concurrency = 2
         for n in range(1, 5):
             enqueue_many(conn, 1, "job")
             await wait_until_async(

@@ -68,13 +68,13 @@ def polls_no_more(worker: Worker) -> bool:
 def claims(worker: Worker) -> Any:
     """Count the claims of a worker from now on."""
     counted: Counter[str] = Counter()
-    claim = worker._report_and_claim
+    claim = worker._trade.claim
 
-    async def count(*args: Any) -> int:
+    async def count(*args: Any, **named: Any) -> int:
         counted["claims"] += 1
-        return await claim(*args)
+        return await claim(*args, **named)
 
-    worker._claimer._report_and_claim = count
+    worker._trade.claim = count
     return counted
 
 
@@ -223,7 +223,7 @@ async def test_a_worker_that_claims_no_more_takes_no_more(
         (a.stop if how == "stop" else a.be_quiet)()
         await wait_until_async(lambda: not takes_handoffs(conn, "a"))
         # Handed over before.
-        a._claimer.handed_off(heard[0])
+        a._intake.handed_off(heard[0])
         await wait_until_async(lambda: state(conn, late) == "waiting")
         jobs.go.set()
         assert await done(conn, running) == ["succeeded"]
@@ -305,8 +305,8 @@ async def test_a_job_whose_lease_was_over_when_its_notification_came_does_not_st
         await wait_until_async(lambda: heard)
         # The commit waited that long for NOTIFY's lock, or the worker stood still. Given back, it stays where it is.
         call(conn, "pause_queue", "default")
-        a._claimer.handoffs.clock_read(time.time() + LONG + 1, time.monotonic())
-        a._claimer.handed_off(heard[0])
+        a._intake.handoffs.clock_read(time.time() + LONG + 1, time.monotonic())
+        a._intake.handed_off(heard[0])
         await wait_until_async(lambda: state(conn, job_id) == "waiting")
         assert jobs.ran == {}
 
@@ -323,9 +323,9 @@ async def test_a_hand_off_that_does_not_arrive_comes_back_when_the_registration_
         await wait_until_async(lambda: heard)
         # Another job keeps it busy.
         conn.execute("set pgqueue.hand_off = off")
-        a._claimer.leave_idle()
+        a._intake.leave_idle()
         assert await done(conn, job_id) == ["succeeded"]
-        a._claimer.handed_off(heard[0])
+        a._intake.handed_off(heard[0])
         later = enqueue(conn)
         assert await done(conn, later) == ["succeeded"]
     assert jobs.ran == {job_id: 1, later: 1}
@@ -377,7 +377,7 @@ async def test_the_same_notification_twice_starts_one_job(database: Database, co
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
         await ready(conn, a)
-        take = a._claimer.handed_off
+        take = a._intake.handed_off
 
         def twice(payload: str) -> None:
             take(payload)
@@ -439,9 +439,9 @@ async def test_a_worker_that_lives_on_hand_offs_is_ready(database: Database, con
         await ready(conn, a)
         await asyncio.sleep(1.2)
         # It has not claimed for long: it is idle, or every job was handed to it.
-        a._claimer.claimed_at = time.monotonic() - 1000
+        a._intake.claimed_at = time.monotonic() - 1000
         assert a.status()["ready"] is True
-        a._claimer.sleeper.answered_at = time.monotonic() - 1000
+        a._sleeper.answered_at = time.monotonic() - 1000
         assert a.status()["reason"] == "no call of reserve or idle was answered for 1000 s"
 
 

@@ -7,7 +7,8 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -17,8 +18,8 @@ from pgqueue.db.call import Call
 from pgqueue.db.consume import JobRow
 from pgqueue.logs import _Coloured
 from pgqueue.worker.hold.held import Held
+from pgqueue.worker.link.connection import Link
 from pgqueue.worker.tell import job_log
-from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.job_log import MOST, JobLog
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.databases import Database
@@ -71,6 +72,11 @@ async def unreachable(_: Call[Any]) -> Any:
     raise psycopg.OperationalError("gone")
 
 
+def log_with(perform: Callable[[Call[Any]], Awaitable[Any]]) -> JobLog:
+    """The log of a worker whose database answers so."""
+    return JobLog(cast("Link", SimpleNamespace(perform=perform)))
+
+
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "pgqueue.jobs"]
 
@@ -81,14 +87,14 @@ def level(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_success_is_one_line_with_the_task_the_id_and_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    JobLog(unreachable, Counts(30.0)).succeeded([ended(17)])
+    log_with(unreachable).succeeded([ended(17)])
     assert messages(caplog) == ["send_email[17] succeeded in 0.213 s"]
     [record] = caplog.records
     assert (record.job_id, record.queue, record.attempt, record.seconds) == (17, "mail", 2, 0.2134)  # type: ignore[attr-defined]
 
 
 async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    JobLog(unreachable, Counts(30.0)).failed(failed(17), "dead")
+    log_with(unreachable).failed(failed(17), "dead")
     assert messages(caplog) == ["send_email[17] is dead after attempt 2 of 11 in 0.213 s: OSError: no route"]
     assert caplog.records[0].levelno == logging.ERROR
     assert caplog.text.endswith("OSError: no route\nTraceback\n  line\nOSError\n")
@@ -96,7 +102,7 @@ async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCap
 
 async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogCaptureFixture) -> None:
     at = datetime(2030, 1, 1, 12, 0, 30, tzinfo=UTC)
-    lines = JobLog(answering(at), Counts(30.0))
+    lines = log_with(answering(at))
     lines.failed(failed(1), "failed")
     await lines.close()
     local = at.astimezone().strftime("%H:%M:%S")
@@ -108,7 +114,7 @@ async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogC
 
 
 async def test_a_failed_attempt_is_logged_when_the_database_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
-    lines = JobLog(unreachable, Counts(30.0))
+    lines = log_with(unreachable)
     lines.failed(failed(1), "failed")
     await lines.close()
     assert messages(caplog) == ["send_email[1] failed attempt 2 of 11 in 0.213 s: OSError: no route"]
@@ -124,7 +130,7 @@ async def test_the_line_of_an_attempt_stands_before_that_of_the_next(
         await answer.wait()
         return {1: datetime(2030, 1, 1, tzinfo=UTC)}
 
-    lines = JobLog(ask, Counts(30.0))
+    lines = log_with(ask)
     lines.failed(failed(1), "failed")
     await asyncio.sleep(0)
     if end == "succeeded":
@@ -145,7 +151,7 @@ async def test_the_line_of_an_attempt_stands_before_that_of_the_next(
 async def test_what_a_handler_asked_for_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     asked = failed(1)
     asked.signalled = True
-    lines = JobLog(answering(datetime.now(UTC)), Counts(30.0))
+    lines = log_with(answering(datetime.now(UTC)))
     lines.failed(asked, "failed")
     lines.failed(asked, "cancelled")
     lines.snoozed(asked, "5 min")
@@ -166,7 +172,7 @@ async def test_many_ends_in_a_second_are_one_summary_for_each_task(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "_WINDOW", 0.05)
-    lines = JobLog(unreachable, Counts(30.0))
+    lines = log_with(unreachable)
     lines.succeeded([ended(n) for n in range(MOST + 1)])
     lines.succeeded([ended(n, task="resize") for n in range(10)])
     for _ in range(3):
@@ -187,7 +193,7 @@ async def test_ends_are_summed_until_a_second_is_quiet(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "_WINDOW", 0.05)
-    lines = JobLog(unreachable, Counts(30.0))
+    lines = log_with(unreachable)
     for round_ in range(1, 4):
         lines.succeeded([ended(n) for n in range(MOST + 1)])
         await wait_until_async(lambda n=round_: len(messages(caplog)) == n)
@@ -195,7 +201,7 @@ async def test_ends_are_summed_until_a_second_is_quiet(
 
 
 async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.LogCaptureFixture) -> None:
-    lines = JobLog(unreachable, Counts(30.0))
+    lines = log_with(unreachable)
     lines.succeeded([ended(n) for n in range(200)])
     await lines.close()
     assert messages(caplog) == ["send_email: 200 succeeded in 213.4 ms each"]
@@ -203,7 +209,7 @@ async def test_the_last_summary_is_written_when_the_worker_ends(caplog: pytest.L
 
 async def test_no_line_is_made_where_the_log_is_off(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "pgqueue.jobs")
-    lines = JobLog(unreachable, Counts(30.0))
+    lines = log_with(unreachable)
     lines.succeeded([ended(1)])
     lines.failed(failed(1), "failed")
     assert (lines._timer, lines._asking) == (None, None)
@@ -279,7 +285,7 @@ def test_no_text_of_a_job_reaches_a_terminal_as_a_command() -> None:
 
 async def test_close_waits_for_nothing_where_nothing_was_logged() -> None:
     async with asyncio.timeout(1):
-        await JobLog(unreachable, Counts(30.0)).close()
+        await log_with(unreachable).close()
 
 
 async def test_each_attempt_starts_once(

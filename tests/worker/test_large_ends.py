@@ -14,8 +14,8 @@ from pgqueue import App
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import to_result
 from pgqueue.errors import InvalidArgument
-from pgqueue.worker.hold.ends import Ends
 from pgqueue.worker.hold.held import Held
+from pgqueue.worker.hold.outbox import Ends
 from pgqueue.worker.run.failure import describe
 from tests.calls import enqueue, job, value
 from tests.databases import Database

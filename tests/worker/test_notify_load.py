@@ -85,12 +85,12 @@ async def test_no_job_waits_when_a_worker_leaves_idle_or_is_idle_again(
         other = database.connect(autocommit=False)
         # It saw an idle worker, and commits when there is none any more.
         saw_it = enqueue(other)
-        load = a._claimer.sleeper.load
+        load = a._intake.load
         loop = asyncio.get_running_loop()
         # Notifications of commits of which sixteen wait for each other.
         for n in range(20):
             if load.heard(0.16, loop.time() + n * 0.01):
-                a._claimer.leave_idle()
+                a._intake.leave_idle()
         load.came(1_000, loop.time())
         await wait_until_async(lambda: not takes_handoffs(conn, "a"))
         other.commit()

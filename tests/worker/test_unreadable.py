@@ -115,15 +115,15 @@ async def test_a_claim_that_cannot_be_read_is_not_charged_to_the_end_beside_it(
     app = App()
     good = enqueue(conn, "note", {"text": "fine"})
     worker = Worker(app, dsn, WorkerConfig(name="w", listen=False))
-    link, reporter = worker._links.first, worker._reporter
+    link = worker._links.first
     [row] = await link.perform(consume.exchange(consume.Claim("w", None, None, 30.0, "weighted"), 1))
     held = Held(row, 1e12)
     held.result, held.ended = b'"done"', End.SUCCEEDED
-    worker._leases.add(held)
-    reporter.ended(held)
+    worker._holding.add(held)
+    worker._outbox.put(held)
     [bad, *_] = _unreadable(dsn)
     # In one statement: the claim fails as it is read, and the end with it.
-    await reporter.claim(link, 1)
+    await worker._trade.claim(link, 1)
     assert _ended(conn, [good]) == {("succeeded", 1, None, "done")}
     assert _state(conn, bad) == "waiting"
     await worker._links.close()

@@ -16,15 +16,15 @@ from typing import Any, TypeVar, cast
 from pgqueue import forks
 from pgqueue.app import App
 from pgqueue.db.json import to_result
-from pgqueue.job import Job, Surroundings, set_current
+from pgqueue.job import Job, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
 from pgqueue.tasks import Task
 from pgqueue.worker.hold.held import End, Held, Verdict, arguments
+from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.run.isolation import STARTS_AT_ONCE, Isolation, restore_thread
-from pgqueue.worker.run.job_view import make_job
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
 from pgqueue.worker.tell import job_log
@@ -36,9 +36,6 @@ log = logging.getLogger("pgqueue.worker")
 # A result of more parts is encoded in a thread.
 _LONG = 10_000
 
-# Two threads may ask for the job of one handler at once.
-_making_job = threading.Lock()
-
 
 class Handlers:
     """Calls handlers: async ones on the event loop, sync ones in at most `threads` threads.
@@ -47,7 +44,7 @@ class Handlers:
     `run_plain` by a thread that goes on to the next job by itself.
     """
 
-    def __init__(self, app: App, threads: int, surroundings: Surroundings, on_end: Callable[[Held, End], None]) -> None:
+    def __init__(self, app: App, threads: int, jobs: Jobs, on_end: Callable[[Held, End], None]) -> None:
         self.in_tasks: dict[asyncio.Task[Any], Held] = {}
         self.in_threads: dict[int, Held] = {}
         # Set by the worker: the running-jobs table, the middleware, and the event hooks.
@@ -58,7 +55,7 @@ class Handlers:
         self.on_event: Callable[[str, Held], None] | None = None
         self._app = app
         self._most = threads
-        self._surroundings = surroundings
+        self._jobs = jobs
         self._on_end = on_end
         self._threads: Threads | None = None
         self._closed = False
@@ -158,14 +155,7 @@ class Handlers:
 
     def job_of(self, held: Held) -> Job:
         """Return the job as handlers and middleware see it."""
-        with _making_job:
-            if held.job is None:
-                task = self._app.tasks.get(held.row.task)
-                held.job = make_job(held, self._surroundings, None if task is None else task.hooks.codec)
-        if held.interrupt is not None:
-            # Asked to stop before there was a job to raise its flag.
-            held.job.cancelled.raise_it(held.reason)
-        return held.job
+        return self._jobs.of(held)
 
     def describe(self, error: BaseException) -> dict[str, object]:
         """Return the stored form of an error: by the App's formatter, or class, message and traceback."""

@@ -6,18 +6,23 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 from pgqueue.app import App
-from pgqueue.job import Surroundings
+from pgqueue.db import consume
 from pgqueue.tasks import Task
 from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.jobs import Jobs
+from pgqueue.worker.hold.outbox import Outbox
+from pgqueue.worker.link.connection import Link
 from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.pace import Pace
+from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.run.threads import NoThread, Outcome
+from pgqueue.worker.tell.counts import Counts
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -32,43 +37,38 @@ _TURN_OF_THREAD = 0.05
 _GRACE = 5.0
 
 
-async def _report_nothing(held: Held) -> bool:
-    return True
-
-
-def _do_nothing(*_: object) -> None:
-    pass
-
-
 class Runner:
     """Runs at most `concurrency` handlers at a time: async ones as coroutines, sync ones in threads.
 
-    Jobs come by `take`, ends go to `on_end`. A few long-lived coroutines see them to their ends, one job after the
+    Jobs come by `take`, ends go to the outbox. A few long-lived coroutines see them to their ends, one job after the
     other; no code of the user runs in them, see `Handlers`. `busy` are the jobs whose handlers run.
 
-    A job that was lost, or whose worker crashed, is first reported with `on_start`, and runs if that returns True. A
-    job whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held
-    when it died, only the one that killed it can do so again and again.
+    A job that was lost, or whose worker crashed, is first reported over `link`, and runs if its lease still holds. One
+    whose worker crashed is quarantined: no two of those run at a time, so of the many jobs that a process held when it
+    died, only the one that killed it can do so again and again.
 
-    `on_free` is called when a slot has become free or no job waits to be started any more, `on_run` when a handler
-    starts: also by a thread.
+    `slots` hear when one has become free or no job waits to be started any more.
     """
 
     def __init__(
         self,
         app: App,
         concurrency: int,
-        on_end: Callable[[Held], None],
-        on_start: Callable[[Held], Awaitable[bool]] = _report_nothing,
-        surroundings: Surroundings | None = None,
+        slots: Slots,
+        outbox: Outbox,
+        link: Link,
+        counts: Counts,
+        jobs: Jobs,
     ) -> None:
         self.busy: set[Held] = set()
-        self.handlers = Handlers(app, concurrency, surroundings or Surroundings(), self._end)
+        self.handlers = Handlers(app, concurrency, jobs, self._end)
         self._app = app
         self._concurrency = concurrency
         self._most = concurrency
-        self._on_end = on_end
-        self._on_start = on_start
+        self._slots = slots
+        self._outbox = outbox
+        self._link = link
+        self._counts = counts
         self._waiting: deque[Held] = deque()
         self._coroutines: set[asyncio.Task[None]] = set()
         # Coroutines that wait for a job.
@@ -76,8 +76,6 @@ class Runner:
         self._quarantined: Held | None = None
         self._closed = False
         self._pace = Pace()
-        self.on_free: Callable[[], object] = _do_nothing
-        self.on_run: Callable[[Held], object] = _do_nothing
 
     @property
     def active(self) -> int:
@@ -184,8 +182,7 @@ class Runner:
                 self._waiting.append(leader)
                 continue
             for held in (leader, *leader.members):
-                held.ended = End.RELEASED
-                self._on_end(held)
+                self._outbox.give_back(held)
                 given_back += 1
         return given_back
 
@@ -246,7 +243,7 @@ class Runner:
         self._sleeping = deque(sleeper for sleeper in self._sleeping if not sleeper.done())
         error = None if coroutine.cancelled() else coroutine.exception()
         log.error("a slot ended before its worker (%s) and is replaced", error or "cancelled", exc_info=error)
-        self.on_free()
+        self._slots.freed()
         # It may have been woken for a job.
         self._wake(self.unstarted)
 
@@ -259,7 +256,7 @@ class Runner:
                 if self._waiting:
                     # It may have been woken for a job, which is left to another one.
                     self._wake(1)
-                self.on_free()
+                self._slots.freed()
                 return
             held = self._next()
             if held is None:
@@ -268,7 +265,7 @@ class Runner:
                 continue
             if not self._waiting:
                 # While there were jobs to start, `capacity` may have kept free slots for a larger claim.
-                self.on_free()
+                self._slots.freed()
             task = self._startable(held)
             if task is None:
                 continue
@@ -284,7 +281,7 @@ class Runner:
     async def _wait_for_job(self) -> None:
         sleeper = asyncio.get_running_loop().create_future()
         self._sleeping.append(sleeper)
-        self.on_free()
+        self._slots.freed()
         await sleeper
 
     def _startable(self, held: Held) -> Task[Any, Any] | None:
@@ -318,7 +315,7 @@ class Runner:
                 if is_watched:
                     started = time.monotonic()
                 held.started = started
-                self.on_run(held)
+                self._counts.started(held)
                 if row.timeout is not None:
                     held.timer = asyncio.get_running_loop().call_later(
                         row.timeout.total_seconds(), self._timed_out, held
@@ -348,8 +345,12 @@ class Runner:
         self._end(held, End.RELEASED)
 
     async def _may_start(self, held: Held) -> bool:
-        """Report the start of a job that was lost or crashed before. All members of a batch, for they share its end."""
-        if not await self._on_start(held) or held.deadline < time.monotonic():
+        """Report the start of a job that was lost or crashed before: so it counts if it kills this process at once.
+
+        All members of a batch, for they share its end.
+        """
+        lost = await self._link.perform(consume.started([each.pair for each in (held, *held.members)]))
+        if lost or held.deadline < time.monotonic():
             self.stop(held, End.RELEASED, "its lease was lost before it started")
         if held.interrupt is not None:
             self._end(held, held.interrupt)
@@ -392,7 +393,7 @@ class Runner:
         while True:
             self.busy.add(held)
             held.started = started = time.monotonic()
-            self.on_run(held)
+            self._counts.started(held)
             ran = handlers.run_plain(held, task)
             if ran is not None:
                 return held, task, ran
@@ -421,9 +422,9 @@ class Runner:
         held.ended = end
         if held.started is not None:
             held.seconds = time.monotonic() - held.started
-        self._on_end(held)
+        self._outbox.put(held)
         for member in held.members:
             member.ended = end
             member.error, member.delay, member.snooze = held.error, held.delay, held.snooze
             member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
-            self._on_end(member)
+            self._outbox.put(member)

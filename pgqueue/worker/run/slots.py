@@ -1,12 +1,13 @@
-"""Slots that the workers of several databases share in one process.
+"""The slots of a process, which the workers of several databases may share.
 
-Each database keeps one slot, so that a due job waits for no other database. All others go to the databases with due
-jobs: to one alone while it alone has some, in equal parts while several have. A running job keeps its slot: a database
-gets its part as jobs of the others end.
+A worker of one database has them all. With several each database keeps one slot, so that a due job waits for no other
+database. All others go to the databases with due jobs: to one alone while it alone has some, in equal parts while
+several have. A running job keeps its slot: a database gets its part as jobs of the others end.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from pgqueue.errors import ConfigError
@@ -18,6 +19,7 @@ class Member(Protocol):
     used         slots in which its jobs run, or will as soon as its claims are answered
     wants        it has more due jobs than slots, or waits for a slot to find out
     concurrency  how many handlers it may run at a time: to be set
+    freed        to be set when it should ask again
     """
 
     @property
@@ -28,7 +30,8 @@ class Member(Protocol):
     def concurrency(self) -> int: ...
     @concurrency.setter
     def concurrency(self, number: int) -> None: ...
-    def rouse(self) -> None: ...
+    @property
+    def freed(self) -> asyncio.Event: ...
 
 
 class Slots:
@@ -40,6 +43,8 @@ class Slots:
                 f"concurrency is {total} for {most} databases", hint="give at least one slot for each database"
             )
         self._total = total
+        # What a member that is alone has.
+        self._given = 0
         self._members: list[Member] = []
 
     @property
@@ -50,6 +55,7 @@ class Slots:
     @concurrency.setter
     def concurrency(self, number: int) -> None:
         self._total = max(number, len(self._members))
+        self.settle()
 
     @property
     def running(self) -> int:
@@ -59,6 +65,7 @@ class Slots:
     def join(self, member: Member) -> None:
         """One more database is served."""
         self._members.append(member)
+        self._given = 0
         self._total = max(self._total, len(self._members))
         self.settle()
 
@@ -70,6 +77,11 @@ class Slots:
 
     def settle(self) -> None:
         """Set how many handlers each member may run now. To be called before each claim."""
+        if len(self._members) == 1:
+            if self._given != self._total:
+                self._given = self._members[0].concurrency = self._total
+            return
+        self._given = 0
         wanting = [member for member in self._members if member.wants]
         for member in self._members:
             # Anew for each: what one got is not free any more.
@@ -88,5 +100,5 @@ class Slots:
     def freed(self) -> None:
         """A slot has become free: members that want one claim again."""
         for member in self._members:
-            if member.wants:
-                member.rouse()
+            if len(self._members) == 1 or member.wants:
+                member.freed.set()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from pgqueue.app import App
 from pgqueue.hooks import Dead, Event
 from pgqueue.job import Job
 from pgqueue.worker.hold.held import Held
+from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.process.ending import within
-from pgqueue.worker.tell.counts import Counts
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -48,12 +48,12 @@ class Lifetime:
 class Events:
     """Calls the hooks of `app` for the worker `name`. Nothing is reported before `start`."""
 
-    def __init__(self, app: App, name: str, counts: Counts, lifetime: Lifetime | None = None) -> None:
+    def __init__(self, app: App, name: str, jobs: Jobs, lifetime: Lifetime | None = None) -> None:
         self.is_on = False
         self._lifetime = lifetime or Lifetime(app)
         self._app = app
         self._name = name
-        self._counts = counts
+        self._jobs = jobs
         self._is_started = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -75,8 +75,6 @@ class Events:
 
     def report(self, kind: str, held: Held, error: dict[str, object] | None = None) -> None:
         """Report an event of a job."""
-        if kind == "lost":
-            self._counts.ended(held, kind)
         if self.is_on:
             row = held.row
             self._app.tell(Event(kind, self._name, 1, row.id, row.task, row.queue, row.attempt, error, held.seconds))
@@ -86,15 +84,10 @@ class Events:
         if self.is_on:
             self._app.tell(Event("reserved", self._name, jobs))
 
-    def lost(self, held: Held, why: str) -> None:
-        """Report that a reservation is over, once for each job: the leases may have noticed it first."""
-        if held.kind != "Lost":
-            self.report("lost", held, {"message": why})
-
-    def dead(self, held: Held, job_of: Callable[[Held], Job]) -> None:
+    def dead(self, held: Held) -> None:
         """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""
         if self._app.has("dead"):
-            self._call_later(self._app.call("dead", dead_of(job_of(held), held)))
+            self._call_later(self._app.call("dead", dead_of(self._jobs.of(held), held)))
 
     async def _stop_hooks(self) -> None:
         await asyncio.gather(*self._calls)

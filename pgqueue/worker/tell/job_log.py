@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 from pgqueue.db import operate
-from pgqueue.db.call import Call
 from pgqueue.worker.hold.held import Held
-from pgqueue.worker.tell.counts import Counts
+from pgqueue.worker.link.connection import Link
 
 log = logging.getLogger("pgqueue.jobs")
 
@@ -31,11 +29,10 @@ _PATIENCE = 2.0
 
 
 class JobLog:
-    """Logs and counts the ends of jobs. `ask` runs a call on the database: when failed jobs run again."""
+    """Logs the ends of jobs. Over `link` it asks the database when failed jobs run again."""
 
-    def __init__(self, ask: Callable[[Call[Any]], Awaitable[Any]], counts: Counts) -> None:
-        self._ask = ask
-        self._counts = counts
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._ends = 0
         self._is_summing = False
         self._succeeded: Counter[str] = Counter()
@@ -49,7 +46,6 @@ class JobLog:
 
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded."""
-        self._counts.succeeded(batch)
         self._catch_up(batch)
         if not batch or not log.isEnabledFor(logging.INFO):
             return
@@ -64,7 +60,6 @@ class JobLog:
 
     def failed(self, held: Held, state: str) -> None:
         """This attempt failed, and the job is now failed (it runs again), dead or cancelled."""
-        self._counts.ended(held, state)
         self._catch_up([held])
         # A handler may have configured logging.
         log.disabled = False
@@ -88,21 +83,18 @@ class JobLog:
 
     def snoozed(self, held: Held, delay: object) -> None:
         """This job runs again after `delay`, and the attempt does not count."""
-        self._counts.ended(held, "snoozed")
         self._catch_up([held])
         if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
             _write(logging.INFO, held, f"is snoozed for {delay} after {_seconds(held)}", {"state": "snoozed"})
 
     def suspended(self, held: Held) -> None:
         """This job waits for a time, an event or other jobs, and the attempt does not count."""
-        self._counts.ended(held, "snoozed")
         self._catch_up([held])
         if log.isEnabledFor(logging.INFO) and self._has_a_line_each(1):
             _write(logging.INFO, held, f"is suspended after {_seconds(held)}", {"state": "snoozed"})
 
     def cancelled(self, held: Held) -> None:
         """This job was cancelled on request, before or after its handler began."""
-        self._counts.ended(held, "cancelled")
         self._catch_up([held])
 
     async def close(self) -> None:
@@ -142,10 +134,10 @@ class JobLog:
         try:
             while self._retries:
                 batch = list(self._retries.values())
-                again: Mapping[int, datetime] = {}
+                again: dict[int, datetime] = {}
                 with suppress(Exception):
                     async with asyncio.timeout(_PATIENCE):
-                        again = await self._ask(operate.next_attempts([held.row.id for held in batch]))
+                        again = await self._link.perform(operate.next_attempts([held.row.id for held in batch]))
                 for held in batch:
                     if self._retries.get(held.row.id) is held:
                         del self._retries[held.row.id]

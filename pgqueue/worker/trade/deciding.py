@@ -6,10 +6,8 @@ undecided, and they are reported again from here, task by task, over a connectio
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 import psycopg
 
@@ -17,9 +15,11 @@ from pgqueue.db import sessions
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import Held, Verdict
-from pgqueue.worker.link.connection import Link, is_cut_off, is_too_much
-from pgqueue.worker.link.links import ASK_WITHIN
-from pgqueue.worker.trade.exchange import Exchange, Reply
+from pgqueue.worker.hold.outbox import Outbox
+from pgqueue.worker.link.connection import is_cut_off, is_too_much
+from pgqueue.worker.link.links import ASK_WITHIN, Links
+from pgqueue.worker.trade.exchange import Exchange
+from pgqueue.worker.trade.trade import Trade
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -31,68 +31,46 @@ _PAUSE = 60.0
 
 
 class Deciding:
-    """Takes undecided ends by `add`, and reports them with `decide_forever`.
+    """Reports undecided ends with `decide_forever`."""
 
-    `settle` acts on the server's reply. `ended` takes back an end on whose retry the default policy is to decide.
-    """
-
-    def __init__(
-        self,
-        link: Link,
-        keeping: Link,
-        exchange: Exchange,
-        *,
-        settle: Callable[[Reply], None],
-        ended: Callable[[Held], None],
-    ) -> None:
-        self._link = link
-        self._keeping = keeping
+    def __init__(self, links: Links, exchange: Exchange, outbox: Outbox, trade: Trade) -> None:
+        self._link = links.deciding
+        self._keeping = links.keeping
         self._exchange = exchange
-        self._settle = settle
-        self._ended = ended
-        self._waiting: list[Held] = []
-        self._came = asyncio.Event()
+        self._outbox = outbox
+        self._trade = trade
         # By task: until when its function is not asked.
         self._paused: dict[str, float] = {}
-
-    def add(self, held: Held) -> None:
-        """The server is to ask the retry function of this one's task."""
-        if time.monotonic() < self._paused.get(held.row.task, 0.0):
-            self._by_default(held, f"it was not asked: it did not return less than {_PAUSE:g} s ago")
-            return
-        self._waiting.append(held)
-        self._came.set()
 
     async def decide_forever(self) -> None:
         """Report undecided ends."""
         while True:
-            await self._came.wait()
-            self._came.clear()
-            while self._waiting:
-                task = self._waiting[0].row.task
-                batch = [held for held in self._waiting if held.row.task == task][:_BATCH]
-                self._waiting = [held for held in self._waiting if held not in batch]
+            await self._outbox.undecided_came.wait()
+            self._outbox.undecided_came.clear()
+            while batch := self._outbox.take_undecided(_BATCH):
                 try:
-                    await self._decide(task, batch)
+                    await self._decide(batch[0].row.task, batch)
                 except BaseException:
-                    self._waiting += batch
-                    self._came.set()
+                    for held in batch:
+                        self._outbox.put_undecided(held)
                     raise
 
     async def _decide(self, task: str, batch: list[Held]) -> None:
         began = time.monotonic()
+        if began < self._paused.get(task, 0.0):
+            self._by_default(batch, f"it was not asked: it did not return less than {_PAUSE:g} s ago")
+            return
         try:
             reply = await self._exchange.perform(self._link, 0, batch, ask=True)
         except (InvalidArgument, psycopg.Error, TimeoutError) as error:
             if is_too_much(error) or is_cut_off(error):
                 self._pause(task)
                 await self._end_session()
-            for held in batch:
-                self._by_default(held, one_line(error))
+            self._by_default(batch, one_line(error))
             return
         if time.monotonic() - began >= ASK_WITHIN:
             self._pause(task)
-        self._settle(reply)
+        self._trade.settle(reply)
 
     def _pause(self, task: str) -> None:
         self._paused[task] = time.monotonic() + _PAUSE
@@ -103,7 +81,9 @@ class Deciding:
         if self._link.session is not None:
             await self._keeping.perform(sessions.end_session(*self._link.session))
 
-    def _by_default(self, held: Held, why: str) -> None:
-        held.verdict = Verdict(policy="exponential")
-        held.error = {**(held.error or {}), "policy_error": f"its retry function: {why}"}
-        self._ended(held)
+    def _by_default(self, batch: list[Held], why: str) -> None:
+        """Report these again, so that the default policy decides on their retries."""
+        for held in batch:
+            held.verdict = Verdict(policy="exponential")
+            held.error = {**(held.error or {}), "policy_error": f"its retry function: {why}"}
+            self._outbox.put(held)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from pgqueue.db import consume
 from pgqueue.db.consume import JobRow
 from pgqueue.errors import InvalidArgument
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.ends import LARGE
 from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.outbox import LARGE
 from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_too_much
+from pgqueue.worker.process.state import State
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -37,6 +38,7 @@ class Reply:
 
     `outcomes` has a row for each failed job, and for each job whose completion was not stored. `claimed` are
     the claimed jobs, whose leases hold until the monotonic time `deadline`; None: there was no claim, or it failed.
+    `is_careful`: some of them may be rows that cannot be read.
     """
 
     completed: list[Held]
@@ -44,17 +46,18 @@ class Reply:
     outcomes: dict[tuple[int, int], JobRow] = field(default_factory=dict)
     claimed: list[JobRow] | None = None
     deadline: float = 0.0
+    is_careful: bool = False
 
 
 class Exchange:
     """Performs the statement on any connection, and tracks the claims in flight.
 
     When the reply of a claim is lost, its jobs may be reserved for this worker without its knowledge. `is_unsure` is
-    then true until `give_back_unknown` has released them; `on_unsure` is called to request that, and again
-    whenever a claim ends meanwhile. A notification that handed over a job may be lost as well.
+    then true until `give_back_unknown` has released them; the claiming loop is roused to do so, and again whenever a
+    claim ends meanwhile. A notification that handed over a job may be lost as well.
     """
 
-    def __init__(self, claim: consume.Claim, on_unsure: Callable[[], None]) -> None:
+    def __init__(self, claim: consume.Claim, state: State) -> None:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
         # Until another process takes it, because this one was silent for long.
@@ -66,7 +69,7 @@ class Exchange:
         # Reservations that this worker gave back without having known them.
         self._given_back: dict[tuple[int, int], None] = {}
         self._claim = claim
-        self._on_unsure = on_unsure
+        self._state = state
         self._apart_until = 0.0
         self._careful_until = 0.0
 
@@ -117,7 +120,7 @@ class Exchange:
         is_large = sum(held.size for held in batch) > LARGE
         completed = [held for held in batch if held.ended is End.SUCCEEDED]
         failed = [held for held in batch if held.ended is End.FAILED]
-        claim = object()
+        claim, is_careful = object(), self.is_careful
         if max_jobs:
             self.in_flight[claim] = link, max_jobs
         try:
@@ -129,7 +132,7 @@ class Exchange:
                 results if any(result is not None for result in results) else None,
                 [_failure(held) for held in failed],
                 ask=ask,
-                careful=self.is_careful,
+                careful=is_careful,
             )
             rows = await link.perform(
                 call,
@@ -148,8 +151,8 @@ class Exchange:
         finally:
             self.in_flight.pop(claim, None)
             if self.is_unsure:
-                self._on_unsure()
-        reply = Reply(completed, failed)
+                self._state.rouse()
+        reply = Reply(completed, failed, is_careful=is_careful)
         if rows and rows[-1].outcome == "unclaimed":
             # The ends are stored all the same. The claim alone then raises its error.
             self.go_apart(rows.pop().note)
@@ -165,12 +168,12 @@ class Exchange:
         """A connection was made. When it is in the middle of a claim, the claim was sent before, on another one."""
         if link.connects > 1 and any(each is link for each, _ in self.in_flight.values()):
             self._reply_lost = True
-            self._on_unsure()
+            self._state.rouse()
 
     def compare_handoffs(self) -> None:
         """Jobs may be reserved for this worker whose notification was lost."""
         self._to_compare += 1
-        self._on_unsure()
+        self._state.rouse()
 
     def was_given_back(self, pair: tuple[int, int]) -> bool:
         """Whether this reservation was given back before this worker heard of it."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from pgqueue.db import consume
-from pgqueue.worker.hold.held import Held
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.holding import Holding
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.outage import Outage
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.tell.tell import Tell
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -19,10 +21,10 @@ _BATCH = 2000
 
 
 class Leases:
-    """The jobs that this worker holds, by (id, reservation).
+    """Extends the leases of the jobs that this worker holds.
 
-    Every third of a lease all are extended. For a job that the database does not return, `on_lost` is called; for
-    one that is asked to cancel, `on_cancel`. A lease holds until the time that the database grants. This process
+    Every third of a lease all are extended. The handler of a job that the database does not return is asked to stop,
+    and so is that of one that is to be cancelled. A lease holds until the time that the database grants. This process
     measures that by its own monotonic clock, counted from before the request, and treats a lease that ran out by it as
     lost, because from then on another worker may hold the job.
 
@@ -31,53 +33,27 @@ class Leases:
     refusal in the last half of a lease is worth one more, once.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        outage: Outage,
-        lease: float,
-        on_lost: Callable[[Held, str], None],
-        on_cancel: Callable[[Held], None],
-    ) -> None:
-        self.held: dict[tuple[int, int], Held] = {}
-        self.extend_now = asyncio.Event()
+    def __init__(self, holding: Holding, link: Link, outage: Outage, lease: float, runner: Runner, tell: Tell) -> None:
+        self._holding = holding
         self._link = link
         self._outage = outage
         self._lease = lease
-        self._on_lost = on_lost
-        self._on_cancel = on_cancel
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked_at = 0.0
-
-    def add(self, held: Held) -> None:
-        """Keep this job's lease from now on."""
-        self.held[held.pair] = held
-
-    def remove(self, held: Held) -> None:
-        """The job is finished, or lost: forget it."""
-        self.held.pop(held.pair, None)
+        self._runner = runner
+        self._tell = tell
 
     async def extend_forever(self) -> None:
         """Extend all leases every third of a lease, and at once when `extend_now` is set."""
-        self._loop = asyncio.get_running_loop()
         while True:
             started = time.monotonic()
             # Another session's lock keeps some from being extended: it may end soon.
-            cadence = self._lease / (3 if await self._extend(list(self.held.values())) else 30)
+            cadence = self._lease / (3 if await self._extend(list(self._holding.held.values())) else 30)
             pause = max(0.0, started + cadence - time.monotonic())
             try:
                 async with asyncio.timeout(pause):
-                    await self.extend_now.wait()
+                    await self._holding.extend_now.wait()
             except TimeoutError:
                 pass
-            self.extend_now.clear()
-
-    def extend_soon(self) -> None:
-        """Extend all leases, from any thread; at most once a second, for a handler may ask in each step of a loop."""
-        now = time.monotonic()
-        if self._loop is not None and now - self._asked_at >= 1.0:
-            self._asked_at = now
-            self._loop.call_soon_threadsafe(self.extend_now.set)
+            self._holding.extend_now.clear()
 
     async def watch_forever(self) -> None:
         """Find leases that ran out by our own clock."""
@@ -87,7 +63,7 @@ class Leases:
 
     def check(self, now: float) -> None:
         """Report the leases that ran out before `now`."""
-        for held in list(self.held.values()):
+        for held in list(self._holding.held.values()):
             if (
                 held.interrupt is None
                 # It ended and waits to be stored: there is nothing to stop, and the fence decides.
@@ -97,13 +73,24 @@ class Leases:
                 and not held.is_settling
             ):
                 # Not removed: a thread goes on, and if the lease turns out to hold, it is extended again.
-                self._on_lost(held, "its lease could not be extended in time")
+                self._lost(held, "its lease could not be extended in time")
 
     def _frozen_until(self, held: Held) -> float:
         refused_at = self._outage.refused_at
         if refused_at is None or refused_at < held.deadline - self._lease / 2:
             return held.deadline
         return min(refused_at, held.deadline) + self._lease
+
+    def _lost(self, held: Held, why: str) -> None:
+        self._tell.lease_lost(held, why)
+        # Another worker may run it now. The fence keeps further results of this handler out of the database.
+        self._runner.stop(held, End.RELEASED, why, "Lost")
+
+    def _cancelled(self, held: Held) -> None:
+        if held.interrupt is None:
+            log.info("%s: cancel was asked for", held)
+        # When it is given back, it ends as cancelled.
+        self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
 
     async def _extend(self, everything: list[Held]) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""
@@ -120,17 +107,17 @@ class Leases:
             latest = max((row.lease_expires_at for row in rows if row.lease_expires_at is not None), default=None)
             # A job that was lost and came back to this same worker is held twice; only the newest reservation holds.
             newest: dict[int, int] = {}
-            for job_id, reservation in self.held:
+            for job_id, reservation in self._holding.held:
                 newest[job_id] = max(reservation, newest.get(job_id, 0))
             for held in batch:
-                if held.pair not in self.held:
+                if held.pair not in self._holding.held:
                     # Finished while the reply was on its way.
                     continue
                 job_id, reservation = held.pair
                 if job_id not in kept or reservation < newest[job_id]:
-                    self.remove(held)
+                    self._holding.remove(held)
                     if not held.is_settling and held.ended is None:
-                        self._on_lost(held, "the database took it back")
+                        self._lost(held, "the database took it back")
                     continue
                 granted = kept[job_id].lease_expires_at
                 if granted is None or latest is None:
@@ -138,5 +125,5 @@ class Leases:
                 else:
                     held.deadline = asked_for - (latest.timestamp() - granted.timestamp())
                 if kept[job_id].cancel_requested:
-                    self._on_cancel(held)
+                    self._cancelled(held)
         return all_granted

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
-from pgqueue.db.call import Call
-from pgqueue.worker.hold.handoffs import OFFER_FOR, Handoffs
+from pgqueue.worker.hold.handoffs import OFFER_FOR
 from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process import memory
 from pgqueue.worker.process.loops import uniform
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
-from pgqueue.worker.trade.notify_load import NotifyLoad
+from pgqueue.worker.trade.intake import Intake
+from pgqueue.worker.trade.trade import Trade
 
 # A job enqueued before the registration stood, in a transaction that commits after, is not announced: the worker polls
 # for it. Up to this many seconds after the registration, at these pauses: most transactions are short.
@@ -38,7 +38,7 @@ class Sleeper:
     committed after. While it lasts, no other polls are needed: producers announce ready jobs, and ask the worker to
     call idle() for jobs that are due soon. It is renewed before it ends, by the one call a second or less that an idle
     worker makes; that call also runs maintenance, and returns when the next job is due. A worker that is woken
-    meanwhile does not wait for that call. `on_ended` is called when a registration has ended.
+    meanwhile does not wait for that call.
     """
 
     def __init__(
@@ -47,21 +47,18 @@ class Sleeper:
         link: Link,
         runner: Runner,
         state: State,
-        *,
-        capacity: Callable[[], int],
-        hello: Callable[[], Call[str]],
-        handoffs: Handoffs,
-        on_ended: Callable[[], None],
+        trade: Trade,
+        intake: Intake,
+        registration: Registration,
     ) -> None:
-        self.load = NotifyLoad()
-        self._handoffs = handoffs
-        self._on_ended = on_ended
         self._config = config
         self._link = link
         self._runner = runner
         self._state = state
-        self._capacity = capacity
-        self._hello = hello
+        self._trade = trade
+        self._intake = intake
+        self._handoffs = intake.handoffs
+        self._registration = registration
         # Monotonic times: the begin and the end of the registration; when to call idle() again; when the next
         # job is due; and until when a busy worker polls.
         self._idle_since = 0.0
@@ -90,13 +87,13 @@ class Sleeper:
             # No producer can wake this worker, so it does not register.
             await self._woken(self._config.poll_interval * uniform(0.9, 1.0))
             return
-        if not self.is_registered and (pause := self.load.pause(time.monotonic())) is not None:
+        if not self.is_registered and (pause := self._intake.load.pause(time.monotonic())) is not None:
             # Its notifications would make the commits of producers wait for each other.
             await self._woken(pause)
             return
         if not self.is_registered and self._runner.is_busy and await self._poll_on():
             return
-        while not self._state.stopping.is_set() and self._capacity() > 0:
+        while not self._state.stopping.is_set() and self._trade.capacity() > 0:
             if self._renewing is not None and (self._renewing.done() or not self.is_registered):
                 await self._renewed()
             if self._renewing is None and time.monotonic() >= self._call_at:
@@ -129,7 +126,7 @@ class Sleeper:
             self._idle_until = self._call_at = 0.0
             await self._link.perform(consume.awake(self._config.name))
             self._handoffs.offered_until = 0.0
-            self._on_ended()
+            self._intake.compare_soon()
 
     async def close(self) -> None:
         """Cancel a call of idle() that is under way."""
@@ -158,7 +155,7 @@ class Sleeper:
         config = self._config
         was_registered = self.is_registered
         if self._idle_until and not was_registered:
-            self._on_ended()
+            self._intake.compare_soon()
         offer = self._handoffs.offer(config.lease)
         lasts = config.poll_interval if offer is None else min(config.poll_interval, OFFER_FOR)
         # due_changed() counts from here on: its job may be newer than the reply.
@@ -178,7 +175,7 @@ class Sleeper:
         self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
         if not reply.is_registered:
             # Deregistered after minutes of silence, on a laptop that was suspended.
-            await self._link.perform(self._hello())
+            await self._link.perform(self._registration.hello())
 
     async def _poll_on(self) -> bool:
         """Wait a moment. True when a busy worker should poll once more before it goes idle."""

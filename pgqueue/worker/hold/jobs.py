@@ -1,14 +1,38 @@
-"""The job as handlers and middleware see it, made from one that this worker holds."""
+"""The job as handlers, middleware and hooks see it, made from one that this worker holds."""
 
 from __future__ import annotations
 
+import threading
+
+from pgqueue.app import App
 from pgqueue.db.json import Unreadable, read_time
 from pgqueue.job import Flag, Job, State, Surroundings
 from pgqueue.middleware import Codec
 from pgqueue.worker.hold.held import Held
 
 
-def make_job(held: Held, surroundings: Surroundings, codec: Codec | None) -> Job:
+class Jobs:
+    """Makes the Job of an attempt when it is first needed: most handlers do not ask for it."""
+
+    def __init__(self, app: App, surroundings: Surroundings) -> None:
+        self._app = app
+        self._surroundings = surroundings
+        # Two threads may ask for the job of one handler at once.
+        self._turn = threading.Lock()
+
+    def of(self, held: Held) -> Job:
+        """Return the job of an attempt."""
+        with self._turn:
+            if held.job is None:
+                task = self._app.tasks.get(held.row.task)
+                held.job = _make_job(held, self._surroundings, None if task is None else task.hooks.codec)
+        if held.interrupt is not None:
+            # Asked to stop before there was a job to raise its flag.
+            held.job.cancelled.raise_it(held.reason)
+        return held.job
+
+
+def _make_job(held: Held, surroundings: Surroundings, codec: Codec | None) -> Job:
     """Return the Job of an attempt. The results of its steps are written and read by `codec`."""
     row = held.row
     return Job(

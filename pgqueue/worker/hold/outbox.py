@@ -1,0 +1,170 @@
+"""The ends of jobs that wait to be reported, and how many of them one statement takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.process.state import State
+
+# Ends that one statement reports at most, and their bytes: a server takes some seconds for more.
+_BATCH = 1000
+_BYTES = 4_000_000
+
+# An end of more bytes goes apart, for the others would wait for it.
+LARGE = 256_000
+
+# No new jobs while so much waits to be stored: the database is behind.
+_BACKLOG = 5000
+_BACKLOG_BYTES = 64_000_000
+
+
+class Ends:
+    """Ends in the order in which they came, small and large ones apart.
+
+    After a batch that was too much for the server the next ones are half as large; each that is stored doubles them.
+    """
+
+    def __init__(self) -> None:
+        self._small: deque[Held] = deque()
+        self._large: deque[Held] = deque()
+        self._bytes = 0
+        self._most = _BATCH
+
+    @property
+    def has_small(self) -> bool:
+        """Whether one waits that is not large."""
+        return bool(self._small)
+
+    @property
+    def has_large(self) -> bool:
+        """Whether a large one waits."""
+        return bool(self._large)
+
+    @property
+    def are_behind(self) -> bool:
+        """Whether too many wait: the worker should claim nothing."""
+        return len(self._small) >= _BACKLOG or self._bytes >= _BACKLOG_BYTES
+
+    def add(self, held: Held) -> None:
+        """This one waits."""
+        if held.result is None and held.error is None:
+            # As most do.
+            self._small.append(held)
+            return
+        size = held.size
+        self._bytes += size
+        (self._small if size <= LARGE else self._large).append(held)
+
+    def take(self, *, large: bool = False) -> list[Held]:
+        """Take the next batch."""
+        waiting = self._large if large else self._small
+        batch: list[Held] = []
+        total = 0
+        while waiting and len(batch) < self._most:
+            size = waiting[0].size
+            total += size
+            if batch and total > _BYTES:
+                break
+            self._bytes -= size
+            batch.append(waiting.popleft())
+        return batch
+
+    def stored(self) -> None:
+        """A batch was stored."""
+        if self._most < _BATCH:
+            self._most = min(2 * self._most, _BATCH)
+
+    def were_too_many(self, batch: Sequence[Held]) -> None:
+        """The server did not take this batch: the next ones are half as large."""
+        self._most = max(len(batch) // 2, 1)
+
+
+class Outbox:
+    """Where ends wait to be stored. The runner and whatever gives jobs back put them in, the reporter takes them out.
+
+    They go by one of three ways, none of which waits for another, and each has an event that is set when one came:
+    small ends with what goes back, large ends, and failures on which a retry function of the database decides.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.came = asyncio.Event()
+        self.large_came = asyncio.Event()
+        self.undecided_came = asyncio.Event()
+        self._state = state
+        # To be completed or failed; to be released, snoozed, or reported again after a lock; ended by their handlers.
+        self._ends = Ends()
+        self._returns: deque[Held] = deque()
+        self._settled: deque[Held] = deque()
+        self._undecided: list[Held] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every end is being reported or stored."""
+        return not (self._ends.has_small or self._ends.has_large or self._returns or self._settled)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether one waits that is neither large nor undecided."""
+        return bool(self._ends.has_small or self._returns or self._settled)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether too many ends wait: the worker should claim nothing."""
+        return self._ends.are_behind
+
+    def put(self, held: Held) -> None:
+        """Report the end of a job soon."""
+        if held.ended is End.SETTLED or held.ended is End.SUSPENDED:
+            self._settled.append(held)
+        elif held.is_locked or held.ended is End.RELEASED or held.ended is End.SNOOZED:
+            self._returns.append(held)
+        else:
+            self._ends.add(held)
+            if self._ends.has_large:
+                self.large_came.set()
+        self.came.set()
+        self._state.freed.set()
+
+    def give_back(self, held: Held) -> None:
+        """Release a job that cannot start here."""
+        held.ended = End.RELEASED
+        self.put(held)
+
+    def put_undecided(self, held: Held) -> None:
+        """The server is to ask the retry function of this one's task."""
+        self._undecided.append(held)
+        self.undecided_came.set()
+
+    def take(self, *, large: bool = False) -> list[Held]:
+        """Take ends for one statement."""
+        return self._ends.take(large=large)
+
+    def take_returns(self) -> list[Held]:
+        """Take all that goes back."""
+        taken = list(self._returns)
+        self._returns.clear()
+        return taken
+
+    def take_settled(self) -> list[Held]:
+        """Take all whose handlers have ended them."""
+        taken = list(self._settled)
+        self._settled.clear()
+        return taken
+
+    def take_undecided(self, most: int) -> list[Held]:
+        """Take undecided failures of one task."""
+        task = self._undecided[0].row.task if self._undecided else ""
+        taken = [held for held in self._undecided if held.row.task == task][:most]
+        self._undecided = [held for held in self._undecided if held not in taken]
+        return taken
+
+    def stored(self) -> None:
+        """A batch was stored."""
+        self._ends.stored()
+
+    def were_too_many(self, batch: Sequence[Held]) -> None:
+        """The server did not take this batch: the next ones are smaller."""
+        self._ends.were_too_many(batch)

@@ -1,0 +1,185 @@
+"""Jobs come in: by the reply of a claim, or handed over when they are enqueued."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from pgqueue.db.consume import JobRow
+from pgqueue.worker.hold.handoffs import Handoffs
+from pgqueue.worker.hold.held import Held, batches, set_aside
+from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.outbox import Outbox
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.tell.tell import Tell
+from pgqueue.worker.trade.exchange import Exchange, Reply
+from pgqueue.worker.trade.notify_load import NotifyLoad
+
+log = logging.getLogger("pgqueue.worker")
+
+# Jobs that cannot be read have failed after this time, as a rule, in seconds.
+_FAILED_BY_THEN = 1.0
+
+# Slots that hand-offs have filled for this time, in seconds, are full: the worker is not idle any more.
+_FULL_FOR = 0.02
+
+# Seconds after which all that was handed to this worker has come, or is lost.
+_ARRIVED_WITHIN = 1.0
+
+
+class Intake:
+    """Holds what comes in, and gives it to the runner, or back.
+
+    `jobs_wait` is true when the last claim came back full; `claimed_at` is the monotonic time of the last answer.
+    `leaves_idle`: producers are to look for another worker; the claiming loop lowers it.
+    """
+
+    def __init__(
+        self,
+        holding: Holding,
+        runner: Runner,
+        outbox: Outbox,
+        exchange: Exchange,
+        tell: Tell,
+        slots: Slots,
+        state: State,
+    ) -> None:
+        self.jobs_wait = False
+        self.claimed_at: float | None = None
+        self.leaves_idle = False
+        self.handoffs = Handoffs()
+        self.load = NotifyLoad()
+        # When to look whether hand-offs still fill the slots.
+        self._full_check: asyncio.TimerHandle | None = None
+        # When to compare hand-offs, and whether to do so once more after that.
+        self._comparing: asyncio.TimerHandle | None = None
+        self._compares_again = False
+        # A hand-off took a slot for which a claim under way may bring a job.
+        self._took_beside = False
+        self._holding = holding
+        self._runner = runner
+        self._outbox = outbox
+        self._exchange = exchange
+        self._tell = tell
+        self._slots = slots
+        self._state = state
+
+    def took(self, reply: Reply, asked_for: int) -> int:
+        """Hold and run the jobs of a reply; returns how many single jobs or batches those are."""
+        rows = reply.claimed or []
+        now = time.monotonic()
+        self.claimed_at = now
+        if reply.is_careful:
+            rows = self._set_aside(rows, reply.deadline)
+        taken = [Held(row, reply.deadline, now) for row in rows if row.leader is None]
+        for held in taken:
+            self._holding.add(held)
+        if len(taken) < len(rows):
+            for leader in batches(rows, reply.deadline):
+                taken.append(leader)
+                for held in (leader, *leader.members):
+                    self._holding.add(held)
+        # Another claim may have been sized meanwhile.
+        self._slots.settle()
+        self._runner.take(self._with_slots(taken))
+        self.jobs_wait = len(taken) >= asked_for
+        if rows:
+            log.debug("reserved %d jobs in %d calls", len(rows), len(taken))
+            self._tell.reserved(len(rows))
+            self.load.came(len(rows), now)
+        if len(taken) < asked_for:
+            # Until now its slots counted as used, and another database may wait for them.
+            self._slots.freed()
+        if self._state.quiet or self._state.stopping.is_set():
+            # The worker became quiet while the claim was in flight.
+            self._runner.give_back_unstarted()
+        return len(taken)
+
+    def handed_off(self, payload: str) -> None:
+        """Run a job that was reserved for this worker when it was enqueued."""
+        held, age = self.handoffs.read(payload)
+        self.load.came(1, held.taken)
+        if self.load.heard(age, held.taken):
+            self.leave_idle()
+        if held.pair in self._holding.held or self._exchange.was_given_back(held.pair):
+            return
+        self._holding.add(held)
+        self._tell.reserved(1)
+        log.debug("%s was handed to this worker", held)
+        self._slots.settle()
+        is_claiming = not self._state.quiet and not self._state.stopping.is_set()
+        # The lease may be over: its commit waited for long, or this process stood still.
+        if is_claiming and self._runner.room > 0 and held.deadline > held.taken:
+            self._took_beside |= bool(self._exchange.in_flight)
+            self._runner.take([held])
+        else:
+            self._outbox.give_back(held)
+        if self._is_full() and self._full_check is None:
+            self._full_check = asyncio.get_running_loop().call_later(_FULL_FOR, self._check_full)
+
+    def announced(self, committed_at: float) -> None:
+        """A job is ready. Its transaction began to commit then, by the clock of the database."""
+        now = time.monotonic()
+        if self.load.heard(self.handoffs.age(committed_at, now), now):
+            self.leaves_idle = True
+        self._state.wake.set()
+
+    def leave_idle(self) -> None:
+        """Let producers look for another worker, until this one runs dry again."""
+        self.leaves_idle = True
+        self._state.rouse()
+
+    def compare_soon(self) -> None:
+        """An offer of hand-offs ended: in a second, give back what was handed to this worker and has not come."""
+        if not self.handoffs.were_offered:
+            return
+        if self._comparing is None:
+            self._comparing = asyncio.get_running_loop().call_later(_ARRIVED_WITHIN, self._compare)
+        else:
+            self._compares_again = True
+
+    def close(self) -> None:
+        """Compare no more hand-offs."""
+        if self._comparing is not None:
+            self._comparing.cancel()
+
+    def _set_aside(self, rows: list[JobRow], deadline: float) -> list[JobRow]:
+        rows, unreadable, put_back = set_aside(rows, deadline)
+        for held in unreadable:
+            log.error("%s cannot be read, and fails", held)
+            self._holding.add(held)
+            self._outbox.put(held)
+        for held in put_back:
+            self._holding.add(held)
+            # Later: else their batch could take the others along, before they have failed.
+            asyncio.get_running_loop().call_later(_FAILED_BY_THEN, self._outbox.put, held)
+        return rows
+
+    def _with_slots(self, taken: list[Held]) -> list[Held]:
+        """Return the jobs of a claim, without those whose slots hand-offs took meanwhile: they are given back."""
+        if not self._took_beside:
+            return taken
+        self._took_beside = bool(self._exchange.in_flight)
+        room = max(self._runner.room, 0)
+        for leader in taken[room:]:
+            for held in (leader, *leader.members):
+                self._outbox.give_back(held)
+        return taken[:room]
+
+    def _compare(self) -> None:
+        self._comparing = None
+        self._exchange.compare_handoffs()
+        if self._compares_again:
+            self._compares_again = False
+            self.compare_soon()
+
+    def _is_full(self) -> bool:
+        return self._runner.is_busy or self._runner.room <= 0
+
+    def _check_full(self) -> None:
+        self._full_check = None
+        if self._is_full():
+            self.leave_idle()

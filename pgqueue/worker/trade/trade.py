@@ -1,0 +1,257 @@
+"""Trade ends of jobs for new ones: what goes along in one statement, and what its reply means."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import psycopg
+
+from pgqueue.db import consume
+from pgqueue.errors import InvalidArgument, PgQueueError
+from pgqueue.logs import one_line
+from pgqueue.worker.hold.held import End, Held, Verdict
+from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.outbox import LARGE, Outbox
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run.failure import clean
+from pgqueue.worker.run.runner import Runner
+from pgqueue.worker.run.slots import Slots
+from pgqueue.worker.tell.tell import Tell
+from pgqueue.worker.trade.exchange import Exchange, Reply
+from pgqueue.worker.trade.intake import Intake
+
+log = logging.getLogger("pgqueue.worker")
+
+# The end of a job whose row another session has locked, or that the server did not take, is reported again after this
+# time, in seconds.
+_LOCKED = 1.0
+
+# An end that the server did not take so often, while it answered others, is stored as a failure; and how long such an
+# answer may take, in seconds.
+_TRIES = 3
+_ANSWERS_WITHIN = 5.0
+
+
+class Trade:
+    """Performs exchanges, acts on what became of ended jobs, and gives new ones to the intake.
+
+    Two loops decide when: `Claimer`, for there is room for jobs, and `Reporter`, for ends wait. `keeping` is a
+    connection that waits for neither.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        outbox: Outbox,
+        holding: Holding,
+        intake: Intake,
+        runner: Runner,
+        slots: Slots,
+        tell: Tell,
+        keeping: Link,
+        state: State,
+    ) -> None:
+        self._exchange = exchange
+        self._outbox = outbox
+        self._holding = holding
+        self._intake = intake
+        self._runner = runner
+        self._slots = slots
+        self._tell = tell
+        self._keeping = keeping
+        self._state = state
+
+    def capacity(self) -> int:
+        """Return how many jobs to claim now."""
+        if self._state.quiet or self._outbox.is_behind:
+            return 0
+        self._slots.settle()
+        return self._runner.capacity(self._exchange.coming)
+
+    async def capacity_beside(self) -> int:
+        """Return how many jobs to claim along with reported ends: some under load, while jobs keep coming."""
+        capacity = self._capacity_beside()
+        for _ in range(3):
+            if capacity or not self._intake.jobs_wait or not self._runner.unstarted:
+                break
+            # Under load handlers end soon: they are reported in a batch, with a claim.
+            await asyncio.sleep(0)
+            capacity = self._capacity_beside()
+        return capacity
+
+    async def claim(self, link: Link, max_jobs: int, *, patient: bool = True) -> int:
+        """Claim jobs, and report ends along with it; returns how many single jobs or batches came."""
+        began = time.monotonic()
+        try:
+            batch = [] if self._exchange.is_apart else self._outbox.take()
+            return await self.exchange(link, max_jobs, batch, patient=patient)
+        finally:
+            self._tell.counts.claims.add(time.monotonic() - began)
+
+    async def exchange(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> int:
+        """Report these ends and claim so many jobs, in one statement; returns how many came."""
+        try:
+            reply = await self._exchange.perform(link, max_jobs, batch, patient=patient)
+        except InvalidArgument as refusal:
+            if not batch:
+                if self._exchange.can_be_careful(refusal):
+                    return await self.exchange(link, max_jobs, batch, patient=patient)
+                raise
+            if max_jobs:
+                # Perhaps it is the claim that was refused: that says nothing about the ends.
+                self._exchange.go_apart(one_line(refusal))
+                return await self.exchange(link, 0, batch)
+            await self._report_apart(link, batch, refusal)
+            return 0
+        except BaseException as error:
+            if batch and (isinstance(error, TimeoutError) or (isinstance(error, psycopg.Error) and not max_jobs)):
+                if max_jobs:
+                    self._exchange.go_apart(one_line(error))
+                await self._report_less(batch, error)
+                return 0
+            # A job whose end got lost here would be extended for ever.
+            self.put_back(batch)
+            if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
+                self._exchange.go_apart(one_line(error))
+                return 0
+            raise
+        if batch:
+            self._outbox.stored()
+            self.settle(reply)
+        return 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
+
+    def settle(self, reply: Reply) -> None:
+        """Act on the server's reply about ended jobs."""
+        succeeded = reply.completed
+        if reply.outcomes:
+            succeeded = [held for held in reply.completed if self._is_stored(held, reply)]
+        for held in succeeded:
+            self._holding.remove(held)
+        if succeeded:
+            self._tell.succeeded(succeeded)
+        for held in reply.failed:
+            row = reply.outcomes[held.pair]
+            if row.outcome == "locked":
+                self.report_later(held)
+            elif row.outcome == "undecided":
+                self._outbox.put_undecided(held)
+            else:
+                self._holding.remove(held)
+                if row.outcome == "lost":
+                    self._tell.end_lost(held, "its handler failed")
+                else:
+                    self._tell.failed(held, row.outcome, row.note)
+
+    def settle_own(self, held: Held) -> None:
+        """Its handler has ended this job itself, in its own transaction."""
+        self._holding.remove(held)
+        if held.ended is End.SUSPENDED:
+            self._tell.suspended(held)
+        else:
+            self._tell.succeeded([held])
+
+    def put_back(self, batch: list[Held]) -> None:
+        """Report these ends again. A job that was lost meanwhile is forgotten."""
+        for held in batch:
+            if held.pair in self._holding.held:
+                self._outbox.put(held)
+
+    def report_later(self, held: Held) -> None:
+        """Another session has locked this job's row: report its end again, in a second."""
+        log.warning("%s is locked by another transaction; its end is stored after that transaction", held)
+        held.is_locked = True
+        asyncio.get_running_loop().call_later(_LOCKED, self._outbox.put, held)
+
+    def _is_stored(self, held: Held, reply: Reply) -> bool:
+        row = reply.outcomes.get(held.pair)
+        if row is None:
+            return True
+        if row.outcome == "locked":
+            self.report_later(held)
+        else:
+            self._holding.remove(held)
+            self._tell.end_lost(held, "its handler ended")
+        return False
+
+    async def _report_less(self, batch: list[Held], error: BaseException) -> None:
+        """Report the next ends in smaller batches, after the server did not take this one; one alone later, or not."""
+        size = sum(held.size for held in batch)
+        log.warning("%d ends, %d bytes, were not stored (%s)", len(batch), size, one_line(error))
+        if len(batch) > 1:
+            self._outbox.were_too_many(batch)
+            self.put_back(batch)
+            return
+        [held] = batch
+        if size > LARGE and await self._server_answers(held):
+            held.refused += 1
+        if held.refused >= _TRIES:
+            why = f"a result of {size} bytes could not be stored: {one_line(error)}"
+            log.error("%s: %s", held, why)
+            simplify(held, InvalidArgument(why, hint="return less, or a reference to it"))
+            self.put_back(batch)
+        else:
+            asyncio.get_running_loop().call_later(_LOCKED, self.put_back, batch)
+
+    async def _server_answers(self, held: Held) -> bool:
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN):
+                await self._keeping.perform(consume.started([held.pair]))
+            return True
+        except (TimeoutError, psycopg.Error, PgQueueError):
+            return False
+
+    async def _report_apart(self, link: Link, batch: list[Held], refusal: PgQueueError) -> None:
+        """Report ends one by one when one of them cannot be stored as it is; and that one in another way."""
+        if len(batch) > 1:
+            while batch:
+                try:
+                    await self.exchange(link, 0, [batch[0]])
+                except BaseException:
+                    self.put_back(batch[1:])
+                    raise
+                batch = batch[1:]
+            return
+        [held] = batch
+        if not simplify(held, refusal):
+            self.put_back(batch)
+            raise refusal
+        await self.exchange(link, 0, batch)
+
+    def _capacity_beside(self) -> int:
+        if (
+            self._state.stopping.is_set()
+            or not self._intake.jobs_wait
+            or self._exchange.is_unsure
+            or self._exchange.is_apart
+            or not self._runner.is_busy
+        ):
+            return 0
+        return self.capacity()
+
+
+def simplify(held: Held, refusal: PgQueueError) -> bool:
+    """Change an end that the server refused into one that it can store; False when nothing simpler is left."""
+    if held.ended is End.SUCCEEDED:
+        held.ended = End.FAILED
+        held.result = None
+        held.error = {"class": "Result", "message": clean(one_line(refusal))}
+        return True
+    if held.verdict.retry_in is not None or held.verdict.policy is not None:
+        # The decision of the rule or signal is not possible: the retry policy decides.
+        held.verdict = Verdict()
+        held.error = {**(held.error or {}), "policy_error": one_line(refusal)}
+        log.error("%s: %s; its retry policy decides", held, one_line(refusal))
+        return True
+    # The error itself could not be stored; the failure must be.
+    name = str((held.error or {}).get("class", ""))
+    plain: dict[str, object] = {
+        "class": name.encode("ascii", "replace").decode(),
+        "message": clean(one_line(refusal)).encode("ascii", "replace").decode(),
+    }
+    if held.error == plain:
+        return False
+    held.error = plain
+    return True
