@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -22,19 +21,26 @@ _WAIT = 30.0
 _CLOSE_WITHIN = 1.0
 
 
+class Pooler(Protocol):
+    """Tells whether connections lead to a pooler."""
+
+    @property
+    def pooled(self) -> bool: ...
+
+
 class Pools:
     """Pools of at most `most` connections each. A pool is made when it is first needed.
 
     A connection comes back without an open transaction, and with the settings of psycopg that it had at first. What a
     handler SET for the session stays; SET LOCAL ends with the transaction.
 
-    prepares   whether statements may be prepared; asked each time, for a worker may find a pooler late
+    pooler   whether one stands between is asked each time, for a worker may find it late: then nothing is prepared
     """
 
-    def __init__(self, dsn: str, most: int, *, prepares: Callable[[], bool]) -> None:
+    def __init__(self, dsn: str, most: int, pooler: Pooler) -> None:
         self._dsn = dsn
         self._most = max(most, 1)
-        self._prepares = prepares
+        self._pooler = pooler
         self._lock = threading.Lock()
         self._sync: ConnectionPool[psycopg.Connection[Any]] | None = None
         self._async: AsyncConnectionPool[psycopg.AsyncConnection[Any]] | None = None
@@ -95,7 +101,7 @@ class Pools:
             await asyncio.wait({closing}, timeout=2 * _CLOSE_WITHIN)
 
     def _threshold(self) -> int | None:
-        return 5 if self._prepares() else None
+        return None if self._pooler.pooled else 5
 
     def _sizes(self) -> dict[str, Any]:
         return {"min_size": 0, "max_size": self._most, "timeout": _WAIT, "max_idle": 60.0, "name": "pgqueue handlers"}

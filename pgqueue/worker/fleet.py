@@ -17,6 +17,7 @@ from pgqueue.config import WorkerConfig, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker import operator_signals
+from pgqueue.worker.presence.orders import REPLACE_ME
 from pgqueue.worker.process import memory
 from pgqueue.worker.process.loops import keep_running
 from pgqueue.worker.run import concurrency
@@ -24,7 +25,7 @@ from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.slots import Slots
 from pgqueue.worker.tell.counts import Entry
 from pgqueue.worker.tell.events import Lifetime
-from pgqueue.worker.worker import REPLACE_ME, Worker
+from pgqueue.worker.worker import Worker
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -125,6 +126,19 @@ class Fleet:
         self._places = [self._place(*each) for each in zip(names, dsns, configs, strict=True)]
         self.counts = FleetCounts(self._workers)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._stopping.is_set()
+
+    def name_task(self, task: asyncio.Task[Any]) -> str:
+        """Name the job whose handler is this asyncio task; "" for any other."""
+        return "".join(worker.name_task(task) for worker in self._present())
+
+    def name_thread(self, ident: int) -> str:
+        """Name the job that runs in this thread; "" for any other."""
+        return "".join(worker.name_thread(ident) for worker in self._present())
+
     def stop(self) -> None:
         """Claim no more jobs and let what runs end."""
         self._stopping.set()
@@ -156,12 +170,7 @@ class Fleet:
 
     def handle_signals(self) -> None:
         """Handle the signals of an operator, on the running loop: see `operator_signals`."""
-        operator_signals.handle(
-            self,
-            lambda: [worker.handlers for worker in self._present()],
-            self._stopping.is_set,
-            self.config.shutdown_timeout,
-        )
+        operator_signals.handle(self, self.config.shutdown_timeout)
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record in this table what handlers run, for the supervisor of this process."""
@@ -202,14 +211,7 @@ class Fleet:
         tasks = [asyncio.create_task(self._serve(place), name=f"pgqueue-{place.name}") for place in self._places]
         adapting: asyncio.Task[None] | None = None
         if (low := self.config.min_concurrency) is not None:
-            wanted = partial(
-                concurrency.adapt_forever,
-                self._slots,
-                low,
-                self.config.concurrency,
-                lambda: any(worker.wants for worker in self._present()),
-                self._slots.freed,
-            )
+            wanted = partial(concurrency.adapt_forever, self._slots, low, self.config.concurrency)
             adapting = keep_running("concurrency", wanted, self.config.name, self._stopping.is_set)
         try:
             await self._until_settled()

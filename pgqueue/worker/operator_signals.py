@@ -10,14 +10,13 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from pgqueue import forks, logs
 from pgqueue.worker.process import stack_dump
 from pgqueue.worker.process.ending import end_after, end_now
-from pgqueue.worker.run.handlers import Handlers
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -30,20 +29,19 @@ _handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}
 
 
 class Controls(Protocol):
-    """The requests of an operator to a worker."""
+    """The requests of an operator to a worker; and what it runs, for a dump of all stacks."""
 
+    @property
+    def is_stopping(self) -> bool: ...
     def stop(self) -> None: ...
     def be_quiet(self) -> None: ...
     def resume(self) -> None: ...
+    def name_task(self, task: asyncio.Task[Any]) -> str: ...
+    def name_thread(self, ident: int) -> str: ...
 
 
-def handle(
-    worker: Controls,
-    handlers: Callable[[], Sequence[Handlers]],
-    is_stopping: Callable[[], bool],
-    shutdown_timeout: float,
-) -> None:
-    """Handle signals in this process, whose main thread runs the event loop. `handlers` returns what runs handlers.
+def handle(worker: Controls, shutdown_timeout: float) -> None:
+    """Handle signals in this process, whose main thread runs the event loop.
 
     TERM, INT and HUP: stop; a second TERM or INT: end at once, leaving what runs to its leases. USR1: be quiet; USR2:
     resume. TTIN: log the stacks of all threads and tasks. HUP stays ignored where it is (nohup).
@@ -56,7 +54,7 @@ def handle(
             loop.call_soon_threadsafe(call, *args)
 
     def stop(number: int) -> None:
-        if not is_stopping():
+        if not worker.is_stopping:
             log.info("%s: reserving no more jobs", signal.Signals(number).name)
             worker.stop()
 
@@ -68,7 +66,7 @@ def handle(
             return
         if number != signal.SIGHUP:
             received.append(number)
-        if not is_stopping():
+        if not worker.is_stopping:
             why = f"the worker has not ended {_GRACE:g} s after its shutdown timeout: ending without what holds it"
             _guards.append(end_after(shutdown_timeout + _GRACE, 1, why))
         on_loop(stop, number)
@@ -85,12 +83,7 @@ def handle(
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         _set(number, on_control)
     forks.keep_signal(signal.SIGTTIN)
-    stack_dump.dump_on(
-        signal.SIGTTIN,
-        loop,
-        lambda task: "".join(str(each.in_tasks.get(task, "")) for each in handlers()),
-        lambda ident: "".join(str(each.in_threads.get(ident, "")) for each in handlers()),
-    )
+    stack_dump.dump_on(signal.SIGTTIN, loop, worker.name_task, worker.name_thread)
 
 
 def ignore() -> None:

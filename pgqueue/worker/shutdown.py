@@ -17,6 +17,7 @@ from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.holding import Holding
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner
@@ -49,6 +50,7 @@ class Shutdown:
         tell: Tell,
         state: State,
         registration: Registration,
+        identity: Identity,
     ) -> None:
         self._app = app
         self._config = config
@@ -60,6 +62,7 @@ class Shutdown:
         self._tell = tell
         self._state = state
         self._registration = registration
+        self._identity = identity
 
     async def run(self, claiming: asyncio.Task[None], stopping: Flag) -> bool:
         """Let handlers end and store how. True when none was cut off and all is stored.
@@ -101,7 +104,7 @@ class Shutdown:
             async with asyncio.timeout(_WITHIN):
                 await self._exchange.give_back_unknown(self._link, self._holding.held)
                 await self._registration.report_rest()
-                if self._exchange.owns_name:
+                if self._identity.has_name:
                     await self._link.perform(presence.bye(self._config.name))
 
     async def _end_claims(self, claiming: asyncio.Task[None]) -> None:

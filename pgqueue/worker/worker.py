@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from pgqueue import logs
@@ -18,22 +19,21 @@ from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.links import make_links, make_listener
-from pgqueue.worker.link.listener import Listener
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.link.step_link import StepLink
-from pgqueue.worker.presence.commands import Commands
 from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.presence.maintenance import Maintenance
+from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process.blocked_loop import Watchdog
 from pgqueue.worker.process.loops import Loop, keep_running
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run import concurrency
 from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.slots import Slots
-from pgqueue.worker.run.watches import Progress, share_forever, watch_timeouts_forever
 from pgqueue.worker.shutdown import Shutdown
 from pgqueue.worker.startup import describe_queues, prepare, take_name
 from pgqueue.worker.status import WorkerStatus
@@ -44,19 +44,18 @@ from pgqueue.worker.tell.tell import Tell
 from pgqueue.worker.trade.claimer import Claimer
 from pgqueue.worker.trade.deciding import Deciding
 from pgqueue.worker.trade.exchange import Exchange
+from pgqueue.worker.trade.hearing import Hearing
 from pgqueue.worker.trade.intake import Intake
 from pgqueue.worker.trade.leases import Leases
 from pgqueue.worker.trade.reporter import Reporter
 from pgqueue.worker.trade.sleeper import Sleeper
 from pgqueue.worker.trade.trade import Trade
+from pgqueue.worker.trade.watches import Watches
 
 log = logging.getLogger("pgqueue.worker")
 
 # Seconds that the start has to end when the worker is stopped meanwhile.
 _START_HOOKS = 5.0
-
-# The exit code of a process that is to be replaced: EX_TEMPFAIL.
-REPLACE_ME = 75
 
 
 class Worker:
@@ -82,7 +81,6 @@ class Worker:
     ) -> None:
         self.config = config = config or WorkerConfig()
         self.started = asyncio.Event()
-        self.exit_code = 0
         self._app = app
         dsn = check_dsn("dsn", dsn)
         self._place = describe_dsn(dsn)
@@ -96,24 +94,26 @@ class Worker:
         self._make_runner(lifetime)
         self._make_trade()
         self._shutdown = self._make_shutdown()
-        self._commands = self._make_commands()
-        self._listener = self._make_listener(dsn)
+        self._hearing = Hearing(
+            self._registration, self._state, self._holding, self._intake, self._sleeper, self._orders
+        )
+        self._listener = make_listener(
+            dsn, config, self._outage, self._links.keeping, self._intake.handoffs, self._hearing
+        )
         self._status = self._make_status()
-        self._watchdog = Watchdog(self._runner.name_running)
+        self._watchdog = Watchdog(self._runner)
 
     def _connect(self, dsn: str) -> None:
         config = self.config
         self._outage = Outage(dsn, pooled=config.pooled)
         claim = consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy)
-        self._exchange = Exchange(claim, self._state)
+        self._identity = Identity(config, self._outage)
+        self._exchange = Exchange(claim, self._identity, self._state)
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
         self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))
-        self._pools = Pools(dsn, config.concurrency, prepares=lambda: not self._outage.pooled)
-        self._identity = Identity(config, lambda: self._outage.pooled)
-        self._registration = Registration(
-            config, self._identity, self._links.keeping, lambda: self._sleeper.is_idle, self.counts
-        )
-        self._maintenance = Maintenance(self._links.keeping, lambda: self._sleeper.is_idle)
+        self._pools = Pools(dsn, config.concurrency, self._outage)
+        self._registration = Registration(config, self._identity, self._links.keeping, self.counts)
+        self._maintenance = Maintenance(self._links.keeping, self._registration)
 
     def _make_runner(self, lifetime: Lifetime | None) -> None:
         app, config, keeping = self._app, self.config, self._links.keeping
@@ -124,6 +124,9 @@ class Worker:
         self._tell = Tell(self.counts, self._events, JobLog(keeping))
         self._runner = Runner(app, config.concurrency, self._slots, self._outbox, keeping, self.counts, jobs)
         self._leases = Leases(self._holding, keeping, self._outage, config.lease, self._runner, self._tell)
+
+        self._orders = Orders(config, self._identity, keeping, self._state, self._runner, self._surroundings.stopping)
+        self._watches = Watches(config, self._runner, keeping, self._orders)
 
     def _make_trade(self) -> None:
         config, links, exchange, runner = self.config, self._links, self._exchange, self._runner
@@ -178,39 +181,43 @@ class Worker:
         """Set when a slot may be free: ask again."""
         return self._state.freed
 
+    @property
+    def exit_code(self) -> int:
+        """What the process should exit with: 0, 1, or 75 when a supervisor is to replace it."""
+        return self._orders.exit_code
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it was asked to stop."""
+        return self._state.stopping.is_set()
+
     def stop(self) -> None:
         """Claim no more jobs and let running ones end."""
-        if not self._state.stopping.is_set():
-            self._state.stop()
+        self._orders.stop()
 
     def be_quiet(self) -> None:
         """Claim no more jobs, give back unstarted ones, and keep running."""
-        if not self._state.quiet:
-            self._state.quiet = True
-            log.info("quiet: reserving no more jobs; %d run on", self._runner.running)
-            self._runner.give_back_unstarted()
-            self._state.rouse()
+        self._orders.be_quiet()
 
     def resume(self) -> None:
         """Claim again, after `be_quiet`."""
-        if self._state.quiet and not self._state.retiring:
-            self._state.quiet = False
-            log.info("not quiet any more: reserving jobs again")
-            self._state.freed.set()
+        self._orders.resume()
 
     def retire(self) -> None:
         """Claim no more jobs, and end when all running ones have ended, however long that takes."""
-        if not self._state.retiring:
-            self.be_quiet()
-            self._state.retiring = True
-            self._surroundings.stopping.raise_it("the worker is replaced")
-            self._state.freed.set()
+        self._orders.retire()
 
     def handle_signals(self) -> None:
         """Handle the signals of an operator, on the running loop: see `operator_signals`."""
-        operator_signals.handle(
-            self, lambda: [self.handlers], self._state.stopping.is_set, self.config.shutdown_timeout
-        )
+        operator_signals.handle(self, self.config.shutdown_timeout)
+
+    def name_task(self, task: asyncio.Task[Any]) -> str:
+        """Name the job whose handler is this asyncio task; "" for any other."""
+        return str(self.handlers.in_tasks.get(task, ""))
+
+    def name_thread(self, ident: int) -> str:
+        """Name the job that runs in this thread; "" for any other."""
+        return str(self.handlers.in_threads.get(ident, ""))
 
     def record_running_jobs(self, table: RunningJobs) -> None:
         """Record running handlers in this table, for the supervisor of this process."""
@@ -221,10 +228,7 @@ class Worker:
         return self._status.as_dict()
 
     async def run(self) -> bool:
-        """Work until stopped. True when every job that was started has ended; False when some were cut off.
-
-        `exit_code` is then what a process should exit with: 0, 1, or 75 when a supervisor is to replace it.
-        """
+        """Work until stopped. True when every job that was started has ended; False when some were cut off."""
         try:
             return await self._run()
         except Exception as error:
@@ -246,7 +250,7 @@ class Worker:
             loops = self._start_loops()
             await self._state.stopping.wait()
             clean = await self._shutdown.run(loops[0], self._surroundings.stopping)
-            self.exit_code = self.exit_code or (0 if clean else 1)
+            self._orders.exit_code = self._orders.exit_code or (0 if clean else 1)
             return clean
         finally:
             self._watchdog.stop()
@@ -274,20 +278,15 @@ class Worker:
             "lease clock": self._leases.watch_forever,
             "heartbeat": self._registration.beat_forever,
             "maintenance": self._maintenance.maintain_forever,
-            "commands": self._commands.obey_forever,
+            "commands": self._orders.obey_forever,
             "progress": self._progress.store_forever,
-            "sharing": lambda: share_forever(self._runner, self._links.keeping, config.name),
-            "timeouts": lambda: watch_timeouts_forever(
-                self._runner, self._end_to_be_replaced if config.supervised else None
-            ),
+            "sharing": self._watches.share_forever,
+            "timeouts": self._watches.watch_timeouts_forever,
         }
         if config.listen:
-            loops["listening"] = lambda: self._listener.listen_forever(self._registration.channel)
-        if config.min_concurrency is not None:
-            low = config.min_concurrency
-            loops["concurrency"] = lambda: concurrency.adapt_forever(
-                self._slots, low, config.concurrency, lambda: self._intake.jobs_wait, self._slots.freed
-            )
+            loops["listening"] = self._listener.listen_forever
+        if (low := config.min_concurrency) is not None:
+            loops["concurrency"] = partial(concurrency.adapt_forever, self._slots, low, config.concurrency)
         is_over = self._state.stopping.is_set
         return [keep_running(name, loop, config.name, is_over, self._events.error) for name, loop in loops.items()]
 
@@ -318,7 +317,7 @@ class Worker:
         # The first claim raises now, and not later, if the database refuses these settings.
         await self._claimer.claim(1, patient=False)
         if config.listen and config.listen_dsn is not None:
-            await self._listener.check(self._registration.channel)
+            await self._listener.check()
         log.info(
             "worker %s on %s: %d tasks, concurrency %s, queues %s",
             config.name,
@@ -350,32 +349,7 @@ class Worker:
             self._tell,
             self._state,
             self._registration,
-        )
-
-    def _make_commands(self) -> Commands:
-        return Commands(
-            self.config.name,
-            self._identity.instance,
-            self._links.keeping,
-            self._identity.heartbeat,
-            {"run": self.resume, "quiet": self.be_quiet, "stop": self._stop_on_command, "taken": self._lost_name},
-        )
-
-    def _make_listener(self, dsn: str) -> Listener:
-        return make_listener(
-            dsn,
-            self.config,
-            self._outage,
-            self._links.keeping,
-            on_wake=self._state.wake.set,
-            on_due=self._sleeper.due_changed,
-            on_cancel=self._holding.extend_now.set,
-            on_command=self._commands.asked_now.set,
-            on_handoff=self._intake.handed_off,
-            on_announced=self._intake.announced,
-            on_withdrawn=self._intake.leave_idle,
-            on_replaced=self._intake.compare_soon,
-            handoffs=self._intake.handoffs,
+            self._identity,
         )
 
     def _make_status(self) -> WorkerStatus:
@@ -394,22 +368,5 @@ class Worker:
 
     async def _introduce(self, link: Link) -> None:
         await self._registration.register(link)
-        self._commands.asked_now.set()
+        self._orders.asked_now.set()
         await self._exchange.reconnected(link)
-
-    def _stop_on_command(self) -> None:
-        if self.config.supervised:
-            # The supervisor counts any other end as a crash.
-            self._end_to_be_replaced()
-        else:
-            self.stop()
-
-    def _lost_name(self) -> None:
-        log.error("another process has taken the name %s, for this one was silent: it ends", self.config.name)
-        self._exchange.owns_name = self._identity.has_name = False
-        self.exit_code = 1
-        self.stop()
-
-    def _end_to_be_replaced(self) -> None:
-        self.exit_code = REPLACE_ME
-        self.stop()

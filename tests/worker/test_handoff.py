@@ -217,7 +217,7 @@ async def test_a_worker_that_claims_no_more_takes_no_more(
         running = enqueue(conn, "t", {"waits": True})
         await wait_until_async(lambda: jobs.ran[running])
         heard: list[str] = []
-        a._listener._on_handoff = heard.append
+        a._hearing.handed_off = heard.append
         late = enqueue(conn)
         await wait_until_async(lambda: heard)
         (a.stop if how == "stop" else a.be_quiet)()
@@ -300,7 +300,7 @@ async def test_a_job_whose_lease_was_over_when_its_notification_came_does_not_st
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         heard: list[str] = []
-        a._listener._on_handoff = heard.append
+        a._hearing.handed_off = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
         # The commit waited that long for NOTIFY's lock, or the worker stood still. Given back, it stays where it is.
@@ -318,7 +318,7 @@ async def test_a_hand_off_that_does_not_arrive_comes_back_when_the_registration_
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=LONG) as a:
         await ready(conn, a)
         heard: list[str] = []
-        a._listener._on_handoff = heard.append
+        a._hearing.handed_off = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
         # Another job keeps it busy.
@@ -383,7 +383,7 @@ async def test_the_same_notification_twice_starts_one_job(database: Database, co
             take(payload)
             take(payload)
 
-        a._listener._on_handoff = twice
+        a._hearing.handed_off = twice
         job_id = enqueue(conn, "t", {"waits": True})
         await wait_until_async(lambda: jobs.ran[job_id])
         jobs.go.set()
@@ -399,7 +399,7 @@ async def test_a_notification_that_is_lost_with_its_connection_delays_the_job_by
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER, lease=3600) as a:
         await ready(conn, a)
         heard: list[str] = []
-        a._listener._on_handoff = heard.append
+        a._hearing.handed_off = heard.append
         job_id = enqueue(conn)
         await wait_until_async(lambda: heard)
         listener = value(conn, "select listener from pgqueue.idle_workers where listener is not null limit 1")

@@ -13,10 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from pgqueue.config import WorkerConfig, worker_dsn
-from pgqueue.db import consume
 from pgqueue.worker.hold.handoffs import Handoffs
 from pgqueue.worker.link.connection import Link
-from pgqueue.worker.link.listener import Listener
+from pgqueue.worker.link.listener import Hearer, Listener
 from pgqueue.worker.link.outage import LONGEST_PAUSE, Outage
 
 # The server ends a retry function after this time, in seconds; one that catches that loses its session after the longer
@@ -62,39 +61,11 @@ def make_links(
 
 
 def make_listener(
-    dsn: str,
-    config: WorkerConfig,
-    outage: Outage,
-    link: Link,
-    *,
-    on_wake: Callable[[], None],
-    on_due: Callable[[], None],
-    on_cancel: Callable[[], None],
-    on_command: Callable[[], None],
-    on_handoff: Callable[[str], None],
-    on_announced: Callable[[float], None],
-    on_withdrawn: Callable[[], None],
-    on_replaced: Callable[[], None],
-    handoffs: Handoffs,
+    dsn: str, config: WorkerConfig, outage: Outage, link: Link, handoffs: Handoffs, hearer: Hearer
 ) -> Listener:
     """Return the listener of a worker, which tests itself over `link`."""
     if config.listen_dsn is not None:
         dsn = worker_dsn(config.listen_dsn, f"pgqueue {config.name}", config.lease)
         # Another address, which may be away while the first one works.
         outage = Outage(dsn)
-    return Listener(
-        dsn,
-        outage,
-        queues=config.queues,
-        on_wake=on_wake,
-        on_due=on_due,
-        on_cancel=on_cancel,
-        on_command=on_command,
-        on_handoff=on_handoff,
-        on_announced=on_announced,
-        on_withdrawn=on_withdrawn,
-        on_replaced=on_replaced,
-        handoffs=handoffs,
-        announce=lambda channel, payload: link.perform(consume.announce(channel, payload)),
-        pulse=min(config.lease / 3, 60.0),
-    )
+    return Listener(dsn, config, outage, link, handoffs, hearer)

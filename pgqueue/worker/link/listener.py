@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
 
-from pgqueue.config import describe_dsn
+from pgqueue.config import WorkerConfig, describe_dsn
+from pgqueue.db import consume
 from pgqueue.errors import ConfigError
 from pgqueue.worker.hold.handoffs import Handoffs
-from pgqueue.worker.link.connection import answered, connect, raise_if_lasting, shows_pooler
+from pgqueue.worker.link.connection import Link, answered, connect, raise_if_lasting, shows_pooler
 from pgqueue.worker.link.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 
 # Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload.
@@ -31,19 +32,24 @@ _ECHO_WITHIN = 5.0
 
 _HINT = "listen in the same database and not through a pooler: --listen-dsn, or --no-listen"
 
-# Sends a notification over the connection that the worker works on, and returns when it is committed.
-Announce = Callable[[str, str], Awaitable[None]]
+
+class Hearer(Protocol):
+    """Acts on notifications; see `Hearing`."""
+
+    @property
+    def channel(self) -> str: ...
+    def woken(self) -> None: ...
+    def announced(self, committed_at: float) -> None: ...
+    def due_soon(self) -> None: ...
+    def handed_off(self, payload: str) -> None: ...
+    def cancel_asked(self) -> None: ...
+    def command_asked(self) -> None: ...
+    def withdrawn(self) -> None: ...
+    def replaced(self) -> None: ...
 
 
 class Listener:
-    """Calls `on_wake`, `on_due`, `on_cancel`, `on_command` and `on_handoff` as notifications come, and the first two
-    after each (re)connect.
-
-    `on_wake`: a job is ready. `on_due`: one is to become ready while this worker is idle. `on_command`: an operator
-    asks something of this worker. `on_handoff`: a job was reserved for it. `on_announced`: a job is ready, and when its
-    transaction began to commit.
-    `on_withdrawn`: this connection does not answer, and nothing may be handed over any more. `on_replaced`:
-    notifications may have been lost with the connection before.
+    """Tells `hearer` of each notification, and after each (re)connect that a job may be ready or due.
 
     After each connect it sends itself a notification over the worker's main connection: if that does not arrive, the
     connections lead to different databases, to another server (a former primary), or to a pooler that gives the
@@ -53,52 +59,30 @@ class Listener:
     """
 
     def __init__(
-        self,
-        dsn: str,
-        outage: Outage,
-        *,
-        queues: Sequence[str] | None,
-        on_wake: Callable[[], None],
-        on_due: Callable[[], None],
-        on_cancel: Callable[[], None],
-        on_command: Callable[[], None],
-        on_handoff: Callable[[str], None],
-        on_announced: Callable[[float], None],
-        on_withdrawn: Callable[[], None],
-        on_replaced: Callable[[], None],
-        handoffs: Handoffs,
-        announce: Announce,
-        pulse: float,
+        self, dsn: str, config: WorkerConfig, outage: Outage, link: Link, handoffs: Handoffs, hearer: Hearer
     ) -> None:
-        self._on_handoff = on_handoff
-        self._on_announced = on_announced
-        self._on_withdrawn = on_withdrawn
-        self._on_replaced = on_replaced
-        self._handoffs = handoffs
         self._dsn = dsn
         self._outage = outage
-        self._queues = queues
-        self._on_wake = on_wake
-        self._on_due = on_due
-        self._on_cancel = on_cancel
-        self._on_command = on_command
-        self._announce = announce
-        self._pulse = pulse
+        self._queues = config.queues
+        self._link = link
+        self._handoffs = handoffs
+        self._hearer = hearer
+        self._pulse = min(config.lease / 3, 60.0)
 
-    async def listen_forever(self, channel: str) -> None:
+    async def listen_forever(self) -> None:
         """Listen on the worker's channel and the common one."""
         pause = FIRST_PAUSE
         with Trouble(self._outage) as trouble:
             while True:
                 answers = self._outage.answers
                 try:
-                    async with self._listening(channel) as (connection, process_id):
+                    async with self._listening() as (connection, process_id):
                         # Jobs may have been announced while this worker did not listen.
-                        self._on_wake()
-                        self._on_due()
-                        await self._hear_echo(connection, channel)
+                        self._hearer.woken()
+                        self._hearer.due_soon()
+                        await self._hear_echo(connection)
                         self._offer_handoffs(process_id)
-                        self._on_replaced()
+                        self._hearer.replaced()
                         trouble.over()
                         pause = FIRST_PAUSE
                         await self._hear_forever(connection, process_id)
@@ -109,16 +93,16 @@ class Listener:
                 await self._outage.pause(pause, answers)
                 pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def check(self, channel: str) -> None:
+    async def check(self) -> None:
         """Raise ConfigError if notifications do not arrive here; nothing if the server cannot be reached now."""
         try:
-            async with self._listening(channel) as (connection, _):
-                await self._hear_echo(connection, channel)
+            async with self._listening() as (connection, _):
+                await self._hear_echo(connection)
         except (psycopg.Error, OSError, TimeoutError) as error:
             raise_if_lasting(error)
 
     @asynccontextmanager
-    async def _listening(self, channel: str) -> AsyncIterator[tuple[psycopg.AsyncConnection[Any], int]]:
+    async def _listening(self) -> AsyncIterator[tuple[psycopg.AsyncConnection[Any], int]]:
         try:
             connection = await connect(self._dsn)
         except psycopg.Error as error:
@@ -130,7 +114,7 @@ class Listener:
             asking = connection.execute("select pg_backend_pid()")
             row = await (await answered(connection, asking, max(self._pulse, 1.0))).fetchone()
             # The secret one first: the last statement of a session is shown to others.
-            for name in (self._handoffs.channel, channel, COMMON_CHANNEL):
+            for name in (self._handoffs.channel, self._hearer.channel, COMMON_CHANNEL):
                 await self._listen(connection, name)
             yield connection, row[0] if row is not None else 0
         finally:
@@ -140,7 +124,7 @@ class Listener:
     def _offer_handoffs(self, process_id: int) -> None:
         """Let the next registration as idle offer this connection for hand-offs."""
         self._handoffs.listener = process_id
-        self._on_due()
+        self._hearer.due_soon()
 
     async def _hear_forever(self, connection: psycopg.AsyncConnection[Any], process_id: int) -> None:
         answered_at = time.monotonic()
@@ -153,7 +137,7 @@ class Listener:
                 await asyncio.wait({asking}, timeout=_ANSWERS_WITHIN)
                 if not asking.done():
                     self._handoffs.listener = None
-                    self._on_withdrawn()
+                    self._hearer.withdrawn()
                 await asking
             finally:
                 asking.cancel()
@@ -165,10 +149,10 @@ class Listener:
         listening = connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
         await answered(connection, listening, max(self._pulse, 1.0))
 
-    async def _hear_echo(self, connection: psycopg.AsyncConnection[Any], channel: str) -> None:
+    async def _hear_echo(self, connection: psycopg.AsyncConnection[Any]) -> None:
         token = f"echo {secrets.token_hex(4)}"
         # Concurrently with listening, for the worker's own connection may have to wait for its server.
-        announcing = asyncio.ensure_future(self._announce(channel, token))
+        announcing = asyncio.ensure_future(self._link.perform(consume.announce(self._hearer.channel, token)))
         try:
             deadline = float("inf")
             while not await self._hear(connection, 0.1, token):
@@ -192,20 +176,20 @@ class Listener:
             if each.payload == token:
                 heard = True
             elif each.channel == self._handoffs.channel:
-                self._on_handoff(each.payload)
+                self._hearer.handed_off(each.payload)
             elif each.channel == COMMON_CHANNEL:
                 if self._queues is None or each.payload in self._queues:
                     # Ready, or soon: its producer cannot see which workers are idle until when.
-                    self._on_wake()
-                    self._on_due()
+                    self._hearer.woken()
+                    self._hearer.due_soon()
             elif each.payload == "due":
-                self._on_due()
+                self._hearer.due_soon()
             elif each.payload == "cancel":
-                self._on_cancel()
+                self._hearer.cancel_asked()
             elif each.payload == "command":
-                self._on_command()
+                self._hearer.command_asked()
             elif each.payload.startswith("wake "):
-                self._on_announced(int(each.payload.split()[1]) / 1_000_000)
+                self._hearer.announced(int(each.payload.split()[1]) / 1_000_000)
             elif not each.payload.startswith("echo "):
-                self._on_wake()
+                self._hearer.woken()
         return heard

@@ -24,6 +24,7 @@ from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.db.call import Call
 from pgqueue.errors import ConfigError
+from pgqueue.worker.link.outage import Outage
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -49,11 +50,14 @@ def set_supervisor(name: str, pid: int) -> None:
 
 
 class Identity:
-    """The information that a worker registers. `instance` names this worker and no other, under whatever name."""
+    """The information that a worker registers. `instance` names this worker and no other, under whatever name.
 
-    def __init__(self, config: WorkerConfig, is_pooled: Callable[[], bool] | None = None) -> None:
+    `has_name` is true until another process takes it, because this one was silent for long.
+    """
+
+    def __init__(self, config: WorkerConfig, outage: Outage | None = None) -> None:
         self._config = config
-        self._is_pooled = is_pooled or (lambda: config.pooled)
+        self._outage = outage
         self.instance = secrets.token_hex(8)
         self.has_name = False
 
@@ -73,7 +77,7 @@ class Identity:
             "heartbeat": round(self.heartbeat, 3),
             "clock": round(time.time(), 3),
             "listen": self._config.listen,
-            "pooled": self._is_pooled(),
+            "pooled": self._config.pooled if self._outage is None else self._outage.pooled,
             # For explain(): which queues it serves first.
             "strategy": self._config.strategy,
             **({"weights": list(weights)} if (weights := self._config.weights) and len(set(weights)) > 1 else {}),

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pgqueue.db import consume
 from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.registration import Registration
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -27,9 +28,9 @@ _SAY_AGAIN = 600.0
 class Maintenance:
     """The worker's share of maintenance."""
 
-    def __init__(self, link: Link, is_idle: Callable[[], bool]) -> None:
+    def __init__(self, link: Link, registration: Registration) -> None:
         self._link = link
-        self._is_idle = is_idle
+        self._registration = registration
         # The steps that keep failing: the error that was logged, and when.
         self._failing: dict[str, tuple[str, float]] = {}
 
@@ -38,11 +39,11 @@ class Maintenance:
         full_run_at = -math.inf
         while True:
             # idle() makes and drops no tables: that takes tens of milliseconds, on the connection that claims.
-            if self._is_idle() and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
+            if self._registration.is_idle and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
                 await asyncio.sleep(0.5)
                 continue
             # Right after a run of idle() there is no need for another, save for those steps.
-            max_age = _FULL_RUN_MAX_AGE if self._is_idle() else _MAX_AGE
+            max_age = _FULL_RUN_MAX_AGE if self._registration.is_idle else _MAX_AGE
             ran, *_, pause, failing = await self._link.perform(consume.maintain(max_age=max_age))
             if ran:
                 full_run_at = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
@@ -15,17 +15,24 @@ from pgqueue.worker.tell.counts import Counts
 
 
 class Registration:
-    """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`."""
+    """The worker's row in pgqueue.workers. `channel` is its own channel for NOTIFY; "" before `register`.
 
-    def __init__(
-        self, config: WorkerConfig, identity: Identity, link: Link, is_idle: Callable[[], bool], counts: Counts
-    ) -> None:
+    `calls_idle_at` is the monotonic time of the next call of idle(), which serves as a heartbeat and runs maintenance;
+    the sleeper writes it.
+    """
+
+    def __init__(self, config: WorkerConfig, identity: Identity, link: Link, counts: Counts) -> None:
         self.channel = ""
+        self.calls_idle_at = 0.0
         self._config = config
         self._identity = identity
         self._link = link
-        self._is_idle = is_idle
         self._counts = counts
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the worker calls idle()."""
+        return time.monotonic() < self.calls_idle_at + 0.5
 
     def hello(self) -> Call[str]:
         """Return the statement that registers the worker."""
@@ -54,7 +61,7 @@ class Registration:
     async def report(self) -> None:
         """Send a heartbeat with the counts since the last one."""
         counted = self._counts.take("beat")
-        if self._is_idle() and not counted:
+        if self.is_idle and not counted:
             return
         try:
             is_registered = await self._link.perform(presence.beat(self._config.name, counted, memory.reported()))

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from typing import Any, Protocol
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -24,19 +24,24 @@ _LATE = 1.0
 _QUIET = 60.0
 
 
+class Named(Protocol):
+    """Knows which task's handler runs in an asyncio task (None: not known which one runs)."""
+
+    def name_running(self, current: asyncio.Task[Any] | None) -> list[str]: ...
+
+
 class Watchdog:
     """Watches the running loop from `start` to `stop`.
 
-    `name_running` names the tasks that block it, as far as is known. It is called from the watchdog's thread, with
-    the loop's current asyncio task (None: not known).
+    `runner` names the tasks that block it, as far as is known. It is asked from the watchdog's thread.
     """
 
     def __init__(
         self,
-        name_running: Callable[[asyncio.Task[object] | None], list[str]],
+        runner: Named,
         late: float = _LATE,
     ) -> None:
-        self._name_running = name_running
+        self._runner = runner
         self._late = late
         self._beat_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +80,7 @@ class Watchdog:
             current = asyncio.current_task(self._loop)
         except RuntimeError:
             current = None
-        names = ", ".join(sorted(self._name_running(current))) or "no handler"
+        names = ", ".join(sorted(self._runner.name_running(current))) or "no handler"
         now = time.monotonic()
         if now - self._warned.get(names, -_QUIET) < _QUIET:
             return

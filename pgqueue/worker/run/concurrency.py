@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from pgqueue.errors import ConfigError
+from pgqueue.worker.run.slots import Slots
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -99,23 +98,10 @@ class Concurrency:
         return self.number
 
 
-class Adapted(Protocol):
-    """Whatever runs handlers, as many at a time as `concurrency` is set to."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def concurrency(self) -> int: ...
-    @concurrency.setter
-    def concurrency(self, number: int) -> None: ...
-
-
-async def adapt_forever(
-    runner: Adapted, low: int, high: int, jobs_wait: Callable[[], bool], on_change: Callable[[], object]
-) -> None:
-    """Set the concurrency of `runner` between `low` and `high`, by a sample every half second."""
+async def adapt_forever(slots: Slots, low: int, high: int) -> None:
+    """Set the number of slots between `low` and `high`, by a sample every half second."""
     wanted = Concurrency(low, high)
-    runner.concurrency = low
+    slots.concurrency = low
     sampled, spent = time.monotonic(), time.process_time()
     while True:
         in_use = 0
@@ -124,11 +110,11 @@ async def adapt_forever(
             before = time.monotonic()
             await asyncio.sleep(INTERVAL / 5)
             lag = max(lag, time.monotonic() - before - INTERVAL / 5)
-            in_use = max(in_use, runner.running)
+            in_use = max(in_use, slots.running)
         now, used = time.monotonic(), time.process_time()
-        sample = Sample(jobs_wait(), in_use, lag, (used - spent) / (now - sampled))
+        sample = Sample(slots.wanted, in_use, lag, (used - spent) / (now - sampled))
         sampled, spent = now, used
         number = wanted.follow(sample, now)
-        if number != runner.concurrency:
-            runner.concurrency = number
-            on_change()
+        if number != slots.concurrency:
+            slots.concurrency = number
+            slots.freed()

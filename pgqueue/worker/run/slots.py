@@ -62,6 +62,11 @@ class Slots:
         """Slots in use."""
         return sum(member.used for member in self._members)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether a database has more due jobs than slots."""
+        return any(member.wants for member in self._members)
+
     def join(self, member: Member) -> None:
         """One more database is served."""
         self._members.append(member)

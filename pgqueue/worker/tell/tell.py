@@ -24,7 +24,7 @@ class Tell:
         self._job_log = job_log
 
     def reserved(self, jobs: int) -> None:
-        """So many jobs were reserved."""
+        """This number of jobs was reserved."""
         self.events.reserved(jobs)
 
     def succeeded(self, batch: Sequence[Held]) -> None:

@@ -14,6 +14,7 @@ from pgqueue.logs import one_line
 from pgqueue.worker.hold.held import End, Held
 from pgqueue.worker.hold.outbox import LARGE
 from pgqueue.worker.link.connection import CALL_TIMEOUT, Link, is_cut_off, is_too_much
+from pgqueue.worker.presence.identity import Identity
 from pgqueue.worker.process.state import State
 
 log = logging.getLogger("pgqueue.worker")
@@ -57,11 +58,9 @@ class Exchange:
     claim ends meanwhile. A notification that handed over a job may be lost as well.
     """
 
-    def __init__(self, claim: consume.Claim, state: State) -> None:
+    def __init__(self, claim: consume.Claim, identity: Identity, state: State) -> None:
         # By claim under way, its connection, and how many jobs it asks for.
         self.in_flight: dict[object, tuple[Link, int]] = {}
-        # Until another process takes it, because this one was silent for long.
-        self.owns_name = True
         self._reply_lost = False
         # How often hand-offs were to be compared with those that came, and were; and when that was.
         self._to_compare = self._compared = 0
@@ -69,6 +68,7 @@ class Exchange:
         # Reservations that this worker gave back without having known them.
         self._given_back: dict[tuple[int, int], None] = {}
         self._claim = claim
+        self._identity = identity
         self._state = state
         self._apart_until = 0.0
         self._careful_until = 0.0
@@ -192,7 +192,7 @@ class Exchange:
         reservations, and so changes nothing.
         """
         assert not self.in_flight
-        if not self.owns_name:
+        if not self._identity.has_name:
             # What is listed is what another process of this name runs.
             return
         began, to_compare = time.monotonic(), self._to_compare

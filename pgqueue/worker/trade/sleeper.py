@@ -59,22 +59,16 @@ class Sleeper:
         self._intake = intake
         self._handoffs = intake.handoffs
         self._registration = registration
-        # Monotonic times: the begin and the end of the registration; when to call idle() again; when the next
-        # job is due; and until when a busy worker polls.
+        # Monotonic times: the begin and the end of the registration; when the next job is due; and until when a busy
+        # worker polls. When to call idle() again is known to the registration.
         self._idle_since = 0.0
         self._idle_until = 0.0
-        self._call_at = 0.0
         self._due_at = math.inf
         self._poll_until = 0.0
         # When idle() was last answered.
         self.answered_at = 0.0
         self._waiting: asyncio.Timeout | None = None
         self._renewing: asyncio.Task[None] | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the worker calls idle(), which serves as its heartbeat and runs maintenance."""
-        return time.monotonic() < self._call_at + 0.5
 
     @property
     def is_registered(self) -> bool:
@@ -96,26 +90,26 @@ class Sleeper:
         while not self._state.stopping.is_set() and self._trade.capacity() > 0:
             if self._renewing is not None and (self._renewing.done() or not self.is_registered):
                 await self._renewed()
-            if self._renewing is None and time.monotonic() >= self._call_at:
+            if self._renewing is None and time.monotonic() >= self._registration.calls_idle_at:
                 await self._call_idle()
             now = time.monotonic()
             poll_at = now + self._pause(now - self._idle_since)
-            call_at = self._call_at if self._renewing is None else self._idle_until
+            call_at = self._registration.calls_idle_at if self._renewing is None else self._idle_until
             if await self._woken(min(call_at, self._due_at, poll_at) - now):
-                self._call_at = min(self._call_at, time.monotonic() + _ASK_WITHIN)
+                self._registration.calls_idle_at = min(self._registration.calls_idle_at, time.monotonic() + _ASK_WITHIN)
                 return
             now = time.monotonic()
             if now >= self._due_at:
                 # Due by now. The next call of idle() returns the next due time, whichever worker takes this job.
                 self._due_at = math.inf
-                self._call_at = 0.0
+                self._registration.calls_idle_at = 0.0
                 return
             if now >= poll_at:
                 return
 
     def due_changed(self) -> None:
         """Call idle() again: a job is to be due soon."""
-        self._call_at = 0.0
+        self._registration.calls_idle_at = 0.0
         self._look_again()
 
     async def wake_up(self) -> None:
@@ -123,7 +117,7 @@ class Sleeper:
         self._poll_until = 0.0
         await self._renewed()
         if self._idle_until:
-            self._idle_until = self._call_at = 0.0
+            self._idle_until = self._registration.calls_idle_at = 0.0
             await self._link.perform(consume.awake(self._config.name))
             self._handoffs.offered_until = 0.0
             self._intake.compare_soon()
@@ -159,7 +153,7 @@ class Sleeper:
         offer = self._handoffs.offer(config.lease)
         lasts = config.poll_interval if offer is None else min(config.poll_interval, OFFER_FOR)
         # due_changed() counts from here on: its job may be newer than the reply.
-        self._call_at = math.inf
+        self._registration.calls_idle_at = math.inf
         reply = await self._link.perform(consume.idle(config.name, config.queues, lasts, memory.reported(), offer))
         now = time.monotonic()
         self.answered_at = now
@@ -171,7 +165,7 @@ class Sleeper:
             self._idle_since = now
         # Not in step with other workers.
         call_at = min(now + reply.again_in, self._idle_until - 1.0 - uniform(0.0, 0.1) * lasts)
-        self._call_at = min(self._call_at, call_at)
+        self._registration.calls_idle_at = min(self._registration.calls_idle_at, call_at)
         self._due_at = math.inf if reply.due_in is None else now + max(reply.due_in, 0.0)
         if not reply.is_registered:
             # Deregistered after minutes of silence, on a laptop that was suspended.

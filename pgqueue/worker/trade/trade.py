@@ -92,7 +92,7 @@ class Trade:
             self._tell.counts.claims.add(time.monotonic() - began)
 
     async def exchange(self, link: Link, max_jobs: int, batch: list[Held], *, patient: bool = True) -> int:
-        """Report these ends and claim so many jobs, in one statement; returns how many came."""
+        """Report these ends and claim up to `max_jobs`, in one statement; returns how many came."""
         try:
             reply = await self._exchange.perform(link, max_jobs, batch, patient=patient)
         except InvalidArgument as refusal:

@@ -1,0 +1,115 @@
+"""What operators ask of a worker: by a signal, in code, or by a command through the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from pgqueue.config import WorkerConfig
+from pgqueue.db import presence
+from pgqueue.job import Flag
+from pgqueue.worker.link.connection import Link
+from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.process.state import State
+from pgqueue.worker.run.runner import Runner
+
+log = logging.getLogger("pgqueue.worker")
+
+# The exit code of a process that is to be replaced: EX_TEMPFAIL.
+REPLACE_ME = 75
+
+
+class Orders:
+    """Carries out orders. `exit_code` is what the process should exit with, as far as an order decides that.
+
+    With `obey_forever` also those that come through the database: the command of this worker is read when `asked_now`
+    is set, and at each heartbeat. Acts on changes only, so that what a signal asked for afterwards holds.
+    """
+
+    def __init__(
+        self, config: WorkerConfig, identity: Identity, link: Link, state: State, runner: Runner, stopping: Flag
+    ) -> None:
+        self.exit_code = 0
+        self.asked_now = asyncio.Event()
+        self._config = config
+        self._identity = identity
+        self._link = link
+        self._state = state
+        self._runner = runner
+        # What handlers see.
+        self._stopping = stopping
+        self._obeys = "run"
+
+    def stop(self) -> None:
+        """Claim no more jobs and let running ones end."""
+        if not self._state.stopping.is_set():
+            self._state.stop()
+
+    def be_quiet(self) -> None:
+        """Claim no more jobs, give back unstarted ones, and keep running."""
+        if not self._state.quiet:
+            self._state.quiet = True
+            log.info("quiet: reserving no more jobs; %d run on", self._runner.running)
+            self._runner.give_back_unstarted()
+            self._state.rouse()
+
+    def resume(self) -> None:
+        """Claim again, after `be_quiet`."""
+        if self._state.quiet and not self._state.retiring:
+            self._state.quiet = False
+            log.info("not quiet any more: reserving jobs again")
+            self._state.freed.set()
+
+    def retire(self) -> None:
+        """Claim no more jobs, and end when all running ones have ended, however long that takes."""
+        if not self._state.retiring:
+            self.be_quiet()
+            self._state.retiring = True
+            self._stopping.raise_it("the worker is replaced")
+            self._state.freed.set()
+
+    def end_to_be_replaced(self) -> None:
+        """Stop, and have the supervisor start another process."""
+        self.exit_code = REPLACE_ME
+        self.stop()
+
+    async def obey_forever(self) -> None:
+        """Carry out each command, and report that first: a worker that stops deletes its row."""
+        while True:
+            # A command that comes while the last one is read is read too.
+            self.asked_now.clear()
+            wanted = await self._ask()
+            if wanted != self._obeys:
+                await self._obey(wanted)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._identity.heartbeat):
+                    await self.asked_now.wait()
+
+    async def _obey(self, wanted: str) -> None:
+        if wanted == "taken":
+            self._obeys = wanted
+            self._lose_name()
+        elif wanted in ("run", "quiet", "stop"):
+            self._obeys = wanted
+            await self._ask()
+            log.info("an operator's command came through the database: %s", wanted)
+            if wanted == "run":
+                self.resume()
+            elif wanted == "quiet":
+                self.be_quiet()
+            elif self._config.supervised:
+                # The supervisor counts any other end as a crash.
+                self.end_to_be_replaced()
+            else:
+                self.stop()
+
+    async def _ask(self) -> str:
+        asking = presence.worker_command(self._config.name, self._obeys, self._identity.instance)
+        return await self._link.perform(asking)
+
+    def _lose_name(self) -> None:
+        log.error("another process has taken the name %s, for this one was silent: it ends", self._config.name)
+        self._identity.has_name = False
+        self.exit_code = 1
+        self.stop()

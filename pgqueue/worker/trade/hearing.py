@@ -1,0 +1,67 @@
+"""What a worker does at each notification."""
+
+from __future__ import annotations
+
+from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.presence.orders import Orders
+from pgqueue.worker.presence.registration import Registration
+from pgqueue.worker.process.state import State
+from pgqueue.worker.trade.intake import Intake
+from pgqueue.worker.trade.sleeper import Sleeper
+
+
+class Hearing:
+    """Hands each notification on; the listener calls it."""
+
+    def __init__(
+        self,
+        registration: Registration,
+        state: State,
+        holding: Holding,
+        intake: Intake,
+        sleeper: Sleeper,
+        orders: Orders,
+    ) -> None:
+        self._registration = registration
+        self._state = state
+        self._holding = holding
+        self._intake = intake
+        self._sleeper = sleeper
+        self._orders = orders
+
+    @property
+    def channel(self) -> str:
+        """The worker's own channel."""
+        return self._registration.channel
+
+    def woken(self) -> None:
+        """A job is ready."""
+        self._state.wake.set()
+
+    def announced(self, committed_at: float) -> None:
+        """A job is ready, and its transaction began to commit then."""
+        self._intake.announced(committed_at)
+
+    def due_soon(self) -> None:
+        """A job is to become ready while this worker is idle."""
+        self._sleeper.due_changed()
+
+    def handed_off(self, payload: str) -> None:
+        """A job was reserved for this worker."""
+        self._intake.handed_off(payload)
+
+    def cancel_asked(self) -> None:
+        """A job of this worker is to be cancelled: the extension of its lease says which one."""
+        self._holding.extend_now.set()
+
+    def command_asked(self) -> None:
+        """An operator asks something of this worker."""
+        self._orders.asked_now.set()
+
+    def withdrawn(self) -> None:
+        """The listening connection does not answer: nothing may be handed over any more."""
+        self._intake.leave_idle()
+
+    def replaced(self) -> None:
+        """Notifications may have been lost with the connection before."""
+        self._intake.compare_soon()
