@@ -35,9 +35,11 @@ class Attempts(Handlers):
     """
 
     def __init__(self, app: App, surroundings: Surroundings, *, on_loop: bool, uses_asgiref: bool = False) -> None:
-        super().__init__(app, 1, Jobs(app, surroundings), self._took_end)
+        super().__init__(app, 1, Jobs(app, surroundings))
         self.error: BaseException | None = None
         self.value: object = None
+        # Called with "started" before each handler.
+        self.on_event: Callable[[str, Held], None] | None = None
         self._middleware = app.around_execution()
         # Never None: then all handlers go through `_call`, which gets their results.
         self.around = self._around = Around(self._middleware)
@@ -66,7 +68,7 @@ class Attempts(Handlers):
                 self.run_on_loop(partial(self._as_task, held, task))
             else:
                 context = contextvars.copy_context()
-                context.run(stepped, self.run(held, task))
+                context.run(stepped, self._run(held, task))
         held.seconds = time.monotonic() - held.started
         assert held.ended is not None
         _raise_tests_own(self.error)
@@ -109,9 +111,12 @@ class Attempts(Handlers):
         self.error = error
         return super().describe(error)
 
+    async def _run(self, held: Held, task: Task[Any, Any]) -> None:
+        held.ended = await self.run(held, task)
+
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
         # A task of its own: a timeout cancels it, and not the test.
-        await asyncio.create_task(self.run(held, task), name="pgqueue-attempt", context=contextvars.copy_context())
+        await asyncio.create_task(self._run(held, task), name="pgqueue-attempt", context=contextvars.copy_context())
         test = asyncio.current_task()
         if test is not None and test.cancelling():
             raise asyncio.CancelledError
@@ -120,6 +125,8 @@ class Attempts(Handlers):
         # The attempt has its context and its asyncio task already.
         try:
             self._enter(held)
+            if self.on_event is not None:
+                self.on_event("started", held)
             self.value = await self._value(held, task)
         except BaseException as error:
             return None, error
@@ -155,9 +162,6 @@ class Attempts(Handlers):
 
     async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
         return contained(call)
-
-    def _took_end(self, held: Held, end: End) -> None:
-        held.ended = end
 
     @contextmanager
     def _timeout(self, held: Held, task: Task[Any, Any]) -> Iterator[None]:

@@ -13,8 +13,7 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
-from pgqueue.worker.hold.held import End, Held
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import End, Held, Holding
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity

@@ -29,7 +29,7 @@ async def prepare(app: App, link: Link, events: Events, handlers: Handlers, plac
     await events.start()
     if django.is_on():
         handlers.functions = {task.name: django.closing(task) for task in app.tasks.values()}
-    _put_around(app, events, handlers)
+    _put_around(app, handlers)
 
 
 async def take_name(identity: Identity, name: str, link: Link) -> None:
@@ -58,12 +58,10 @@ async def _check_schema(link: Link, place: str) -> None:
         log.warning("the schema in %s is newer (%s) than this worker (%s)", place, found.version, __version__)
 
 
-def _put_around(app: App, events: Events, handlers: Handlers) -> None:
+def _put_around(app: App, handlers: Handlers) -> None:
     # After the hooks for the start: one may have set a tracer provider.
     middleware = app.around_execution()
     if telemetry.is_on():
         middleware.insert(0, telemetry.around_execution)
     if middleware:
         handlers.around = Around(middleware)
-    if events.is_on:
-        handlers.on_event = events.report

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from pgqueue.config import WorkerConfig
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.process import memory
 from pgqueue.worker.process.state import State

@@ -14,7 +14,7 @@ from pgqueue.db import consume
 from pgqueue.db.pools import Pools
 from pgqueue.job import Surroundings
 from pgqueue.worker import operator_signals
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -86,6 +86,8 @@ class Worker:
         self._place = describe_dsn(dsn)
         self._slots = slots or Slots(config.concurrency, 1)
         self._state = State()
+        # A slot may be free: ask again.
+        self.freed = self._state.freed
         self._holding = Holding()
         self._outbox = Outbox(self._state)
         self.counts = Counts(config.lease)
@@ -122,7 +124,7 @@ class Worker:
         jobs = Jobs(app, self._surroundings)
         self._events = Events(app, config.name, jobs, lifetime)
         self._tell = Tell(self.counts, self._events, JobLog(keeping))
-        self._runner = Runner(app, config.concurrency, self._slots, self._outbox, keeping, self.counts, jobs)
+        self._runner = Runner(app, config.concurrency, self._slots, self._outbox, keeping, self._tell, jobs)
         self._leases = Leases(self._holding, keeping, self._outage, config.lease, self._runner, self._tell)
 
         self._orders = Orders(config, self._identity, keeping, self._state, self._runner, self._surroundings.stopping)
@@ -175,11 +177,6 @@ class Worker:
     @concurrency.setter
     def concurrency(self, number: int) -> None:
         self._runner.concurrency = number
-
-    @property
-    def freed(self) -> asyncio.Event:
-        """Set when a slot may be free: ask again."""
-        return self._state.freed
 
     @property
     def exit_code(self) -> int:

@@ -24,7 +24,7 @@ _BACKLOG_BYTES = 64_000_000
 class Ends:
     """Ends in the order in which they came, small and large ones apart.
 
-    After a batch that was too much for the server the next ones are half as large; each that is stored doubles them.
+    After a batch that was too much for the server the next one is half as large; each that is taken doubles the next.
     """
 
     def __init__(self) -> None:
@@ -64,18 +64,18 @@ class Ends:
         batch: list[Held] = []
         total = 0
         while waiting and len(batch) < self._most:
-            size = waiting[0].size
+            held = waiting[0]
+            # As most have none.
+            size = held.size if held.result is not None or held.error is not None else 0
             total += size
             if batch and total > _BYTES:
                 break
             self._bytes -= size
             batch.append(waiting.popleft())
-        return batch
-
-    def stored(self) -> None:
-        """A batch was stored."""
-        if self._most < _BATCH:
+        if batch and self._most < _BATCH:
+            # Unless it turns out to be too much.
             self._most = min(2 * self._most, _BATCH)
+        return batch
 
     def were_too_many(self, batch: Sequence[Held]) -> None:
         """The server did not take this batch: the next ones are half as large."""
@@ -160,10 +160,6 @@ class Outbox:
         taken = [held for held in self._undecided if held.row.task == task][:most]
         self._undecided = [held for held in self._undecided if held not in taken]
         return taken
-
-    def stored(self) -> None:
-        """A batch was stored."""
-        self._ends.stored()
 
     def were_too_many(self, batch: Sequence[Held]) -> None:
         """The server did not take this batch: the next ones are smaller."""

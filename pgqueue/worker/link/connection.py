@@ -117,7 +117,9 @@ class Link:
         `gives_up` decides on an error that the call met on a connection that had just answered: it is raised.
         """
         pause = FIRST_PAUSE
-        with Trouble(self._outage) as trouble:
+        # Most calls meet none.
+        trouble: Trouble | None = None
+        try:
             while True:
                 answers = self._outage.answers
                 is_sent = False
@@ -130,7 +132,10 @@ class Link:
                         if self._connection is None:
                             await self._connect()
                         is_sent = True
-                        return await self.perform_now(call, within)
+                        answer = await self.perform_now(call, within)
+                        if trouble is not None:
+                            trouble.over()
+                        return answer
                     except (InvalidArgument, LockTimeout):
                         raise
                     except UnsupportedOption:
@@ -146,6 +151,7 @@ class Link:
                             raise
                         if not patient:
                             raise_if_lasting(error)
+                        trouble = trouble or Trouble(self._outage)
                         trouble.met(error)
                         # The server may only be slow: next time it gets its time.
                         within = None
@@ -155,6 +161,10 @@ class Link:
                         raise
                 await self._outage.pause(pause, answers)
                 pause = min(pause * 2, self._longest_pause)
+        except BaseException as error:
+            if trouble is not None:
+                trouble.__exit__(type(error))
+            raise
 
     async def perform_now(self, call: Call[T], within: float | None = None) -> T:
         """Run `call` once, on the connection as it is. For `on_connect`."""

@@ -27,7 +27,7 @@ from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.run.isolation import STARTS_AT_ONCE, Isolation, restore_thread
 from pgqueue.worker.run.running_jobs import RunningJobs
 from pgqueue.worker.run.threads import NoThread, Outcome, Threads, contained
-from pgqueue.worker.tell import job_log
+from pgqueue.worker.tell.tell import Tell
 
 T = TypeVar("T")
 
@@ -40,23 +40,22 @@ _LONG = 10_000
 class Handlers:
     """Calls handlers: async ones on the event loop, sync ones in at most `threads` threads.
 
-    `run` calls `on_end` once for each attempt. A plain handler, which needs nothing of the event loop, may be run with
+    `run` returns how an attempt ended. A plain handler, which needs nothing of the event loop, may be run with
     `run_plain` by a thread that goes on to the next job by itself.
     """
 
-    def __init__(self, app: App, threads: int, jobs: Jobs, on_end: Callable[[Held, End], None]) -> None:
+    def __init__(self, app: App, threads: int, jobs: Jobs, tell: Tell | None = None) -> None:
         self.in_tasks: dict[asyncio.Task[Any], Held] = {}
         self.in_threads: dict[int, Held] = {}
-        # Set by the worker: the running-jobs table, the middleware, and the event hooks.
+        # Set by the worker: the running-jobs table, and the middleware.
         self.running_jobs: RunningJobs | None = None
         self.around: Around | None = None
         # Functions to call instead of a task's own, by the task's name.
         self.functions: dict[str, Callable[..., Any]] = {}
-        self.on_event: Callable[[str, Held], None] | None = None
         self._app = app
         self._most = threads
         self._jobs = jobs
-        self._on_end = on_end
+        self._tell = tell
         self._threads: Threads | None = None
         self._closed = False
         self._encoding = asyncio.Lock()
@@ -98,7 +97,7 @@ class Handlers:
             or row.losses
             or row.crashes
             or self.around is not None
-            or self.on_event is not None
+            or (self._tell is not None and self._tell.events.is_on)
         )
 
     def run_plain(self, held: Held, task: Task[Any, Any]) -> Outcome | None:
@@ -128,8 +127,8 @@ class Handlers:
                 self.running_jobs.clear(positions)
         return None
 
-    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> None:
-        """Run a handler to its end, or with `ran` only determine how it ended.
+    async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> End:
+        """Run a handler to its end, or with `ran` only determine how it ended; returns that.
 
         The handler runs in a context and a task of its own. This code runs outside of both, where no handler reaches.
         """
@@ -137,7 +136,7 @@ class Handlers:
             [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
         )
         try:
-            await self._attempt(held, task, ran)
+            return await self._attempt(held, task, ran)
         finally:
             # It refers to this job.
             held.context = None
@@ -174,9 +173,8 @@ class Handlers:
         """Report the start. In the job's context, which then names the job."""
         subject.set(held)
         set_current(partial(self.job_of, held))
-        job_log.started(held)
-        if self.on_event is not None:
-            self.on_event("started", held)
+        if self._tell is not None:
+            self._tell.started(held)
 
     def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
         _check_lease(held)
@@ -201,7 +199,7 @@ class Handlers:
         given = arguments(held, task)
         return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
-    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> None:
+    async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> End:
         try:
             result, error = ran or await self._call(held, task)
             if error is not None:
@@ -222,19 +220,17 @@ class Handlers:
                 raise
             if held.interrupt is None or held.is_completed or held.is_suspended:
                 # The handler's own: it awaited something that was cancelled.
-                await self._failed(held, task, error)
-            else:
-                await self._interrupted(held, task)
+                return await self._failed(held, task, error)
+            return await self._interrupted(held, task)
         except NoThread:
             # It has not run: no attempt of it failed.
             raise
         except Signal as signal:
-            self._signalled(held, signal)
+            return self._signalled(held, signal)
         except BaseException as error:
             # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
-            await self._failed(held, task, error)
-        else:
-            self._on_end(held, held.end_of_return)
+            return await self._failed(held, task, error)
+        return held.end_of_return
 
     async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
         """Call a handler with its middleware around it, an async one in a task, a sync one in a thread."""
@@ -255,10 +251,9 @@ class Handlers:
                     return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
         return to_result(result)
 
-    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
+    async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> End:
         if held.is_suspended:
-            self._raised_after_suspension(held, error)
-            return
+            return self._raised_after_suspension(held, error)
         held.error = _inside(held, partial(self.describe, error))
         if held.is_completed:
             log.warning(
@@ -267,17 +262,16 @@ class Handlers:
                 held.error["class"],
                 held.error["message"],
             )
-            self._on_end(held, End.SETTLED)
-            return
+            return End.SETTLED
         await self._judge(held, task, error)
-        self._on_end(held, End.FAILED)
+        return End.FAILED
 
-    def _raised_after_suspension(self, held: Held, error: BaseException) -> None:
+    def _raised_after_suspension(self, held: Held, error: BaseException) -> End:
         # A task group hands on what each of its branches raised.
         others = error.split(Suspended)[1] if isinstance(error, BaseExceptionGroup) else error
         if others is not None and not isinstance(others, Suspended):
             log.warning("%s was given back until later, and its handler raised %r besides", held, others)
-        self._on_end(held, End.SUSPENDED)
+        return End.SUSPENDED
 
     async def _judge(self, held: Held, task: Task[Any, Any], error: BaseException) -> None:
         """Ask the task's rule what to do after this error."""
@@ -296,19 +290,16 @@ class Handlers:
                 held.error = {**(held.error or {}), "policy_error": broken_rule}
                 log.error("%s: %s; its retry policy decides", held, broken_rule)
 
-    def _signalled(self, held: Held, signal: Signal) -> None:
+    def _signalled(self, held: Held, signal: Signal) -> End:
         if held.is_suspended:
-            self._raised_after_suspension(held, signal)
-            return
+            return self._raised_after_suspension(held, signal)
         if held.is_completed:
             log.warning("%s was completed by its own transaction, and its handler raised %r after that", held, signal)
-            self._on_end(held, End.SETTLED)
-            return
+            return End.SETTLED
         held.signalled = True
         if isinstance(signal, Snooze):
             held.snooze = signal.delay
-            self._on_end(held, End.SNOOZED)
-            return
+            return End.SNOOZED
         match signal:
             case Retry():
                 held.verdict = Verdict(retry_in=signal.after)
@@ -317,15 +308,15 @@ class Handlers:
             case Cancel():
                 held.verdict = Verdict(cancel=True)
         held.error = {"class": type(signal).__name__, "message": clean(str(signal))}
-        self._on_end(held, End.FAILED)
+        return End.FAILED
 
-    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> None:
+    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> End:
         assert held.interrupt is not None
         if held.interrupt is End.FAILED:
             held.error = {"class": held.kind, "message": held.reason}
             if held.kind == "Timeout":
                 await self._judge(held, task, TimeoutError(held.reason))
-        self._on_end(held, held.interrupt)
+        return held.interrupt
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
         """Run one of the two below in a task of its own.

@@ -22,6 +22,8 @@ class Member(Protocol):
     freed        to be set when it should ask again
     """
 
+    freed: asyncio.Event
+
     @property
     def used(self) -> int: ...
     @property
@@ -30,8 +32,6 @@ class Member(Protocol):
     def concurrency(self) -> int: ...
     @concurrency.setter
     def concurrency(self, number: int) -> None: ...
-    @property
-    def freed(self) -> asyncio.Event: ...
 
 
 class Slots:

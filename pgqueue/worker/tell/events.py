@@ -81,8 +81,7 @@ class Events:
 
     def reserved(self, jobs: int) -> None:
         """Report that jobs were reserved, by their number."""
-        if self.is_on:
-            self._app.tell(Event("reserved", self._name, jobs))
+        self._app.tell(Event("reserved", self._name, jobs))
 
     def dead(self, held: Held) -> None:
         """Report that a job is dead. The hooks run beside the ends of other jobs, which do not wait for them."""

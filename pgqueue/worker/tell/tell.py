@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pgqueue.worker.hold.held import Held
 from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.events import Events
-from pgqueue.worker.tell.job_log import JobLog
+from pgqueue.worker.tell.job_log import JobLog, started
 
 log = logging.getLogger("pgqueue.worker")
 
@@ -25,7 +25,15 @@ class Tell:
 
     def reserved(self, jobs: int) -> None:
         """This number of jobs was reserved."""
-        self.events.reserved(jobs)
+        if self.events.is_on:
+            self.events.reserved(jobs)
+
+    def started(self, held: Held) -> None:
+        """The handler of this job starts: called by its thread, or on the loop, in its context."""
+        self.counts.started(held)
+        started(held)
+        if self.events.is_on:
+            self.events.report("started", held)
 
     def succeeded(self, batch: Sequence[Held]) -> None:
         """These jobs succeeded, and that is stored."""

@@ -9,7 +9,7 @@ import psycopg
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner

@@ -117,7 +117,7 @@ class Exchange:
         `is_too_much`), or when the connection breaks while a large one is on its way. With `ask` the server asks the
         retry functions of tasks; without, it leaves what they decide on undecided.
         """
-        is_large = sum(held.size for held in batch) > LARGE
+        is_large = sum(held.size for held in batch if held.result is not None or held.error is not None) > LARGE
         completed = [held for held in batch if held.ended is End.SUCCEEDED]
         failed = [held for held in batch if held.ended is End.FAILED]
         claim, is_careful = object(), self.is_careful

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import Holding
 from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.presence.registration import Registration
 from pgqueue.worker.process.state import State

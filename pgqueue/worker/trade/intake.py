@@ -8,8 +8,7 @@ import time
 
 from pgqueue.db.consume import JobRow
 from pgqueue.worker.hold.handoffs import Handoffs
-from pgqueue.worker.hold.held import Held, batches, set_aside
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import Held, Holding, batches, set_aside
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run.runner import Runner

@@ -7,8 +7,7 @@ import logging
 import time
 
 from pgqueue.db import consume
-from pgqueue.worker.hold.held import End, Held
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import End, Held, Holding
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.run.runner import Runner

@@ -9,8 +9,7 @@ from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.errors import LockTimeout, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.held import End, Held
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import End, Held, Holding
 from pgqueue.worker.hold.outbox import Ends, Outbox
 from pgqueue.worker.link.links import Links
 from pgqueue.worker.process.state import State

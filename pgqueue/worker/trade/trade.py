@@ -11,8 +11,7 @@ import psycopg
 from pgqueue.db import consume
 from pgqueue.errors import InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
-from pgqueue.worker.hold.held import End, Held, Verdict
-from pgqueue.worker.hold.holding import Holding
+from pgqueue.worker.hold.held import End, Held, Holding, Verdict
 from pgqueue.worker.hold.outbox import LARGE, Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.process.state import State
@@ -119,7 +118,6 @@ class Trade:
                 return 0
             raise
         if batch:
-            self._outbox.stored()
             self.settle(reply)
         return 0 if reply.claimed is None else self._intake.took(reply, max_jobs)
 
