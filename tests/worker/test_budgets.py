@@ -1,0 +1,169 @@
+"""The worker stays one that can be followed: objects get objects, and a job goes down, by few steps."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psycopg
+import pytest
+
+import pgqueue
+from pgqueue import App
+from pgqueue.worker.hold.held import Held
+from pgqueue.worker.trade.exchange import Reply
+from tests.calls import enqueue
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+FOLDER = Path(pgqueue.__file__).parent / "worker"
+MODULES = {file: ast.parse(file.read_text()) for file in FOLDER.rglob("*.py")}
+
+# Functions that constructors take, or have set later. Of these one calls upwards by design: a connection that was made
+# introduces the worker. The other ones are functions of the user's tasks.
+MOST_CALLABLES = 2
+
+# Steps from one module of worker/ into another, and calls that make them, which the way of one job has from the reply
+# of its claim to the reply that its end is stored.
+MOST_STEPS = 18
+MOST_CALLS = 27
+
+# Where a thread hands its results to the loop: the one step that goes up.
+UP = {("run.threads", "run.runner")}
+
+
+def test_constructors_take_objects_and_hardly_a_function() -> None:
+    aliases = {"Callable"} | {
+        target.id
+        for tree in MODULES.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Callable[")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found = [
+        f"{kind.name}: {name}"
+        for tree in MODULES.values()
+        for kind in ast.walk(tree)
+        if isinstance(kind, ast.ClassDef)
+        for name, annotation in _given(kind)
+        if aliases & {each.id for each in ast.walk(annotation) if isinstance(each, ast.Name)}
+    ]
+    assert len(found) <= MOST_CALLABLES, found
+
+
+def test_there_is_no_lambda_where_workers_are_put_together() -> None:
+    for name in ("worker.py", "fleet.py"):
+        assert not any(isinstance(node, ast.Lambda) for node in ast.walk(MODULES[FOLDER / name])), name
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_claimed_job_goes_down_by_few_steps(
+    database: Database, conn: psycopg.Connection, is_async: bool
+) -> None:
+    app = App()
+
+    async def on_loop() -> None:
+        pass
+
+    def in_thread() -> None:
+        pass
+
+    app.task(on_loop if is_async else in_thread, name="t")
+    ways: list[Way] = []
+    # Without listening, for a job that is handed over is not claimed.
+    async with working(app, database.dsn, listen=False, poll_interval=0.02) as worker:
+        for _ in range(3):
+            way = Way()
+            sys.setprofile(way.follow)
+            threading.setprofile(way.follow)
+            try:
+                await done(conn, enqueue(conn))
+                # Told, too.
+                await wait_until_async(lambda: worker.status()["held"] == 0)
+            finally:
+                sys.setprofile(None)
+                threading.setprofile(None)
+            ways.append(way)
+    # The shortest: other work of the worker may have come between.
+    way = min(ways, key=lambda each: len(each.calls))
+    steps = dict.fromkeys((caller, called) for caller, called, _ in way.calls)
+    assert ("trade.trade", "trade.intake") in steps
+    assert ("trade.exchange", "link.connection") in steps
+    assert len(steps) <= MOST_STEPS, list(steps)
+    assert len(way.calls) <= MOST_CALLS, way.calls
+    assert [step for step in steps if step[0] in _imports(step[1]) and step not in UP] == []
+
+
+class Way:
+    """The calls between modules of worker/ which are given a job, or made within a call that was."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, str]] = []
+        # By frame, whether it works on a job. Frames are kept, so that none gets the place of another.
+        self._seen: dict[FrameType, bool] = {}
+
+    def follow(self, frame: FrameType, event: str, _: object) -> None:
+        """As sys.setprofile has it called."""
+        # A coroutine that goes on is seen again.
+        if event != "call" or frame in self._seen or not (called := _module(frame)):
+            return
+        caller = frame.f_back
+        while caller is not None and not _module(caller):
+            caller = caller.f_back
+        code = frame.f_code
+        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        is_given = any(_carries_job(frame.f_locals.get(name)) for name in given)
+        self._seen[frame] = is_given or (caller is not None and self._seen.get(caller, False))
+        if self._seen[frame] and caller is not None and _module(caller) != called:
+            self.calls.append((_module(caller), called, code.co_name))
+
+
+def _module(frame: FrameType) -> str:
+    path = Path(frame.f_code.co_filename)
+    return ".".join(path.relative_to(FOLDER).with_suffix("").parts) if path.is_relative_to(FOLDER) else ""
+
+
+def _carries_job(value: Any) -> bool:
+    if isinstance(value, Reply):
+        return bool(value.completed or value.failed or value.claimed)
+    return isinstance(value, Held) or (isinstance(value, list | tuple) and any(map(_carries_job, value)))
+
+
+def _given(kind: ast.ClassDef) -> list[tuple[str, ast.expr]]:
+    """Return the arguments of a class's constructor, and the public attributes that others may set."""
+    found: list[tuple[str, ast.expr]] = []
+    for method in kind.body:
+        if not isinstance(method, ast.FunctionDef) or method.name != "__init__":
+            continue
+        arguments = [*method.args.args, *method.args.kwonlyargs]
+        found += [(each.arg, each.annotation) for each in arguments if each.annotation is not None]
+        found += [
+            (node.target.attr, node.annotation)
+            for node in ast.walk(method)
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Attribute)
+            and not node.target.attr.startswith("_")
+        ]
+    return found
+
+
+def _imports(module: str) -> set[str]:
+    """Return the modules of worker/ that this one imports, or those do."""
+    found: set[str] = set()
+    waiting = [module]
+    while waiting:
+        tree = MODULES[FOLDER.joinpath(*waiting.pop().split(".")).with_suffix(".py")]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pgqueue.worker."):
+                name = str(node.module).removeprefix("pgqueue.worker.")
+                names = [name] if FOLDER.joinpath(*name.split(".")).with_suffix(".py") in MODULES else []
+                new = [each for each in names if each not in found]
+                found.update(new)
+                waiting += new
+    return found
