@@ -43,6 +43,8 @@ class Registration:
         """Register over a connection that was just made, unless another process has taken the name meanwhile."""
         asking = presence.worker_command(self._config.name, "", self._identity.instance)
         if await link.perform_now(asking) == "taken":
+            # At once: what this worker does not know is the other one's, and is not given back.
+            self._identity.has_name = False
             return
         self.channel = await link.perform_now(self.hello())
 
