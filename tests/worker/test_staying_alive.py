@@ -76,7 +76,9 @@ async def test_each_connection_killed_in_turn_and_then_all_at_once_comes_back(
                 [backends(conn) if pids is None else pids],
             )
             assert await done(conn, enqueue(conn)) == ["succeeded"]
-        await wait_until_async(lambda: len(backends(conn)) == 4 and not set(mine) & set(backends(conn)))
+        # The second one for claims and ends is made when both have something to do.
+        await wait_until_async(lambda: enqueue_many(conn, 50) and len(backends(conn)) == 4)
+        assert not set(mine) & set(backends(conn))
         await wait_until_async(lambda: is_asleep(conn, "w"))
         assert await done(conn, enqueue(conn)) == ["succeeded"]
 
