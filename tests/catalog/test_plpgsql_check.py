@@ -55,6 +55,8 @@ ALLOWED = {
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",
+    ("_tidy", STABLE): "deletes rows by dynamic SQL",
+    ("_tidy", "text type variable is not sanitized"): "the tables and conditions that stand in it",
     ("_write_options", STABLE): "writes a row by dynamic SQL",
     ("_write_options", "text type variable is not sanitized"): "names of columns, each of them by quote_ident",
     # Called with constants, an immutable one would raise during planning, even if it is never reached.
@@ -65,6 +67,7 @@ ALLOWED = {
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
     ("_batch_deduped", 'parameter "errors" is never read'): "comes in, and goes out with the errors that it sets",
+    ("_find_turns", 'composite OUT variable "draw" is not single argument'): "the draw so far, and what was found",
     ("_run_slice", 'composite OUT variable "run" is not single argument'): "the run so far, and what the slice adds",
     ("_run_step", 'composite OUT variable "run" is not single argument'): "the run so far, and whether it is cut",
     ("explain", 'unmodified OUT variable "job_id"'): "INOUT: it comes back with the answer",

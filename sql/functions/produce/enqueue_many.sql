@@ -65,7 +65,7 @@ begin
 
     v_job := pgqueue._checked_job(0, pgqueue._ready_at(null), v_options);
     select
-        w.queue, coalesce(v_job.priority, t.priority, q.priority, 0),
+        w.queue, coalesce(v_job.priority, t.priority, q.priority, 0::smallint),
         coalesce(v_job.expires_at, pgqueue._after(greatest(v_job.run_at, v_job.created_at), t.expires_in))
     into v_job.queue, v_job.priority, v_job.expires_at
     from (values (1)) one (row)
