@@ -1,4 +1,5 @@
-"""A hook of the build: writes the commit that it is made from into the package, for `pgqueue --version`.
+"""A hook of the build: writes the commit that it is made from into the package, for `pgqueue --version`, and puts the
+benchmarks into a wheel, without those of other queues.
 
 It asks git, or takes SOURCE_COMMIT where there is no repository, as in an image. An sdist carries the file that its own
 build wrote.
@@ -17,11 +18,15 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CommitHook(BuildHookInterface[Any]):
-    """Adds pgqueue/commit.txt."""
+    """Adds pgqueue/commit.txt and pgqueue/benchmarks/."""
 
     _scratch: str | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name == "wheel" and version != "editable":
+            for file in sorted((Path(self.root) / "benchmarks").iterdir()):
+                if file.suffix in (".py", ".json") and file.name != "rivals.json":
+                    build_data["force_include"][str(file)] = f"pgqueue/benchmarks/{file.name}"
         # An editable installation runs in the checkout, which knows its commit at any time.
         if version == "editable" or (Path(self.root) / "pgqueue/commit.txt").exists():
             return

@@ -12,8 +12,8 @@
 
 then `pgqueue worker -r module:app`.
 
-Names that most programs use are here, the others in their modules: `pgqueue.errors`, `pgqueue.hooks` (Dead, Event),
-`pgqueue.middleware` (Enqueuing, Codec), `pgqueue.tasks` (Task), `pgqueue.options` (TaskOptions).
+Names that most programs use are here, the others in their modules: `pgqueue.errors`, `pgqueue.hooks` (Dead),
+`pgqueue.middleware` (Enqueuing).
 """
 
 __version__ = "0.1.0"
@@ -24,9 +24,13 @@ from typing import TYPE_CHECKING, Any
 from pgqueue.app import App
 from pgqueue.enqueue import enqueue, enqueue_batch, enqueue_copy, enqueue_many, enqueue_outcome
 from pgqueue.errors import PgQueueError
+from pgqueue.hooks import Event
 from pgqueue.job import Job, current_job
+from pgqueue.middleware import Codec
+from pgqueue.options import TaskOptions
 from pgqueue.signals import Cancel, Discard, Retry, Snooze
-from pgqueue.wait import wait
+from pgqueue.tasks import Task
+from pgqueue.wait import Outcome, wait
 from pgqueue.workflows import chain, emit_event
 
 if TYPE_CHECKING:
@@ -38,11 +42,16 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "Cancel",
+    "Codec",
     "Discard",
+    "Event",
     "Job",
+    "Outcome",
     "PgQueueError",
     "Retry",
     "Snooze",
+    "Task",
+    "TaskOptions",
     "Worker",
     "WorkerConfig",
     "chain",

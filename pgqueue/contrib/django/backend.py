@@ -144,7 +144,7 @@ class Backend(BaseTaskBackend, Generic[T]):
 
     def get_result(self, result_id: str) -> Any:
         """Return the result of a job. Raises TaskResultDoesNotExist, also when its history has expired."""
-        return results.read(self, result_id)
+        return results.read(result_id, self.database, self.alias, declared)
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """Check the settings of this backend."""

@@ -9,7 +9,6 @@ from typing import Any
 from django.db import connections
 from django.utils.module_loading import import_string
 
-from pgqueue.contrib.django import backend as backends
 from pgqueue.contrib.django.api import Task, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, read_maybe_one
@@ -36,20 +35,23 @@ _STATUS = {
 _CLASSES = {"Timeout": "builtins.TimeoutError"}
 
 
-def read(backend: Any, result_id: str) -> Any:
-    """Read the result of a job. Raises TaskResultDoesNotExist."""
+def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any]) -> Any:
+    """Read the result of a job, of a backend with this database and alias. Raises TaskResultDoesNotExist.
+
+    `declared` are the tasks by their paths; others are imported.
+    """
     if not result_id.isascii() or not result_id.isdigit() or len(result_id) > 18:
         raise TaskResultDoesNotExist(result_id)
-    row: Any = drivers.run(connections[backend.database], Call(_JOB, (int(result_id),), read_maybe_one))
+    row: Any = drivers.run(connections[database], Call(_JOB, (int(result_id),), read_maybe_one))
     if row is None:
         raise TaskResultDoesNotExist(result_id)
     job_id, path, state, queue, priority, run_at, created_at, reserved_at, finished_at, *texts, attempts, worker = row
     args, errors, result = (loaded(text) for text in texts)
-    task = _task(path)
+    task = _task(path, declared)
     if task is None or not isinstance(args, dict) or not {"args", "kwargs"} <= args.keys():
         # A job of the queue, but none of Django's.
         raise TaskResultDoesNotExist(result_id)
-    task = task.using(queue_name=queue, backend=backend.alias, run_after=run_at if run_at > created_at else None)
+    task = task.using(queue_name=queue, backend=alias, run_after=run_at if run_at > created_at else None)
     task = task.using(priority=priority)
     status = _STATUS[state]
     found = TaskResult(
@@ -62,7 +64,7 @@ def read(backend: Any, result_id: str) -> Any:
         finished_at=finished_at,
         args=args["args"],
         kwargs=args["kwargs"],
-        backend=backend.alias,
+        backend=alias,
         errors=[error_of(each) for each in errors or []],
         worker_ids=worker_ids(errors or [], attempts, worker),
     )
@@ -85,8 +87,8 @@ def worker_ids(errors: list[Mapping[str, Any]], attempts: int, worker: str | Non
     return [known.get(n, (worker or "") if n == attempts else "") for n in range(1, attempts + 1)]
 
 
-def _task(path: str) -> Any:
-    task = backends.declared.get(path)
+def _task(path: str, declared: Mapping[str, Any]) -> Any:
+    task = declared.get(path)
     if task is None:
         try:
             task = import_string(path)
