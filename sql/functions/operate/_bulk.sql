@@ -232,8 +232,9 @@ begin
             'Give after as next_after of the last call, or leave it out.'
         );
     end if;
-    v_filter.id_from := (p_after ->> 'id')::bigint + 1;
-    select f.matches, f.next_id into v_found from pgqueue._search_by_id(v_filter, true, p_matches, p_rows) f;
+    select f.matches, f.next_id
+    into v_found
+    from pgqueue._search_by_id(v_filter, true, (p_after ->> 'id')::bigint, p_matches, p_rows) f;
     select
         coalesce(array_agg(m.id) filter (where m.granularity is null), '{}'),
         coalesce(array_agg(m.id) filter (where m.granularity is not null), '{}'),

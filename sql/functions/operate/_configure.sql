@@ -134,25 +134,13 @@ begin
     end if;
     perform pgqueue._audit(
         p_function,
-        jsonb_build_object(
-            p_of, p_name,
-            'before', pgqueue._difference(p_before, p_after),
-            'after', pgqueue._difference(p_after, p_before)
+        (
+            select
+                jsonb_build_object(p_of, p_name, 'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value))
+            from jsonb_each(p_before) b
+            join jsonb_each(p_after) a on a.key = b.key and a.value <> b.value
         )
     );
     return true;
 end
-$$;
-
--- The fields of one object whose values differ in another.
-create or replace function pgqueue._difference(p_of jsonb, p_to jsonb)
-returns jsonb
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select coalesce(jsonb_object_agg(o.key, o.value), '{}')
-    from jsonb_each(p_of) o
-    where o.value is distinct from p_to -> o.key
 $$;

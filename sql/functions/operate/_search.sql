@@ -4,8 +4,9 @@
 -- jobs of a queue have one that is not in the order of ids: where few of the jobs read by id fit, all of the queue are
 -- looked up, if they are not too many to read at once.
 
+-- p_beyond: an id up to which all has been read.
 create or replace function pgqueue._search_by_id(
-    p_filter pgqueue.job_filter, p_oldest boolean, p_matches integer, p_rows integer,
+    p_filter pgqueue.job_filter, p_oldest boolean, p_beyond bigint, p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out next_id bigint, out is_cut boolean
 )
 language plpgsql
@@ -16,6 +17,11 @@ as $$
 declare
     v_scan record;
 begin
+    if p_oldest then
+        p_filter.id_from := greatest(p_filter.id_from, p_beyond + 1);
+    else
+        p_filter.id_to := least(p_filter.id_to, p_beyond - 1);
+    end if;
     matches := '{}';
     is_cut := false;
     for v_scan in select s.* from pgqueue._search_scans(p_filter, p_oldest, p_matches, p_rows) s loop

@@ -12,22 +12,16 @@ create or replace function pgqueue.search(
     out next_before bigint,
     out is_cut boolean
 )
-language plpgsql
+language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter pgqueue.job_filter := pgqueue._read_filter(search.filter, search.max_jobs, search.max_rows);
-begin
-    if search.before is not null then
-        v_filter.id_to := least(v_filter.id_to, search.before - 1);
-    end if;
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
-    into job_ids, next_before, is_cut
-    from pgqueue._search_by_id(v_filter, false, search.max_jobs, search.max_rows) f;
-end
+    from pgqueue._search_by_id(
+        pgqueue._read_filter(search.filter, search.max_jobs, search.max_rows), false, search.before, search.max_jobs,
+        search.max_rows
+    ) f
 $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is

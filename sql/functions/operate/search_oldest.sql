@@ -9,22 +9,16 @@ create or replace function pgqueue.search_oldest(
     out next_after bigint,
     out is_cut boolean
 )
-language plpgsql
+language sql
 stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
-declare
-    v_filter pgqueue.job_filter := pgqueue._read_filter(search_oldest.filter, search_oldest.max_jobs, search_oldest.max_rows);
-begin
-    if search_oldest.after is not null then
-        v_filter.id_from := greatest(v_filter.id_from, search_oldest.after + 1);
-    end if;
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
-    into job_ids, next_after, is_cut
-    from pgqueue._search_by_id(v_filter, true, search_oldest.max_jobs, search_oldest.max_rows) f;
-end
+    from pgqueue._search_by_id(
+        pgqueue._read_filter(search_oldest.filter, search_oldest.max_jobs, search_oldest.max_rows), true, search_oldest.after, search_oldest.max_jobs,
+        search_oldest.max_rows
+    ) f
 $$;
 
 comment on function pgqueue.search_oldest(jsonb, bigint, integer, integer) is
