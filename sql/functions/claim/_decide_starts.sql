@@ -41,31 +41,8 @@ begin
         perform pgqueue._expire_jobs(1000);
     end if;
     if keyed then
-        -- One query for all keys: three probes for each that is free.
-        select
-            array_agg(k.row_ctid) filter (where k.ahead is not null) as blocked,
-            array_agg(k.ahead) filter (where k.ahead is not null) as ahead,
-            array_agg(k.row_ctid) filter (where k.is_payload) as payloads,
-            v_any.limited or bool_or(k.is_limited) is true as limited
-        into v_keys
-        from (
-            select
-                c.row_ctid, t.is_payload,
-                case when t.is_payload is not true then (
-                    select a.id from pgqueue._ahead(c.queue, c.key, c.id, p_now, h.id) a
-                ) end as ahead,
-                (select true from pgqueue.limits l where l.kind = 'key' limit 1) as is_limited
-            from (select k.id from pgqueue._key_head() k offset 0) h
-            cross join unnest(v_jobs) c
-            left join lateral (
-                select true as is_payload
-                from pgqueue.tasks t
-                where t.name = c.task and coalesce(t.accumulate, t.declared_accumulate)
-            ) t on true
-            where c.key is not null
-            offset 0
-        ) k;
-        v_any.limited := v_keys.limited;
+        select k.* into v_keys from pgqueue._find_ahead(v_jobs, p_now) k;
+        v_any.limited := v_any.limited or v_keys.limited is true;
         if v_keys.payloads is not null then
             if size is null then
                 size := pgqueue._payloads_to_read(v_jobs, p_free);
@@ -114,57 +91,41 @@ begin
 end
 $$;
 
--- Inlined: no SET, and stable.
-create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
-returns table (id bigint)
-language sql
+-- What the keys of these jobs decide. explain() asks the same: reads only.
+-- blocked and ahead: those that wait, and the jobs that they wait for. payloads: those of accumulating tasks, for
+-- _group_payloads. limited: there are limits on keys.
+create or replace function pgqueue._find_ahead(
+    p_jobs pgqueue.candidate[], p_now timestamptz,
+    out blocked tid[], out ahead bigint[], out payloads tid[], out limited boolean
+)
+returns record
+language plpgsql
 stable
-parallel safe
-rows 1
 as $$
-    select a.id
+begin
+    -- One query for all keys: three probes for each that is free.
+    select
+        array_agg(k.row_ctid) filter (where k.ahead is not null),
+        array_agg(k.ahead) filter (where k.ahead is not null),
+        array_agg(k.row_ctid) filter (where k.is_payload),
+        bool_or(k.is_limited)
+    into blocked, ahead, payloads, limited
     from (
-        (
-            select x.id
-            from pgqueue.jobs x
-            where x.state = 'executing'
-                and x.key is not null
-                and (x.leader is null or x.leader = x.id)
-                and x.queue = p_queue
-                and x.key = p_key
-                and x.id >= least(p_head, p_id)
-            order by x.queue, x.key, x.id
-            limit 1
-        )
-        union all
-        (
-            select x.id
-            from pgqueue.jobs x
-            where x.key is not null
-                and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
-                and x.blocked_on is distinct from '@parents'
-                and x.queue = p_queue
-                and x.key = p_key
-                and x.id >= least(p_head, p_id)
-                and x.id < p_id
-            order by x.queue, x.key, x.id
-            limit 1
-        )
-        union all
-        (
-            select x.id
-            from pgqueue.jobs x
-            where x.key is not null
-                and x.state = 'waiting'
-                and x.reservation = 0
-                and x.queue = p_queue
-                and x.key = p_key
-                and x.id >= least(p_head, p_id)
-                and x.id < p_id
-                and x.run_at <= p_now
-            order by x.queue, x.key, x.id
-            limit 1
-        )
-    ) a
-    limit 1
+        select
+            c.row_ctid, t.is_payload,
+            case when t.is_payload is not true then (
+                select a.id from pgqueue._ahead(c.queue, c.key, c.id, p_now, h.id) a
+            ) end as ahead,
+            (select true from pgqueue.limits l where l.kind = 'key' limit 1) as is_limited
+        from (select k.id from pgqueue._key_head() k offset 0) h
+        cross join unnest(p_jobs) c
+        left join lateral (
+            select true as is_payload
+            from pgqueue.tasks t
+            where t.name = c.task and coalesce(t.accumulate, t.declared_accumulate)
+        ) t on true
+        where c.key is not null
+        offset 0
+    ) k;
+end
 $$;

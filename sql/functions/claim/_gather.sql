@@ -94,16 +94,12 @@ as $$
 declare
     v_job record;
     v_rows tid[];
-    v_more tid[];
 begin
     select j.id, j.queue, j.key, j.task, j.limit_key into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
-    select array_agg(h.row_ctid) into v_rows
-    from (
-        select j.ctid as row_ctid
+    v_rows := array(
+        select j.ctid
         from pgqueue.jobs j
-        where j.key is not null
-            and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-            and j.blocked_on is distinct from '@parents'
+        where pgqueue._holds_position(j)
             and j.blocked_on is distinct from '@jobs'
             and j.has_steps is null
             and j.queue = v_job.queue
@@ -115,29 +111,21 @@ begin
         order by j.queue, j.key, j.id
         limit 999
         for update skip locked
-    ) h;
-    v_rows := coalesce(v_rows, '{}');
-    if cardinality(v_rows) < 999 then
-        select array_agg(w.row_ctid) into v_more
-        from (
-            select j.ctid as row_ctid
-            from pgqueue.jobs j
-            where j.key is not null
-                and j.state = 'waiting'
-                and j.reservation = 0
-                and j.queue = v_job.queue
-                and j.key = v_job.key
-                and j.run_at <= p_now
-                and j.task = v_job.task
-                and j.limit_key is not distinct from v_job.limit_key
-                and (j.expires_at is null or j.expires_at > p_now)
-                and j.ctid <> p_row_ctid
-            order by j.queue, j.key, j.id
-            limit 999 - cardinality(v_rows)
-            for update skip locked
-        ) w;
-        v_rows := v_rows || v_more;
-    end if;
-    return v_rows;
+    );
+    return v_rows || array(
+        select j.ctid
+        from pgqueue.jobs j
+        where pgqueue._is_new_of_key(j)
+            and j.queue = v_job.queue
+            and j.key = v_job.key
+            and j.run_at <= p_now
+            and j.task = v_job.task
+            and j.limit_key is not distinct from v_job.limit_key
+            and (j.expires_at is null or j.expires_at > p_now)
+            and j.ctid <> p_row_ctid
+        order by j.queue, j.key, j.id
+        limit 999 - cardinality(v_rows)
+        for update skip locked
+    );
 end
 $$;

@@ -5,15 +5,15 @@
 
 -- blocked and ahead: those that wait, and the jobs that they wait for. firsts and sizes: the first of each key that starts,
 -- and the batch_size of its task. joined: the others of these keys.
--- Asks once for each key: does a job of it execute, and which job holds its first position? Each question is one probe of an
--- index, from the head of jobs with keys on (see _heads), never an ordered scan over two states. "asks" is a condition inside
--- the probes: in a join's condition it would be checked after them, for every row.
+-- Asks once for each key: does a job of it execute, and which job holds its first position? "asks" is a condition inside the
+-- probes: in a join's condition it would be checked after them, for every row.
 create or replace function pgqueue._group_payloads(
     p_rows tid[], p_now timestamptz,
     out blocked tid[], out ahead bigint[], out firsts tid[], out sizes integer[], out joined tid[]
 )
 returns record
 language plpgsql
+stable
 as $$
 begin
     select
@@ -56,52 +56,12 @@ begin
                 join pgqueue.jobs j on j.ctid = w.row_ctid
             ) c
             left join lateral (
-                select x.id
-                from pgqueue.jobs x
-                where c.asks
-                    and x.state = 'executing'
-                    and x.key is not null
-                    and (x.leader is null or x.leader = x.id)
-                    and x.queue = c.queue
-                    and x.key = c.key
-                    and x.id >= least(c.head, c.id)
-                order by x.queue, x.key, x.id
-                limit 1
+                select x.id from pgqueue._executing_of_key(c.queue, c.key, least(c.head, c.id)) x where c.asks limit 1
             ) e on true
             left join lateral (
-                select p.id, p.task, p.limit_key
-                from (
-                    (
-                        select x.id, x.task, x.limit_key
-                        from pgqueue.jobs x
-                        where c.asks
-                            and e.id is null
-                            and x.key is not null
-                            and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
-                            and x.blocked_on is distinct from '@parents'
-                            and x.queue = c.queue
-                            and x.key = c.key
-                            and x.id >= least(c.head, c.id)
-                        order by x.queue, x.key, x.id
-                        limit 1
-                    )
-                    union all
-                    (
-                        select x.id, x.task, x.limit_key
-                        from pgqueue.jobs x
-                        where c.asks
-                            and e.id is null
-                            and x.key is not null
-                            and x.state = 'waiting'
-                            and x.reservation = 0
-                            and x.queue = c.queue
-                            and x.key = c.key
-                            and x.id >= least(c.head, c.id)
-                            and x.run_at <= p_now
-                        order by x.queue, x.key, x.id
-                        limit 1
-                    )
-                ) p
+                select p.*
+                from pgqueue._key_positions(c.queue, c.key, p_now, least(c.head, c.id)) p
+                where c.asks and e.id is null
                 order by p.id
                 limit 1
             ) f on true
@@ -112,66 +72,6 @@ begin
         ) k
     ) p;
 end
-$$;
-
--- Three probes: a payload that suspended itself; for a new payload, a failed one before its time; for one without steps, a batch
--- that has a step. p_asks is a condition inside of them. Inlined: no SET.
-create or replace function pgqueue._ahead_of_payload(
-    p_asks boolean, p_queue text, p_key text, p_task text, p_limit_key text, p_is_new boolean, p_has_steps boolean,
-    p_now timestamptz
-)
-returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
-as $$
-    (
-        select x.id
-        from pgqueue.jobs x
-        where p_asks
-            and x.key is not null
-            and x.blocked_on = '@jobs'
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.task = p_task
-            and x.limit_key is not distinct from p_limit_key
-        order by x.queue, x.key
-        limit 1
-    )
-    union all
-    (
-        select x.id
-        from pgqueue.jobs x
-        where p_asks
-            and p_is_new
-            and x.key is not null
-            and x.state in ('waiting', 'failed')
-            and x.reservation > 0
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.ready_at > p_now
-            and x.task = p_task
-            and x.limit_key is not distinct from p_limit_key
-        order by x.queue, x.key, x.ready_at
-        limit 1
-    )
-    union all
-    (
-        select x.id
-        from pgqueue.jobs x
-        where p_asks
-            and p_has_steps is null
-            and x.key is not null
-            and x.has_steps
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.task = p_task
-            and x.limit_key is not distinct from p_limit_key
-        order by x.queue, x.key
-        limit 1
-    )
-    limit 1
 $$;
 
 -- How many jobs a claim reads before it knows which payloads share its slots.

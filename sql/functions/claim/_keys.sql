@@ -115,36 +115,12 @@ begin
             from unnest(p_queues, p_keys) p (queue, key)
             where p.key is not null
         ) d
-        left join lateral (
-            select j.id
-            from pgqueue.jobs j
-            where j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
-                and j.queue = d.queue
-                and j.key = d.key
-                and j.state = v_blocked
-                and j.blocked_on is null
-                and j.id >= h.id
-            order by j.queue, j.key, j.id
-            limit 1
-        ) f on true
-        where f.id is not null
+        cross join lateral pgqueue._first_blocked(d.queue, d.key, h.id) f
         order by d.queue, d.key
     loop
         loop
-            select j.id into v_id
-            from pgqueue.jobs j
-            where j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
-                and j.queue = v_position.queue
-                and j.key = v_position.key
-                and j.state = v_blocked
-                and j.blocked_on is null
-                and j.id >= v_position.head
-            order by j.queue, j.key, j.id
-            limit 1;
+            select f.id into v_id
+            from pgqueue._first_blocked(v_position.queue, v_position.key, v_position.head) f;
             exit when not found;
 
             perform from pgqueue.jobs j
@@ -187,8 +163,6 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    -- A variable: see extend.
-    v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_ids bigint[];
     v_queues text[];
     v_keys text[];
@@ -214,18 +188,7 @@ begin
         from unnest(v_ids, v_queues, v_keys) w (id, queue, key)
         group by w.queue, w.key
     ) b
-    where exists (
-        select
-        from pgqueue.jobs f
-        where f.key is not null
-            and (f.state = 'blocked' or (f.state in ('waiting', 'failed') and f.reservation > 0))
-            and f.blocked_on is distinct from '@parents'
-            and f.queue = b.queue
-            and f.key = b.key
-            and f.id < b.id
-            and f.state = v_blocked
-            and f.blocked_on is null
-    );
+    cross join lateral pgqueue._first_blocked(b.queue, b.key, 0, b.id) f;
     if v_queues is not null then
         perform pgqueue._release_next(v_queues, v_keys, null);
     end if;
@@ -302,27 +265,7 @@ begin
         select
             f.queue, f.key,
             f.state = 'blocked' and f.blocked_on is null
-                and not exists (
-                    select
-                    from pgqueue.jobs e
-                    where e.state = 'executing'
-                        and e.key is not null
-                        and (e.leader is null or e.leader = e.id)
-                        and e.queue = f.queue
-                        and e.key = f.key
-                )
-                and not exists (
-                    select
-                    from pgqueue.jobs w
-                    where w.key is not null
-                        and w.state = 'waiting'
-                        and w.reservation = 0
-                        and w.queue = f.queue
-                        and w.key = f.key
-                        and w.id < f.id
-                        -- Read after the snapshot: a job that came since v_now may have others behind it already.
-                        and w.run_at <= (select pgqueue._clock())
-                )
+                and (select a.id from pgqueue._ahead(f.queue, f.key, f.id, c.now, 0) a) is null
                 -- New payloads wait for the backoff of failed ones, also of later ones.
                 and not exists (
                     select
@@ -359,13 +302,13 @@ begin
         from (
             select j.queue, j.key, j.id, j.task, j.limit_key, j.state, j.blocked_on
             from pgqueue.jobs j
-            where j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
+            where pgqueue._holds_position(j)
                 and (j.queue, j.key) > (next_cursor[1], next_cursor[2])
             order by j.queue, j.key, j.id
             limit 1
-        ) f;
+        ) f
+        -- Read after the snapshot: a job that came since v_now may have others behind it already.
+        cross join (select pgqueue._clock() as now offset 0) c;
         if not found then
             next_cursor := null;
             return;

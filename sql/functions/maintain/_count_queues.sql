@@ -101,9 +101,7 @@ as $$
         from (
             select x.state, x.blocked_on
             from pgqueue.jobs x
-            where x.key is not null
-                and (x.state = 'blocked' or (x.state in ('waiting', 'failed') and x.reservation > 0))
-                and x.blocked_on is distinct from '@parents'
+            where pgqueue._holds_position(x)
                 and x.queue = n.queue
             limit p_most
         ) b

@@ -117,78 +117,29 @@ begin
 end
 $$;
 
--- As _order decides it, for one job.
+-- As a claim decides it, for one job.
 create or replace function pgqueue._ahead_in_key(p_job pgqueue.jobs, p_now timestamptz)
 returns bigint
 language plpgsql
 stable
 as $$
 declare
-    v_is_payload boolean := exists (select from pgqueue.effective_tasks t where t.name = p_job.task and t.accumulate);
     v_ahead record;
 begin
-    select j.id
+    select a.*
     into v_ahead
-    from pgqueue.jobs j
-    where j.state = 'executing'
-        and j.key is not null
-        and (j.leader is null or j.leader = j.id)
-        and j.queue = p_job.queue
-        and j.key >= p_job.key collate "C"
-        and j.key <= p_job.key collate "C"
-    order by j.key, j.queue
-    limit 1;
-    if found then
-        return v_ahead.id;
-    end if;
-    if v_is_payload then
-        select a.id
-        into v_ahead
-        from pgqueue._ahead_of_payload(
-            true, p_job.queue, p_job.key, p_job.task, p_job.limit_key, p_job.reservation = 0, p_job.has_steps, p_now
-        ) a
-        where a.id <> p_job.id;
-        if found then
-            return v_ahead.id;
-        end if;
-    end if;
-    select f.id, f.task, f.limit_key
-    into v_ahead
-    from (
-        (
-            select j.id, j.task, j.limit_key
+    from pgqueue._find_ahead(
+        array(
+            select row(j.ctid, j.id, j.queue, j.task, j.key, j.limit_key, false, false)::pgqueue.candidate
             from pgqueue.jobs j
-            where j.key is not null
-                and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                and j.blocked_on is distinct from '@parents'
-                and j.queue = p_job.queue
-                and j.key = p_job.key
-                and j.id < p_job.id
-            order by j.queue, j.key, j.id
-            limit 1
-        )
-        union all
-        (
-            select j.id, j.task, j.limit_key
-            from pgqueue.jobs j
-            where j.key is not null
-                and j.state = 'waiting'
-                and j.reservation = 0
-                and j.queue = p_job.queue
-                and j.key = p_job.key
-                and j.id < p_job.id
-                and j.run_at <= p_now
-            order by j.queue, j.key, j.id
-            limit 1
-        )
-    ) f
-    order by f.id
-    limit 1;
-    -- Payloads of one batch do not wait for each other.
-    if v_is_payload and v_ahead.task = p_job.task and v_ahead.limit_key is not distinct from p_job.limit_key then
-        return null;
+            where j.id = p_job.id
+        ),
+        p_now
+    ) a;
+    if v_ahead.payloads is not null then
+        select a.* into v_ahead from pgqueue._group_payloads(v_ahead.payloads, p_now) a;
     end if;
-    return v_ahead.id;
+    return v_ahead.ahead[1];
 end
 $$;
 

@@ -149,9 +149,7 @@ begin
                     select j.id, j.queue
                     from pgqueue.jobs j
                     where 'blocked' = any (p_states)
-                        and j.key is not null
-                        and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                        and j.blocked_on is distinct from '@parents'
+                        and pgqueue._holds_position(j)
                         and j.queue = p_queue
                     order by j.queue, j.key, j.id
                     limit p_most + 1
@@ -183,7 +181,7 @@ begin
             (
                 select j.id
                 from pgqueue.jobs j
-                where j.key is not null and j.state = 'waiting' and j.reservation = 0 and j.queue = p_queue and j.key = p_key
+                where pgqueue._is_new_of_key(j) and j.queue = p_queue and j.key = p_key
                 order by j.queue, j.key, j.id
                 limit p_most + 1
             )
@@ -191,9 +189,7 @@ begin
             (
                 select j.id
                 from pgqueue.jobs j
-                where j.key is not null
-                    and (j.state = 'blocked' or (j.state in ('waiting', 'failed') and j.reservation > 0))
-                    and j.blocked_on is distinct from '@parents'
+                where pgqueue._holds_position(j)
                     and j.queue = p_queue
                     and j.key = p_key
                 order by j.queue, j.key, j.id

@@ -16,6 +16,8 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
 set enable_sort = off
 as $$
 #variable_conflict use_column

@@ -60,9 +60,7 @@ as $$
                 select y.id, y.blocked_on
                 from pgqueue.jobs y
                 where j.key is not null
-                    and y.key is not null
-                    and (y.state = 'blocked' or (y.state in ('waiting', 'failed') and y.reservation > 0))
-                    and y.blocked_on is distinct from '@parents'
+                    and pgqueue._holds_position(y)
                     and y.queue = j.queue
                     and y.key = j.key
                 order by y.queue, y.key, y.id
@@ -72,15 +70,7 @@ as $$
         )
         union all
         (
-            select r.id
-            from pgqueue.jobs r
-            where j.key is not null
-                and r.state = 'executing'
-                and r.key is not null
-                and (r.leader is null or r.leader = r.id)
-                and r.queue = j.queue
-                and r.key = j.key
-            limit 1
+            select r.id from pgqueue._executing_of_key(j.queue, j.key, 0) r where j.key is not null
         )
     ) w
 $$;
