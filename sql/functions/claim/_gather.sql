@@ -10,14 +10,13 @@
 -- members end as it ends.
 
 create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
-returns bigint[]
+returns pgqueue.claimed_job[]
 language plpgsql
 as $$
 declare
-    -- See _heads.
-    v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_job record;
     v_rows tid[];
+    v_jobs pgqueue.claimed_job[];
     v_ids bigint[];
     v_attempts integer;
     v_leader_id bigint;
@@ -47,42 +46,29 @@ begin
     end if;
 
     select
+        array_agg(g.row_ctid order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id),
         array_agg(g.id order by g.id is distinct from v_leader_id, g.score, g.id) filter (where g.id = g.kept_id),
         max(g.attempts),
         array_agg(g.id) filter (where g.id <> g.kept_id),
         array_agg(g.reservation) filter (where g.id <> g.kept_id),
         array_agg(g.kept_id) filter (where g.id <> g.kept_id)
-    into v_ids, v_attempts, v_merged_ids, v_merged_reservations, v_kept_ids
+    into v_rows, v_ids, v_attempts, v_merged_ids, v_merged_reservations, v_kept_ids
     from (
         select p.*, first_value(p.id) over (partition by p.args order by p.score, p.id) as kept_id
         from (
-            select j.id, j.args, j.attempts, j.reservation, coalesce(j.score, extract(epoch from j.created_at)) as score
+            select w.row_ctid, j.id, j.args, j.attempts, j.reservation, coalesce(j.score, extract(epoch from j.created_at)) as score
             from unnest(v_rows) w (row_ctid)
             join pgqueue.jobs j on j.ctid = w.row_ctid
         ) p
     ) g;
 
-    update pgqueue.jobs j
-    set
-        state = 'executing',
-        leader = v_ids[1],
-        followers = case when w.n = 1 then nullif(v_ids[2:], '{}') end,
-        blocked_on = null,
-        reservation = pgqueue._next_reservation(j.reservation),
-        attempts = v_attempts + 1,
-        reserved_at = p_now,
-        reserved_by = p_worker,
-        lease = p_lease,
-        lease_expires_at = case when w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
-        grace_given = false
-    from unnest(v_ids) with ordinality w (id, n)
-    where j.id = w.id;
+    v_jobs := array(select t from pgqueue._take(v_rows, p_now, p_worker, p_lease, v_ids, v_attempts) t);
     if v_merged_ids is not null then
         perform pgqueue._finish(
             v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids
         );
     end if;
-    return v_ids;
+    return v_jobs;
 end
 $$;
 

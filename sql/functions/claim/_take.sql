@@ -1,5 +1,5 @@
--- Taking: the UPDATE that makes jobs executing, under a new reservation and a lease. Two do: this one, and that of the
--- payloads of a key (_gather). A third takes a job that is being enqueued: see _hand_off.
+-- Taking: the UPDATE that makes jobs executing, under a new reservation and a lease: for claims, for the payloads of a key
+-- (_gather), and for a job that is handed off as it is enqueued (_hand_off).
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 
@@ -14,17 +14,16 @@ $$;
 
 -- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
 -- that claim stays open, lock_not_available after the lock_timeout of the caller.
-create or replace function pgqueue._take(p_rows tid[], p_now timestamptz, p_worker text, p_lease interval)
-returns table (
-    id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer, attempt integer,
-    max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
-    leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
+-- p_batch: the ids of p_rows, which are one batch; it counts p_attempts so far, and only the first, its leader, has a lease.
+create or replace function pgqueue._take(
+    p_rows tid[], p_now timestamptz, p_worker text, p_lease interval, p_batch bigint[] default null,
+    p_attempts integer default null
 )
+returns setof pgqueue.claimed_job
 language plpgsql
 rows 100
 set enable_indexscan = off
 as $$
-#variable_conflict use_column
 declare
     -- The end of a lease must not be below the clock of a transaction with an xid: see _heads.
     v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
@@ -37,12 +36,15 @@ begin
         set
             state = 'executing',
             reservation = pgqueue._next_reservation(j.reservation),
-            attempts = j.attempts + 1,
+            attempts = coalesce(p_attempts, j.attempts) + 1,
             reserved_at = p_now,
             reserved_by = p_worker,
             lease = p_lease,
-            lease_expires_at = pgqueue._after(v_leased_at, p_lease),
-            grace_given = false
+            lease_expires_at = case when p_batch is null or w.n = 1 then pgqueue._after(v_leased_at, p_lease) end,
+            grace_given = false,
+            leader = coalesce(p_batch[1], j.leader),
+            followers = case when p_batch is null then j.followers when w.n = 1 then nullif(p_batch[2:], '{}') end,
+            blocked_on = null
         from unnest(p_rows) with ordinality w (row_ctid, n)
         -- Not by the states of the ready index: a plan that was made on an empty table would read all of that index.
         where j.ctid = w.row_ctid and j.state <> v_executing
@@ -53,7 +55,7 @@ begin
     select
         c.id, c.task, c.args, c.headers, c.queue, c.key, c.priority::integer, c.attempts,
         pgqueue._max_attempts(c.max_attempts, t.max_attempts, t.accumulate),
-        c.reservation, c.run_at, c.created_at, c.lease_expires_at, null::bigint, c.score, coalesce(c.timeout, t.timeout),
+        c.reservation, c.run_at, c.created_at, c.lease_expires_at, p_batch[1], c.score, coalesce(c.timeout, t.timeout),
         c.losses, coalesce(cardinality(c.crashed_on), 0), coalesce(t.store_result, false)
     from claimed c
     left join pgqueue.effective_tasks t on t.name = c.task
@@ -82,16 +84,16 @@ declare
     v_began timestamptz;
     v_waited boolean := false;
     v_start pgqueue.start;
-    v_plain tid[];
-    v_ids bigint[];
+    v_taken pgqueue.claimed_job[];
+    -- For each of them its slot.
     v_slots integer[];
-    v_got bigint[];
+    v_got pgqueue.claimed_job[];
+    v_job pgqueue.claimed_job;
+    v_at record;
 begin
     if v_starts is null then
         begin
-            jobs := array(
-                select row(t.*)::pgqueue.claimed_job from pgqueue._take(p_rows, p_now, p_worker, p_lease) t
-            );
+            jobs := array(select t from pgqueue._take(p_rows, p_now, p_worker, p_lease) t);
             started := cardinality(jobs);
             return;
         exception when unique_violation or lock_not_available or deadlock_detected then
@@ -110,11 +112,13 @@ begin
 
     v_began := clock_timestamp();
     skipped := '{}';
-    select array_agg(s.row_ctid order by s.slot), coalesce(array_agg(s.slot order by s.slot), '{}')
-    into v_plain, v_slots
-    from unnest(v_starts) s
-    where s.kind = 'plain';
-    v_ids := array(select t.id from pgqueue._take(v_plain, p_now, p_worker, p_lease) t);
+    v_taken := array(
+        select t
+        from pgqueue._take(
+            array(select s.row_ctid from unnest(v_starts) s where s.kind = 'plain' order by s.slot), p_now, p_worker, p_lease
+        ) t
+    );
+    v_slots := array(select s.slot from unnest(v_starts) s where s.kind = 'plain' order by s.slot);
     foreach v_start in array v_starts loop
         continue when v_start.kind = 'plain';
         -- The first key of its batch was dropped.
@@ -127,11 +131,9 @@ begin
             if v_start.kind = 'gather' then
                 v_got := pgqueue._gather(v_start.row_ctid, p_now, p_worker, p_lease);
             else
-                v_got := array(
-                    select t.id from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t
-                );
+                v_got := array(select t from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t);
             end if;
-            v_ids := v_ids || v_got;
+            v_taken := v_taken || v_got;
             v_slots := v_slots || array_fill(v_start.slot, array[cardinality(v_got)]);
         exception
             when unique_violation then
@@ -146,25 +148,20 @@ begin
                 where j.ctid = v_start.row_ctid;
         end;
     end loop;
-    select
-        array_agg(
-            row(
-                j.id, j.task, j.args, j.headers, j.queue, j.key, j.priority::integer, j.attempts,
-                pgqueue._max_attempts(j.max_attempts, t.max_attempts, t.accumulate),
-                j.reservation, j.run_at, j.created_at, j.lease_expires_at, case when j.leader is not null then w.leader end,
-                j.score, coalesce(j.timeout, t.timeout), j.losses, coalesce(cardinality(j.crashed_on), 0),
-                coalesce(t.store_result, false)
-            )::pgqueue.claimed_job
-            order by w.slot, w.n
-        ),
-        count(distinct w.slot)::integer
-    into jobs, started
-    from (
-        -- The keys of a batch have the leader of its first one.
-        select u.id, u.slot, u.n, first_value(u.id) over (partition by u.slot order by u.n) as leader
-        from unnest(v_ids, v_slots) with ordinality u (id, slot, n)
-    ) w
-    join pgqueue.jobs j on j.id = w.id
-    left join pgqueue.effective_tasks t on t.name = j.task;
+    started := 0;
+    for v_at in
+        select u.n, row_number() over of_slot = 1 as is_first, first_value(u.n) over of_slot as first
+        from unnest(v_slots) with ordinality u (slot, n)
+        window of_slot as (partition by u.slot order by u.n)
+        order by u.slot, u.n
+    loop
+        v_job := v_taken[v_at.n];
+        started := started + v_at.is_first::integer;
+        if v_job.leader is not null then
+            -- The keys of a batch have the leader of its first one.
+            v_job.leader := v_taken[v_at.first].id;
+        end if;
+        jobs := jobs || v_job;
+    end loop;
 end
 $$;

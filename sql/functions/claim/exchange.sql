@@ -112,24 +112,21 @@ begin
         );
         if v_reports is not null then
             return query
-            select t.*
+            select e.outcome, j.*, e.note
             from unnest(v_reports) with ordinality e (outcome, job_id, reservation, lease_expires_at, note, n)
-            cross join lateral pgqueue._exchange_row(e.outcome, e.job_id, e.reservation, e.lease_expires_at, e.note) t
+            cross join lateral pgqueue._no_claimed_job(e.job_id, e.reservation, e.lease_expires_at) j
             order by e.n;
         end if;
     end if;
 
     if exchange.extended <> '{}' then
         return query
-        select t.*
+        select case when e.job_id is null then 'lost' when e.cancel_requested then 'cancel' else 'extended' end, j.*, null::text
         from unnest(exchange.extended, exchange.extended_reservations) with ordinality w (id, reservation, n)
         left join pgqueue.extend(
             exchange.extended, exchange.extended_reservations, exchange.lease, exchange.started
         ) e on e.job_id = w.id
-        cross join lateral pgqueue._exchange_row(
-            case when e.job_id is null then 'lost' when e.cancel_requested then 'cancel' else 'extended' end,
-            w.id, w.reservation, e.lease_expires_at, null
-        ) t
+        cross join lateral pgqueue._no_claimed_job(w.id, w.reservation, e.lease_expires_at) j
         order by w.n;
     end if;
 
@@ -154,10 +151,8 @@ begin
         ) r;
     exception when others or query_canceled then
         return query
-        select t.*
-        from pgqueue._exchange_row(
-            'unclaimed', null, null, null, pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}'
-        ) t;
+        select 'unclaimed', j.*, pgqueue.legible(to_jsonb(sqlstate || ': ' || sqlerrm)) #>> '{}'
+        from pgqueue._no_claimed_job(null, null, null) j;
     end;
 end
 $$;
@@ -177,25 +172,20 @@ comment on function pgqueue.exchange(
     'Call it in a transaction of its own and commit at once: what it locks is held until then. '
     'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]);';
 
--- A row of exchange that is no claimed job.
-create or replace function pgqueue._exchange_row(
-    p_outcome text, p_id bigint, p_reservation bigint, p_lease_expires_at timestamptz, p_note text
-)
-returns table (
-    outcome text, id bigint, task text, args jsonb, headers jsonb, queue text, key text, priority integer,
-    attempt integer, max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz,
-    lease_expires_at timestamptz, leader bigint, score numeric, timeout interval, losses integer, crashes integer,
-    store_result boolean, note text
-)
+-- What a row of exchange has of a job that it did not claim.
+create or replace function pgqueue._no_claimed_job(p_id bigint, p_reservation bigint, p_lease_expires_at timestamptz)
+returns setof pgqueue.claimed_job
 language sql
 immutable
 parallel safe
 rows 1
 as $$
-    select
-        p_outcome, p_id, null::text, null::jsonb, null::jsonb, null::text, null::text, null::integer, null::integer,
-        null::integer, p_reservation, null::timestamptz, null::timestamptz, p_lease_expires_at, null::bigint, null::numeric,
-        null::interval, null::integer, null::integer, null::boolean, p_note
+    select (
+        row(
+            p_id, null, null, null, null, null, null, null, null, p_reservation, null, null, p_lease_expires_at,
+            null, null, null, null, null, null
+        )::pgqueue.claimed_job
+    ).*
 $$;
 
 -- Refuses wrong arguments of exchange, each by its name.

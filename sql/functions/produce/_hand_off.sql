@@ -68,17 +68,10 @@ begin
             order by random()
             limit 1
         ),
-        reserved as (
-            update pgqueue.jobs j
-            set
-                state = 'executing',
-                reservation = pgqueue._next_reservation(j.reservation),
-                attempts = j.attempts + 1,
-                reserved_at = v_now,
-                reserved_by = c.worker,
-                lease = c.lease,
-                lease_expires_at = pgqueue._after(v_now, c.lease)
+        offered as (
+            select c.*, j.ctid as row_ctid
             from chosen c
+            cross join pgqueue.jobs j
             where j.id = new.id
                 and j.state = 'waiting'
                 and j.ready_at <= v_now
@@ -94,23 +87,18 @@ begin
                 )
                 and not exists (select from pgqueue._rules_on(j.queue, j.task, null))
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
-            returning
-                c.handoff_channel, j.id, j.reservation, j.task, j.args, j.headers, j.queue, j.priority, j.max_attempts,
-                j.run_at, j.created_at, j.timeout, j.lease
         )
         select pg_notify(
-            r.handoff_channel,
+            o.handoff_channel,
             json_build_array(
-                r.id, r.reservation, r.task, r.queue, r.priority,
-                pgqueue._max_attempts(r.max_attempts, t.max_attempts, t.accumulate),
-                pgqueue._microseconds(r.run_at), pgqueue._microseconds(v_now), extract(epoch from r.lease),
-                extract(epoch from coalesce(r.timeout, t.timeout)), coalesce(t.store_result, false),
+                r.id, r.reservation, r.task, r.queue, r.priority, r.max_attempts, pgqueue._microseconds(r.run_at),
+                pgqueue._microseconds(v_now), extract(epoch from o.lease), extract(epoch from r.timeout), r.store_result,
                 pgqueue._microseconds(r.created_at)
             )::text || E'\n' || r.args::text || coalesce(E'\n' || r.headers::text, '')
         ) is not null
         into v_handed
-        from reserved r
-        left join pgqueue.effective_tasks t on t.name = r.task;
+        from offered o
+        cross join lateral pgqueue._take(array[o.row_ctid], v_now, o.worker, o.lease) r;
     end if;
     if v_handed is not true then
         perform pgqueue._wake(
