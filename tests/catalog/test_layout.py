@@ -22,7 +22,6 @@ NOUNS = {"limits", "schedules", "common", "workflows"}
 WITH_THEIR_NOUN = {
     "_finish_expired": "the one way out of jobs",
     "_free_dedupe": "dedupe keys",
-    "_is_marked": "heads",
     "_mark_heads": "heads",
     "_retake_dedupe": "dedupe keys",
 }

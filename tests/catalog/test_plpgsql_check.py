@@ -37,15 +37,12 @@ NO_RETURN = "control reached end of function without RETURN"
 # Accepted warnings, by function and message.
 ALLOWED = {
     # They lock rows, which PostgreSQL refuses in a function that is not volatile; plpgsql_check does not see it.
-    ("_free_payloads", STABLE): "FOR UPDATE",
     ("_lock_failed", STABLE): "FOR UPDATE",
-    ("_lock_held", STABLE): "FOR UPDATE",
     ("_whole_batches", STABLE): "FOR UPDATE",
     # A stable function would use the snapshot of the calling statement. The functions that claims, heads, keys and
     # limits rely on need a newer one, taken after the rows were locked.
     ("_first_of", STABLE): "a snapshot later than the one that shows which transactions ended: see _heads",
     ("_due_of", STABLE): "claims rely on it",
-    ("_group_payloads", STABLE): "sees the jobs that its claim has taken in earlier rounds",
     ("_circle", STABLE): "sees the jobs that its own call has inserted",
     ("_find", STABLE): "locks rows, and needs a newer snapshot",
     ("_has_children", STABLE): "sees what was committed until a completion has locked its jobs",

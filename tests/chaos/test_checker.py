@@ -423,7 +423,7 @@ def lose_a_lease(stage: Stage) -> None:
 
 
 def test_a_fence_that_is_ignored_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._lock_held", "and j.reservation = w.reservation", "")
+    stage.bug("pgqueue._finish", "and j.reservation = w.reservation", "")
     lose_a_lease(stage)
     assert stage.rules() == ["effects", "fence"]
 
@@ -539,7 +539,7 @@ def cancel_after_a_look_at_a_limit(stage: Stage) -> None:
 
 
 def test_a_lock_that_outlives_its_transaction_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._lock_limit", "pg_try_advisory_xact_lock", "pg_try_advisory_lock")
+    stage.bug("pgqueue._within_limits", "pg_try_advisory_xact_lock", "pg_try_advisory_lock")
     cancel_after_a_look_at_a_limit(stage)
     wait_until(stage.left_locks)
     # Nobody else gets anything under that limit.

@@ -45,7 +45,10 @@ begin
         v_any.limited := v_any.limited or v_keys.limited is true;
         if v_keys.payloads is not null then
             if size is null then
-                size := pgqueue._payloads_to_read(v_jobs, p_free);
+                select case when max(t.batch_size) > 1 then greatest(20, p_free, least(500, p_free * 4 * max(t.batch_size))) else p_free end
+                into size
+                from pgqueue.effective_tasks t
+                where t.accumulate and t.name = any (array(select c.task from unnest(v_jobs) c));
                 return;
             end if;
             select * into v_payloads from pgqueue._group_payloads(v_keys.payloads, p_now);

@@ -42,7 +42,39 @@ begin
             for update nowait
         );
     else
-        v_rows := p_row_ctid || pgqueue._free_payloads(p_row_ctid, p_now);
+        -- Up to 999 others, first those that hold their positions.
+        v_rows := array(
+            select j.ctid
+            from pgqueue.jobs j
+            where pgqueue._holds_position(j)
+                and j.blocked_on is distinct from '@jobs'
+                and j.has_steps is null
+                and j.queue = v_job.queue
+                and j.key = v_job.key
+                and j.task = v_job.task
+                and j.limit_key is not distinct from v_job.limit_key
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> p_row_ctid
+            order by j.queue, j.key, j.id
+            limit 999
+            for update skip locked
+        );
+        v_rows := v_rows || array(
+            select j.ctid
+            from pgqueue.jobs j
+            where pgqueue._is_new_of_key(j)
+                and j.queue = v_job.queue
+                and j.key = v_job.key
+                and j.run_at <= p_now
+                and j.task = v_job.task
+                and j.limit_key is not distinct from v_job.limit_key
+                and (j.expires_at is null or j.expires_at > p_now)
+                and j.ctid <> p_row_ctid
+            order by j.queue, j.key, j.id
+            limit 999 - cardinality(v_rows)
+            for update skip locked
+        );
+        v_rows := p_row_ctid || v_rows;
     end if;
 
     select
@@ -69,49 +101,5 @@ begin
         );
     end if;
     return v_jobs;
-end
-$$;
-
--- Locks up to 999 payloads that may be in one batch with this one.
-create or replace function pgqueue._free_payloads(p_row_ctid tid, p_now timestamptz)
-returns tid[]
-language plpgsql
-as $$
-declare
-    v_job record;
-    v_rows tid[];
-begin
-    select j.id, j.queue, j.key, j.task, j.limit_key into v_job from pgqueue.jobs j where j.ctid = p_row_ctid;
-    v_rows := array(
-        select j.ctid
-        from pgqueue.jobs j
-        where pgqueue._holds_position(j)
-            and j.blocked_on is distinct from '@jobs'
-            and j.has_steps is null
-            and j.queue = v_job.queue
-            and j.key = v_job.key
-            and j.task = v_job.task
-            and j.limit_key is not distinct from v_job.limit_key
-            and (j.expires_at is null or j.expires_at > p_now)
-            and j.ctid <> p_row_ctid
-        order by j.queue, j.key, j.id
-        limit 999
-        for update skip locked
-    );
-    return v_rows || array(
-        select j.ctid
-        from pgqueue.jobs j
-        where pgqueue._is_new_of_key(j)
-            and j.queue = v_job.queue
-            and j.key = v_job.key
-            and j.run_at <= p_now
-            and j.task = v_job.task
-            and j.limit_key is not distinct from v_job.limit_key
-            and (j.expires_at is null or j.expires_at > p_now)
-            and j.ctid <> p_row_ctid
-        order by j.queue, j.key, j.id
-        limit 999 - cardinality(v_rows)
-        for update skip locked
-    );
 end
 $$;

@@ -74,21 +74,6 @@ begin
 end
 $$;
 
--- How many jobs a claim reads before it knows which payloads share its slots.
-create or replace function pgqueue._payloads_to_read(p_jobs pgqueue.candidate[], p_free integer)
-returns integer
-language plpgsql
-stable
-as $$
-declare
-    v_size integer := (
-        select max(t.batch_size) from pgqueue.effective_tasks t where t.accumulate and t.name = any (array(select c.task from unnest(p_jobs) c))
-    );
-begin
-    return case when v_size > 1 then greatest(20, p_free, least(500, p_free * 4 * v_size)) else p_free end;
-end
-$$;
-
 -- In order. A job takes a slot, or, as a payload that is not the first of its batch, shares that of the first.
 create or replace function pgqueue._share_slots(
     p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer

@@ -19,19 +19,6 @@ as $$
     insert into pgqueue.head_marks (reason, at) values (p_reason, pgqueue._clock())
 $$;
 
--- Stable: the mark and the rows that it concerns are read by one snapshot. PL/pgSQL: see _lease_head. (_head asks by
--- itself: an expression costs less than a call.)
-create or replace function pgqueue._is_marked(p_reason text)
-returns boolean
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    return exists (select from pgqueue.head_marks m where m.reason = p_reason);
-end
-$$;
-
 -- p_now: read after this transaction took its xid.
 create or replace function pgqueue._check_clock(p_now timestamptz)
 returns void
@@ -58,7 +45,7 @@ begin
         delete from pgqueue.heads h where h.queue = '' and h.priority = 1;
     end if;
 
-    if not pgqueue._is_marked('clock') then
+    if not exists (select from pgqueue.head_marks m where m.reason = 'clock') then
         return;
     end if;
     update pgqueue.head_marks m

@@ -86,7 +86,6 @@ set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
-    -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_position record;
     v_id bigint;

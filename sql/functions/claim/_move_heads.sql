@@ -49,7 +49,7 @@ declare
     v_fallback_heads timestamptz[];
     v_fallback_ids bigint[];
 begin
-    if pgqueue._is_marked('clock') then
+    if exists (select from pgqueue.head_marks m where m.reason = 'clock') then
         return;
     end if;
     select pg_current_snapshot() into v_snapshot;
@@ -100,7 +100,7 @@ begin
         v_head := v_base;
         select null::timestamptz as at, null::bigint as id into v_first;
         if v_part.queue = '' and v_part.priority = 1 then
-            continue when v_horizon.newest_id is null or pgqueue._is_marked('key');
+            continue when v_horizon.newest_id is null or exists (select from pgqueue.head_marks m where m.reason = 'key');
             select 'epoch'::timestamptz as at, v_horizon.newest_id + 1 as id into v_safe;
         else
             select v_horizon.at - interval '1 s' as at, 0::bigint as id into v_safe;

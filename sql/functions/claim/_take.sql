@@ -27,7 +27,6 @@ as $$
 declare
     -- The end of a lease must not be below the clock of a transaction with an xid: see _heads.
     v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     return query

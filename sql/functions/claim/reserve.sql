@@ -104,7 +104,7 @@ begin
         end if;
         if v_rows <> '{}' then
             if v_chance < cardinality(v_rows) then
-                perform pgqueue._claimed(v_rows, v_chance, v_keyed, v_began, v_newest_id);
+                perform pgqueue._move_heads_of(v_rows, v_chance, v_keyed, v_began, v_newest_id);
                 v_chance := 'infinity';
             end if;
             if not v_keyed and (v_draw.turns <> '{}') is not true then
@@ -171,27 +171,6 @@ comment on function pgqueue.reserve(text, integer, text[], integer[], interval, 
     'is oldest) or round_robin (queues in turn). Keep id and reservation: complete, fail, extend, release and snooze take both. '
     'select * from pgqueue.reserve(''my-worker'', 10);';
 
--- p_rows: locked, and not yet taken. The head of a sub-lane is moved where more than p_chance of them are of it.
-create or replace function pgqueue._claimed(
-    p_rows tid[], p_chance double precision, p_keyed boolean, p_began timestamptz, p_newest_id bigint
-)
-returns void
-language plpgsql
-as $$
-begin
-    perform pgqueue._claimed_from(
-        array(
-            select row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
-            from unnest(p_rows) w (row_ctid)
-            join pgqueue.jobs j on j.ctid = w.row_ctid
-            group by j.queue, j.priority, j.resumed
-            having count(*) > p_chance
-        ),
-        p_keyed, p_began, p_newest_id
-    );
-end
-$$;
-
 -- Returns whether each slot draws its queue; null: if one of the queues has a weight. With equal weights none does: the highest
 -- priority over all queues goes first.
 create or replace function pgqueue._check_reserve(
@@ -247,19 +226,28 @@ begin
 end
 $$;
 
--- A claim in a transaction of its own moves heads under a lock that it only tries, so that not all workers do it at once. A
--- claim in a transaction that may stay open moves them without the lock.
-create or replace function pgqueue._claimed_from(
-    p_sub_lanes pgqueue.sub_lane[], p_keyed boolean, p_began timestamptz, p_newest_id bigint
+-- Moves the head of each sub-lane that more than p_chance of p_rows are of: they are locked, and not yet taken. A claim in a
+-- transaction of its own does it under a lock that it only tries, so that not all workers do it at once. A claim in a
+-- transaction that may stay open does it without the lock.
+create or replace function pgqueue._move_heads_of(
+    p_rows tid[], p_chance double precision, p_keyed boolean, p_began timestamptz, p_newest_id bigint
 )
 returns void
 language plpgsql
 as $$
+declare
+    v_sub_lanes pgqueue.sub_lane[] := array(
+        select row(j.queue, j.priority, j.resumed)::pgqueue.sub_lane
+        from unnest(p_rows) w (row_ctid)
+        join pgqueue.jobs j on j.ctid = w.row_ctid
+        group by j.queue, j.priority, j.resumed
+        having count(*) > p_chance
+    );
 begin
     perform pgqueue._propose(p_began, p_newest_id);
     if statement_timestamp() > transaction_timestamp() or pg_try_advisory_xact_lock(pgqueue._lock_class(), 4) then
         perform pgqueue._move_heads(
-            p_sub_lanes
+            v_sub_lanes
             || array(
                 select row('', h.priority, false)::pgqueue.sub_lane
                 from (values (0::smallint), (1::smallint)) h (priority)

@@ -18,7 +18,6 @@ set lock_timeout = '1ms'
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_may_have_children boolean := pgqueue._has_notes();
     v_gone record;

@@ -86,7 +86,6 @@ rows 100
 as $$
 #variable_conflict use_column
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     return query
@@ -139,9 +138,16 @@ declare
     v_policy text;
 begin
     if v_attempt.retry_in is not null or v_attempt.policy is not null then
-        v_attempt.policy_error := pgqueue._failure_flaw(
-            v_attempt.retry_in, v_attempt.policy, v_attempt.retry_delays is not null, v_attempt.retry_function is not null
-        );
+        v_attempt.policy_error := case
+            when not isfinite(v_attempt.retry_in) or v_attempt.retry_in not between '0' and '10 years'
+                then format('retry_in must be between zero and ten years: It is %s', v_attempt.retry_in)
+            when v_attempt.policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function')
+                then format('policy is unknown: It is %L', v_attempt.policy)
+            when v_attempt.policy = 'list' and v_attempt.retry_delays is null
+                then 'policy list is not one of this task: The task has no retry_delays'
+            when v_attempt.policy = 'function' and v_attempt.retry_function is null
+                then 'policy function is not one of this task: The task has no retry_function'
+        end;
     end if;
     if v_attempt.policy_error is not null then
         if p_strict then
@@ -204,26 +210,6 @@ begin
     end if;
     return v_attempt;
 end
-$$;
-
--- Why a failed job cannot be retried as its failure asks; null where it can.
-create or replace function pgqueue._failure_flaw(
-    p_retry_in interval, p_policy text, p_has_delays boolean, p_has_function boolean
-)
-returns text
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when not isfinite(p_retry_in) or p_retry_in not between '0' and '10 years'
-            then format('retry_in must be between zero and ten years: It is %s', p_retry_in)
-        when p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function')
-            then format('policy is unknown: It is %L', p_policy)
-        when p_policy = 'list' and not p_has_delays then 'policy list is not one of this task: The task has no retry_delays'
-        when p_policy = 'function' and not p_has_function then 'policy function is not one of this task: The task has no retry_function'
-    end
 $$;
 
 -- A member that was asked to cancel is cancelled. If the leader alone is dead or cancelled, the other members go back at

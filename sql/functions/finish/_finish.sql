@@ -28,13 +28,29 @@ language plpgsql
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_gone record;
-    v_rows tid[] := pgqueue._lock_held(p_job_ids, p_reservations, p_executing);
+    -- In the order given; null where one is not held.
+    v_rows tid[] := array(
+        select l.row_ctid
+        from (
+            select u.id, u.reservation, u.n
+            from unnest(p_job_ids, p_reservations) with ordinality u (id, reservation, n)
+            order by u.id
+        ) w
+        left join lateral (
+            select j.ctid as row_ctid
+            from pgqueue.jobs j
+            where j.id = w.id and j.reservation = w.reservation and (j.state = 'executing') = p_executing
+            for update
+        ) l on true
+        order by w.n
+    );
     v_parents bigint[];
     v_kept_by_day interval := interval '8 days';
     v_misses integer := 0;
@@ -141,31 +157,6 @@ begin
         perform pgqueue._end_parents(v_gone.ids, p_state::text);
     end if;
     return v_gone.ids;
-end
-$$;
-
--- Locks jobs under their reservations, in id order, and returns their ctids in the order given; null where one is not held.
-create or replace function pgqueue._lock_held(p_job_ids bigint[], p_reservations bigint[], p_executing boolean)
-returns tid[]
-language plpgsql
-set enable_bitmapscan = off
-as $$
-begin
-    return array(
-        select l.row_ctid
-        from (
-            select u.id, u.reservation, u.n
-            from unnest(p_job_ids, p_reservations) with ordinality u (id, reservation, n)
-            order by u.id
-        ) w
-        left join lateral (
-            select j.ctid as row_ctid
-            from pgqueue.jobs j
-            where j.id = w.id and j.reservation = w.reservation and (j.state = 'executing') = p_executing
-            for update
-        ) l on true
-        order by w.n
-    );
 end
 $$;
 

@@ -33,8 +33,11 @@ begin
             'Give retry_in as an interval, or leave it out to let the task''s retry policy decide.'
         );
     end if;
-    if fail.policy is not null then
-        perform pgqueue._check_policy(fail.policy);
+    if fail.policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function') then
+        perform pgqueue._refuse(
+            'policy is unknown', format('It is %s.', quote_literal(fail.policy)),
+            'Give policy as fixed, exponential, sidekiq, doubling, list or function, or leave it out.'
+        );
     end if;
     return (
         select a.state
@@ -57,20 +60,3 @@ comment on function pgqueue.fail(bigint, bigint, jsonb, interval, boolean, text,
     '(it was asked to cancel, or cancel => true); null when the reservation is no longer held, and then nothing was changed. '
     'error: {"class": ..., "message": ..., "traceback": ...}. retry_in: instead of the delay of a policy. '
     'policy: the policy for this failure, instead of the job''s and the task''s.';
-
--- Refuses a policy that is unknown.
-create or replace function pgqueue._check_policy(p_policy text)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_policy not in ('fixed', 'exponential', 'sidekiq', 'doubling', 'list', 'function') then
-        perform pgqueue._refuse(
-            'policy is unknown', format('It is %s.', quote_literal(p_policy)),
-            'Give policy as fixed, exponential, sidekiq, doubling, list or function, or leave it out.'
-        );
-    end if;
-end
-$$;

@@ -67,7 +67,20 @@ begin
 
     v_now := pgqueue._clock();
     if v_extended < cardinality(extend.job_ids) then
-        perform pgqueue._promise(extend.job_ids, extend.reservations, extend.lease, v_until, v_now);
+        -- Rows that were updated have v_until already. A promise that is shorter than the lease does no harm: the longest counts.
+        insert into pgqueue.lease_promises (job_id, reservation, until, lease)
+        select h.id, h.reservation, v_until, extend.lease
+        from unnest(extend.job_ids, extend.reservations) w (id, reservation)
+        cross join lateral (
+            select j.id, j.reservation
+            from pgqueue.jobs j
+            where j.id = w.id
+                and j.reservation = w.reservation
+                and j.state = v_executing
+                and j.lease_expires_at <> v_until
+            limit 1
+        ) h
+        where pgqueue._held_until(h.id, v_now) is not null;
     end if;
 
     return query
@@ -96,32 +109,6 @@ comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
     'Extend leases; started: which of the jobs have a running handler (see started()). Returns the jobs that are still held, until when, and which of them '
     'are asked to cancel; a job that is not returned is lost: stop working on it. lease_expires_at is null where another session has locked the '
     'row of a job whose lease had lapsed: nothing is granted, so call again soon. Commit at once.';
-
--- Rows that were updated have p_until already. A promise that is shorter than the lease does no harm: the longest counts.
-create or replace function pgqueue._promise(
-    p_job_ids bigint[], p_reservations bigint[], p_lease interval, p_until timestamptz, p_now timestamptz
-)
-returns void
-language plpgsql
-as $$
-declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-begin
-    insert into pgqueue.lease_promises (job_id, reservation, until, lease)
-    select h.id, h.reservation, p_until, p_lease
-    from unnest(p_job_ids, p_reservations) w (id, reservation)
-    cross join lateral (
-        select j.id, j.reservation
-        from pgqueue.jobs j
-        where j.id = w.id
-            and j.reservation = w.reservation
-            and j.state = v_executing
-            and j.lease_expires_at <> p_until
-        limit 1
-    ) h
-    where pgqueue._held_until(h.id, p_now) is not null;
-end
-$$;
 
 -- Until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.
 create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)

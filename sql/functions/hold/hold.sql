@@ -15,7 +15,6 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[hold.job_id], array[hold.reservation]);

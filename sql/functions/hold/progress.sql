@@ -20,7 +20,6 @@ set extra_float_digits = 1
 set jit = off
 as $$
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[progress.job_id], array[progress.reservation]);

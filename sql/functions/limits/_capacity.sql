@@ -57,19 +57,6 @@ as $$
     )
 $$;
 
--- What a hand-off asks of a job without a key: each row is a reason to leave it to a claim.
-create or replace function pgqueue._rules_on(p_queue text, p_task text, p_limit_key text)
-returns table (rule text)
-language sql
-stable
-parallel safe
-rows 1
-as $$
-    select 'paused' from pgqueue.queues q where q.name = p_queue and q.paused_at is not null
-    union all
-    select l.name from pgqueue._limits_of(p_queue, p_task, null, p_limit_key) l
-$$;
-
 -- How many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it
 -- again if none may.
 create or replace function pgqueue._capacity_of(
@@ -180,13 +167,4 @@ begin
         where l.kind = 'queue' and l.target = p_queue
     );
 end
-$$;
-
--- Takes the lock of a limit, under which jobs are started, until the transaction ends; false: another claim has it.
-create or replace function pgqueue._lock_limit(p_name text)
-returns boolean
-language sql
-as $$
-    -- Limits use the negative half of the second keys. Two limits with one hash exclude each other without need.
-    select pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class(), pg_catalog.hashtext(p_name) | -2147483648)
 $$;

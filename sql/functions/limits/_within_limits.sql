@@ -75,8 +75,10 @@ begin
     -- locks of this round, and the next takes only those that jobs will start under.
     for v_round in 1..3 loop
         begin
+            -- Limits use the negative half of the second keys. Two limits with one hash exclude each other without need.
             v_locked := array(
-                select v_useful[i] and pgqueue._lock_limit(v_names[i]) from generate_subscripts(v_names, 1) i
+                select v_useful[i] and pg_try_advisory_xact_lock(pgqueue._lock_class(), hashtext(v_names[i]) | -2147483648)
+                from generate_subscripts(v_names, 1) i
             );
             -- A later statement: it sees what was started before the lock was free.
             select
@@ -146,21 +148,11 @@ begin
         perform pgqueue._block_on_limits(v_blocked, v_blocked_on, v_names, v_next_at, v_timed);
     end if;
     if exists (select from unnest(v_limits) l where l.rate is not null) then
-        perform pgqueue._note_starts(v_limits, v_started, p_now);
+        insert into pgqueue.limit_starts (name, at, started)
+        select l.name, p_now, v_started[l.n]
+        from unnest(v_limits) with ordinality l (name, kind, target, max_executing, rate, per, wanted, n)
+        where l.rate is not null and v_started[l.n] > 0;
     end if;
-end
-$$;
-
--- Notes how many jobs started under each of these limits that has a rate.
-create or replace function pgqueue._note_starts(p_limits pgqueue.touched_limit[], p_started integer[], p_now timestamptz)
-returns void
-language plpgsql
-as $$
-begin
-    insert into pgqueue.limit_starts (name, at, started)
-    select l.name, p_now, p_started[l.n]
-    from unnest(p_limits) with ordinality l (name, kind, target, max_executing, rate, per, wanted, n)
-    where l.rate is not null and p_started[l.n] > 0;
 end
 $$;
 

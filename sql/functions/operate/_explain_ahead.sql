@@ -88,7 +88,7 @@ exception when data_exception then
 end
 $$;
 
--- Which job of its key is ahead of a job; null: its key is free.
+-- Which job of its key is ahead of a job, as a claim decides it; null: its key is free.
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
 )
@@ -96,16 +96,31 @@ language plpgsql
 stable
 as $$
 declare
+    v_keys record;
     v_ahead record;
 begin
-    behind := pgqueue._ahead_in_key(p_job, p_now);
-    if behind is null and p_job.state <> 'blocked' then
+    select k.*
+    into v_keys
+    from pgqueue._find_ahead(
+        array(
+            select row(j.ctid, j.id, j.queue, j.task, j.key, j.limit_key, false, false)::pgqueue.candidate
+            from pgqueue.jobs j
+            where j.id = p_job.id
+        ),
+        p_now
+    ) k;
+    behind := v_keys.ahead[1];
+    if v_keys.payloads is not null then
+        behind := (select g.ahead[1] from pgqueue._group_payloads(v_keys.payloads, p_now) g);
+    end if;
+    if behind is null then
+        if p_job.state = 'blocked' then
+            detail := format('no job of key %s is ahead of it any more; maintain() releases it', p_job.key);
+        end if;
         return;
     end if;
     select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
-    if behind is null then
-        detail := format('no job of key %s is ahead of it any more; maintain() releases it', p_job.key);
-    elsif v_ahead.state = 'executing' then
+    if v_ahead.state = 'executing' then
         until := v_ahead.lease_expires_at;
         detail := format('job %s of key %s executes on worker %s', behind, p_job.key, v_ahead.reserved_by);
     elsif v_ahead.ready_at > p_now then
@@ -114,32 +129,6 @@ begin
     else
         detail := format('job %s of key %s is before it, %s', behind, p_job.key, v_ahead.state);
     end if;
-end
-$$;
-
--- As a claim decides it, for one job.
-create or replace function pgqueue._ahead_in_key(p_job pgqueue.jobs, p_now timestamptz)
-returns bigint
-language plpgsql
-stable
-as $$
-declare
-    v_ahead record;
-begin
-    select a.*
-    into v_ahead
-    from pgqueue._find_ahead(
-        array(
-            select row(j.ctid, j.id, j.queue, j.task, j.key, j.limit_key, false, false)::pgqueue.candidate
-            from pgqueue.jobs j
-            where j.id = p_job.id
-        ),
-        p_now
-    ) a;
-    if v_ahead.payloads is not null then
-        select a.* into v_ahead from pgqueue._group_payloads(v_ahead.payloads, p_now) a;
-    end if;
-    return v_ahead.ahead[1];
 end
 $$;
 

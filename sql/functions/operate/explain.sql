@@ -24,7 +24,6 @@ as $$
 declare
     v_now timestamptz := pgqueue._clock();
     v_job pgqueue.jobs;
-    v_paused_at timestamptz;
 begin
     select j.* into v_job from pgqueue.jobs j where j.id = explain.job_id;
     if not found then
@@ -119,10 +118,10 @@ begin
             );
             return;
         end if;
-        v_paused_at := (select q.paused_at from pgqueue.queues q where q.name = v_job.queue);
-        if v_paused_at is not null then
-            reason := 'paused';
-            detail := format('queue %s is paused since %s', v_job.queue, v_paused_at);
+        select 'paused', format('queue %s is paused since %s', q.name, q.paused_at) into reason, detail
+        from pgqueue.queues q
+        where q.name = v_job.queue and q.paused_at is not null;
+        if found then
             return;
         end if;
     end if;

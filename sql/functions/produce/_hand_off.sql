@@ -85,7 +85,8 @@ begin
                     getdatabaseencoding() = 'UTF8'
                     or pgqueue.legible(jsonb_build_array(j.task, j.args, j.headers)) = jsonb_build_array(j.task, j.args, j.headers)
                 )
-                and not exists (select from pgqueue._rules_on(j.queue, j.task, null))
+                and not exists (select from pgqueue.queues q where q.name = j.queue and q.paused_at is not null)
+                and not exists (select from pgqueue._limits_of(j.queue, j.task, null, null))
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
         )
         select pg_notify(
