@@ -38,7 +38,7 @@ FLOORS = {
 
 # Functions that call each other in a circle, with what ends the recursion. The list may only shrink.
 CIRCLES = {
-    frozenset({"_finish", "_follow_ends", "_finish_members", "_end_parents", "_settle_children"}): (
+    frozenset({"_finish", "_follow_ends", "_end_parents", "_settle_children"}): (
         "the members of a batch end with their leader, and children that are not to run with their parent; each call"
         " ends jobs that lived before it, and leaves the children of large fans to notes"
     ),

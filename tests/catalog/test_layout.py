@@ -20,7 +20,6 @@ NOUNS = {"limits", "schedules", "common", "workflows"}
 
 # What maintain runs as its steps stands with the tables that it is about; and these beside what they share a rule with.
 WITH_THEIR_NOUN = {
-    "_finish_expired": "the one way out of jobs",
     "_free_dedupe": "dedupe keys",
     "_mark_heads": "heads",
     "_retake_dedupe": "dedupe keys",

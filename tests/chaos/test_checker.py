@@ -450,7 +450,7 @@ def end_while_another_claim_blocks(stage: Stage) -> None:
 
 
 def test_an_end_that_leaves_no_note_for_an_open_claim_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._note_open_claims", "and pgqueue._mark_leaving(p_job_ids[1])", "")
+    stage.bug("pgqueue._note_open_claims", "and pgqueue._guard(p_job_ids[1], false)", "")
     end_while_another_claim_blocks(stage)
     stage.work_off()
     assert stage.rules() == ["stuck"]

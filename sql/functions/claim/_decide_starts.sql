@@ -6,9 +6,8 @@
 -- (_group_payloads).
 
 -- p_free: the slots. size: how many jobs were read, all as candidates; null: no more than there are slots.
--- rows: those that start; where payloads do, with their slots in starts. Null: nothing was decided, read `size` of them first,
--- for the payloads of several keys may share a slot, and other jobs may stand between them. skipped: those that no later round
--- of this claim is to meet again.
+-- rows: those that start; where payloads do, with their slots in starts. Null: nothing was decided, read `size` of them first.
+-- skipped: those that no later round of this claim is to meet again.
 create or replace function pgqueue._decide_starts(
     p_rows tid[], p_candidates pgqueue.candidate[], p_free integer, inout size integer, p_now timestamptz,
     out rows tid[], out starts pgqueue.start[], out keyed boolean, out skipped tid[]
@@ -45,7 +44,11 @@ begin
         v_any.limited := v_any.limited or v_keys.limited is true;
         if v_keys.payloads is not null then
             if size is null then
-                select case when max(t.batch_size) > 1 then greatest(20, p_free, least(500, p_free * 4 * max(t.batch_size))) else p_free end
+                -- Payloads of several keys may share a slot, and other jobs may stand between them.
+                select case
+                    when max(t.batch_size) > 1 then greatest(20, p_free, least(500, p_free * 4 * max(t.batch_size)))
+                    else p_free
+                end
                 into size
                 from pgqueue.effective_tasks t
                 where t.accumulate and t.name = any (array(select c.task from unnest(v_jobs) c));

@@ -6,60 +6,52 @@
 -- It does so whatever else it sees of the key: a job that seems to be ahead still may be leaving at the same moment, after
 -- its own check. The next claim blocks a job again that was released too soon.
 --
--- The claim and the leaving job never wait for each other, and no release is lost. Each job can be marked, by an advisory
+-- The claim and the leaving job never wait for each other, and no release is lost. Each job can be guarded, by an advisory
 -- lock that lasts until the transaction ends and is only ever tried:
---   the claim         1. marks the job ahead, shared   2. sees that its row is unlocked   3. blocks, commits
---   the leaving job   1. locks its row   2. tries the mark, exclusively   3. reads the blocked jobs
--- If the leaving job gets its mark, the claim has not marked it yet, or has ended. Not yet: its step 2 will find the row
+--   the claim         1. guards the job ahead, shared  2. sees that its row is unlocked   3. blocks, commits
+--   the leaving job   1. locks its row   2. tries the guard, exclusively  3. reads the blocked jobs
+-- If the leaving job gets its guard, the claim has not guarded it yet, or has ended. Not yet: its step 2 will find the row
 -- locked, and it defers its candidate instead of blocking it. Ended: step 3, which has a later snapshot, sees the jobs that
--- it blocked. If the leaving job does not get the mark, it leaves a note with its id. A reader of notes (maintain, and
--- reserve when it comes up short) tries the mark again before it reads: held, the note is written again; free, the claim
+-- it blocked. If the leaving job does not get the guard, it leaves a note with its id. A reader of notes (maintain, and
+-- reserve when it comes up short) tries the guard again before it reads: held, the note is written again; free, the claim
 -- has ended.
 -- So an open claim does not keep a job from ending, and each release comes at once, or soon after that claim has ended.
--- All jobs share 1,024 marks, so a claim that blocks thousands cannot fill the table of locks. Two jobs that share a mark
+-- All jobs share 1,024 guards, so a claim that blocks thousands cannot fill the table of locks. Two jobs that share a guard
 -- cost a note at most.
 -- Step 2 of the claim is a share lock, SKIP LOCKED, in a block that is rolled back: it is held for that one statement.
 --
 -- A release does not wait for a blocked row that is locked (by a cancel, say), but leaves a note. Above READ COMMITTED no
 -- later statement has a newer snapshot, so there a note is always left.
 
-create or replace function pgqueue._mark_ahead(p_job_id bigint)
+-- p_shared: for a claim. Otherwise false: an open transaction is blocking jobs behind this one.
+create or replace function pgqueue._guard(p_job_id bigint, p_shared boolean)
 returns boolean
 language sql
 as $$
-    select pg_catalog.pg_try_advisory_xact_lock_shared(
-        pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
-    )
+    select case
+        when p_shared then pg_catalog.pg_try_advisory_xact_lock_shared(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
+        else pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
+    end
 $$;
 
--- False: an open transaction is blocking jobs behind this one.
-create or replace function pgqueue._mark_leaving(p_job_id bigint)
-returns boolean
-language sql
-as $$
-    select pg_catalog.pg_try_advisory_xact_lock(
-        pgqueue._lock_class() + 1, (p_job_id % 1024)::integer
-    )
-$$;
-
--- The caller has locked the rows of p_job_ids, which have keys. Many marks at once could fill the table of locks, so
--- the marks of a large batch are released in hundreds.
+-- The caller has locked the rows of p_job_ids, which have keys. Many guards at once could fill the table of locks, so
+-- the guards of a large batch are released in hundreds.
 create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
 returns void
 language plpgsql
 as $$
 declare
-    v_marked bigint[] := '{}'::bigint[];
+    v_guarded bigint[] := '{}'::bigint[];
 begin
-    if cardinality(p_job_ids) = 1 and pgqueue._mark_leaving(p_job_ids[1]) then
+    if cardinality(p_job_ids) = 1 and pgqueue._guard(p_job_ids[1], false) then
         return;
     elsif cardinality(p_job_ids) <= 10 then
-        v_marked := array(select w.id from unnest(p_job_ids) w (id) where not pgqueue._mark_leaving(w.id));
+        v_guarded := array(select w.id from unnest(p_job_ids) w (id) where not pgqueue._guard(w.id, false));
     else
         for v_from in 1..cardinality(p_job_ids) by 100 loop
             begin
-                v_marked := v_marked || array(
-                    select w.id from unnest(p_job_ids[v_from:v_from + 99]) w (id) where not pgqueue._mark_leaving(w.id)
+                v_guarded := v_guarded || array(
+                    select w.id from unnest(p_job_ids[v_from:v_from + 99]) w (id) where not pgqueue._guard(w.id, false)
                 );
                 raise exception using errcode = 'lock_not_available';
             exception when lock_not_available then
@@ -67,16 +59,16 @@ begin
             end;
         end loop;
     end if;
-    if v_marked <> '{}' then
+    if v_guarded <> '{}' then
         insert into pgqueue.key_notes (queue, key, job_id, next_at)
         select w.queue, w.key, w.id, pgqueue._clock()
         from unnest(p_job_ids, p_queues, p_keys) w (id, queue, key)
-        where w.id = any (v_marked);
+        where w.id = any (v_guarded);
     end if;
 end
 $$;
 
--- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the mark was tried.
+-- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the guard was tried.
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
@@ -234,7 +226,7 @@ begin
         group by d.queue, d.key, d.job_id
         order by d.queue, d.key
     loop
-        if v_note.job_id is null or pgqueue._mark_leaving(v_note.job_id) then
+        if v_note.job_id is null or pgqueue._guard(v_note.job_id, false) then
             perform pgqueue._release_next(array[v_note.queue], array[v_note.key], null);
             v_followed := true;
         elsif v_note.is_taken then

@@ -3,15 +3,6 @@
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 
--- Grows with every claim of the job, and is never reused: the random bits differ after a failover that lost some claims.
-create or replace function pgqueue._next_reservation(p_reservation bigint)
-returns bigint
-language sql
-parallel safe
-as $$
-    select (((p_reservation >> 20) + 1) << 20) | pg_catalog.floor(pg_catalog.random() * 1048576)::bigint
-$$;
-
 -- All rows or none: where the unique index of keys finds that another claim was first, this raises unique_violation, or, if
 -- that claim stays open, lock_not_available after the lock_timeout of the caller.
 -- p_batch: the ids of p_rows, which are one batch; it counts p_attempts so far, and only the first, its leader, has a lease.
@@ -34,7 +25,8 @@ begin
         update pgqueue.jobs j
         set
             state = 'executing',
-            reservation = pgqueue._next_reservation(j.reservation),
+            -- Grows with every claim, and is never reused: the random bits differ after a failover that lost some claims.
+            reservation = (((j.reservation >> 20) + 1) << 20) | floor(random() * 1048576)::bigint,
             attempts = coalesce(p_attempts, j.attempts) + 1,
             reserved_at = p_now,
             reserved_by = p_worker,

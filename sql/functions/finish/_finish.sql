@@ -184,7 +184,8 @@ begin
     into v_more
     from unnest(p_ended) e;
     if v_more.members is not null then
-        perform pgqueue._finish_members(v_more.members, p_state, p_error);
+        perform pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
+        from pgqueue._lock_members(v_more.members) m;
     end if;
     if v_more.deduped is not null then
         perform pgqueue._free_dedupe(v_more.deduped);
@@ -238,26 +239,4 @@ as $$
     where j.id = any (p_job_ids) and j.leader is not null
     order by j.id
     for update
-$$;
-
--- Ends the members of a batch as its leader ended.
-create or replace function pgqueue._finish_members(p_job_ids bigint[], p_state pgqueue.job_state, p_error jsonb)
-returns void
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    select pgqueue._finish(array_agg(m.id), array_agg(m.reservation), true, p_state, null, p_error)
-    from pgqueue._lock_members(p_job_ids) m
-$$;
-
--- Cancels jobs that did not start in time.
-create or replace function pgqueue._finish_expired(p_job_ids bigint[], p_reservations bigint[])
-returns bigint[]
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    select pgqueue._finish(
-        p_job_ids, p_reservations, false, 'cancelled', null,
-        '{"class": "Expired", "message": "it did not start before its expires_at"}'
-    )
 $$;

@@ -139,9 +139,20 @@ as $$
             coalesce(max(f.jobs) filter (where f.counts), 0) as used,
             (array_agg(f.value order by f.jobs desc, f.value) filter (where f.counts))[1] as value
         from (
-            select x.*, pgqueue._limit_of_value(x.value) = l.target as counts
-            from pgqueue._executing_by_value(p.prefix, p_most) x
-            where p.prefix is not null
+            select x.*, (select o.rule from pgqueue._limits_of(null, null, null, x.value) o) = l.target as counts
+            from (
+                select c.limit_key as value, count(*)::integer as jobs
+                from (
+                    select j.limit_key
+                    from pgqueue.jobs j
+                    where j.state = 'executing'
+                        and j.limit_key is not null
+                        and (j.leader is null or j.leader = j.id)
+                        and starts_with(j.limit_key, p.prefix)
+                    limit p_most
+                ) c
+                group by c.limit_key
+            ) x
         ) f
     ) v
     cross join lateral (
@@ -149,41 +160,6 @@ as $$
         from pgqueue._executing_under(l.kind, l.target, case when p.prefix is null then p_most else 0 end, pgqueue._lease_head()) x
     ) e
     cross join lateral pgqueue._started_now(l, p.prefix, p_most) s
-$$;
-
--- The jobs that execute under each limit_key that begins with p_prefix, p_most in all.
-create or replace function pgqueue._executing_by_value(p_prefix text, p_most integer)
-returns table (value text, jobs integer)
-language sql
-stable
-parallel safe
-rows 10
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-    select c.limit_key, count(*)::integer
-    from (
-        select j.limit_key
-        from pgqueue.jobs j
-        where j.state = 'executing'
-            and j.limit_key is not null
-            and (j.leader is null or j.leader = j.id)
-            and starts_with(j.limit_key, p_prefix)
-        limit p_most
-    ) c
-    group by c.limit_key
-$$;
-
--- The target of the limit that applies to a value of limit_key.
-create or replace function pgqueue._limit_of_value(p_value text)
-returns text
-language sql
-stable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select l.rule from pgqueue._limits_of(null, null, null, p_value) l
 $$;
 
 -- The starts of a limit_key with * are those of the value that has the most: each has the rate for itself.
@@ -225,7 +201,9 @@ begin
         limit p_most
     ) x
     group by x.name
-    having pgqueue._limit_of_value(substr(x.name, length('limit_key:') + 1)) = p_limit.target
+    having (
+        select o.rule from pgqueue._limits_of(null, null, null, substr(x.name, length('limit_key:') + 1)) o
+    ) = p_limit.target
     order by sum(x.started) desc, x.name
     limit 1;
     started := coalesce(started, 0);

@@ -184,7 +184,12 @@ begin
     if v_ids is null then
         return 0::bigint;
     end if;
-    return cardinality(pgqueue._finish_expired(v_ids, v_reservations))::bigint;
+    return cardinality(
+        pgqueue._finish(
+            v_ids, v_reservations, false, 'cancelled', null,
+            '{"class": "Expired", "message": "it did not start before its expires_at"}'
+        )
+    )::bigint;
 end
 $$;
 
