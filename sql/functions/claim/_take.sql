@@ -1,5 +1,5 @@
 -- Taking: the UPDATE that makes jobs executing, under a new reservation and a lease: for claims, for the payloads of a key
--- (_gather), and for a job that is handed off as it is enqueued (_hand_off).
+-- (_take_batch), and for a job that is handed off as it is enqueued (_hand_off).
 -- Rows are found by ctid, with index scans off: to a plan that was made while the table was empty, reading a whole index
 -- seems as cheap.
 
@@ -120,7 +120,7 @@ begin
         end if;
         begin
             if v_start.kind = 'gather' then
-                v_got := pgqueue._gather(v_start.row_ctid, p_now, p_worker, p_lease);
+                v_got := pgqueue._take_batch(v_start.row_ctid, p_now, p_worker, p_lease);
             else
                 v_got := array(select t from pgqueue._take(array[v_start.row_ctid], p_now, p_worker, p_lease) t);
             end if;

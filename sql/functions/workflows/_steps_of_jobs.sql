@@ -49,7 +49,7 @@ begin
 end
 $$;
 
--- From here on the members of its batch stand still: see _gather.
+-- From here on the members of its batch stand still: see _take_batch.
 create or replace function pgqueue._begin_steps(p_job_id bigint)
 returns void
 language plpgsql

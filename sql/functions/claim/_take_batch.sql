@@ -1,4 +1,4 @@
--- Gathering: makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
+-- Makes one batch of the payloads of a key of an accumulating task, the oldest 1,000 at most: those that are due
 -- or blocked, and those that failed together with the claimed one. All have its limit_key, and so its limits: the batch
 -- counts once under each, has capacity, and takes also payloads that are blocked under one.
 -- A payload that suspended itself is in no batch until the jobs that it waits for have ended.
@@ -9,7 +9,7 @@
 -- continues from the highest count of attempts among them. The first by score is the leader: it carries the lease, and the
 -- members end as it ends.
 
-create or replace function pgqueue._gather(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
+create or replace function pgqueue._take_batch(p_row_ctid tid, p_now timestamptz, p_worker text, p_lease interval)
 returns pgqueue.claimed_job[]
 language plpgsql
 as $$
