@@ -15,10 +15,12 @@ from tests.catalog.test_layout import functions
 FLOORS = {
     "common": "common/*",
     "ready": """
-        claim/_heads claim/_head_marks claim/_horizons claim/_find_hidden claim/_key_positions claim/_move_heads
-        claim/_lanes worker/_wake maintain/_count_queues maintain/_samples maintain/_partitions
+        claim/_head claim/_mark_heads claim/_propose_horizon claim/_find_hidden claim/_key_positions claim/_move_heads
+        claim/_register_lane worker/_wake maintain/_count_queues maintain/_samples maintain/_partitions
     """,
-    "rules": "limits/* claim/_keys claim/_block_behind produce/_options produce/_free_dedupe operate/_configure",
+    "rules": """
+        limits/* claim/_release_next claim/_block_behind produce/_options produce/_free_dedupe operate/_configure
+    """,
     "graph": """
         workflows/_traces workflows/_steps_of_jobs workflows/_leave_notes workflows/_join_group
     """,

@@ -450,7 +450,7 @@ def end_while_another_claim_blocks(stage: Stage) -> None:
 
 
 def test_an_end_that_leaves_no_note_for_an_open_claim_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._note_open_claims", "and pgqueue._guard(p_job_ids[1], false)", "")
+    stage.bug("pgqueue._note_open_claims", "and pgqueue._guard_position(p_job_ids[1], false)", "")
     end_while_another_claim_blocks(stage)
     stage.work_off()
     assert stage.rules() == ["stuck"]
@@ -499,7 +499,7 @@ def test_completion_with_the_commit_breaks_nothing(stage: Stage) -> None:
 
 
 def test_a_claim_that_ignores_the_job_ahead_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._decide_starts", "case when t.is_payload is not true then", "case when false then")
+    stage.bug("pgqueue._find_ahead", "case when t.is_payload is not true then", "case when false then")
     stage.enqueue("keyed", key="k")
     late = stage.enqueue("keyed", key="k")
     with stage.conn.transaction():

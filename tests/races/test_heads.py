@@ -1,7 +1,7 @@
 """Heads of lanes: no claim walks what others have claimed, and none passes a job by.
 
 Orders are forced with a clock that moves by hand. Each test lets the head pass a job's place, or try to, and then lets
-the job come: it must be handed out. See sql/functions/claim/_heads.sql for the rule.
+the job come: it must be handed out. See sql/functions/claim/_head.sql for the rule.
 """
 
 from __future__ import annotations

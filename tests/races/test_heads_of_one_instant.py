@@ -1,7 +1,7 @@
 """Heads within one instant: jobs of one bulk call, of one claim or of one release share their time.
 
 A head is a pair of time and id. A head that were a time alone could not move past such jobs, and beside an old snapshot
-each claim would walk the dead entries of all that were claimed before. See sql/functions/claim/_heads.sql.
+each claim would walk the dead entries of all that were claimed before. See sql/functions/claim/_head.sql.
 """
 
 from __future__ import annotations

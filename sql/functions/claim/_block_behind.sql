@@ -1,6 +1,6 @@
 -- Blocks jobs of a key behind the job that is ahead of them, or defers them by a second.
 
--- p_ahead: for each row the job that it is to wait for. See _keys: first the guards, then, in a later statement, a check of
+-- p_ahead: for each row the job that it is to wait for. See _release_next: first the guards, then, in a later statement, a check of
 -- those jobs as they are *now*. They must still hold their positions, and no session may be ending them. The share lock
 -- ends with the exception block, so that they can end while this transaction is open.
 create or replace function pgqueue._block_behind(p_rows tid[], p_ahead bigint[], p_now timestamptz)
@@ -13,7 +13,7 @@ declare
     v_held bigint[];
 begin
     v_guarded := array(
-        select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._guard(w.id, true)
+        select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._guard_position(w.id, true)
     );
     begin
         select coalesce(array_agg(s.id), '{}') into v_standing

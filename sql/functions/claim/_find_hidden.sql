@@ -1,4 +1,4 @@
--- Finds ready jobs that a wrong head hides, and deletes old rows of heads. Steps of maintain. See _heads.
+-- Finds ready jobs that a wrong head hides, and deletes old rows of heads. Steps of maintain. See _head.
 
 -- The safety net. One statement reads each lane, so that its head and its jobs are of one snapshot.
 create or replace function pgqueue._find_hidden()

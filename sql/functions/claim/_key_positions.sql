@@ -1,7 +1,7 @@
--- Who is ahead in a key: the questions of claims, of releases and of explain(). _keys.sql tells the whole.
+-- Who is ahead in a key: the questions of claims, of releases and of explain(). _release_next.sql tells the whole.
 --
 -- A job holds a position in its key, that of its id, once it was blocked or reserved; a new one does while it is due. Each
--- question is one probe of an index, from the head of jobs with keys on (see _heads), never an ordered scan over two states.
+-- question is one probe of an index, from the head of jobs with keys on (see _head), never an ordered scan over two states.
 -- All are inlined: no SET, and stable.
 
 -- The first jobs of a key with ids from p_from to below p_below: one that holds its position, and a new one that is due.
@@ -97,7 +97,7 @@ as $$
     limit 1
 $$;
 
--- The id below which no job with a key lives. See _heads for why it may move.
+-- The id below which no job with a key lives. See _head for why it may move.
 create or replace function pgqueue._key_head()
 returns table (id bigint)
 language sql

@@ -1,26 +1,6 @@
--- Moving heads: a claim moves those of the lanes that it took from, maintain moves all. See _heads for why a head may move.
+-- Moving heads: a claim moves those of the lanes that it took from, maintain moves all. See _head for why a head may move.
 --
 -- Inserts rows of heads, and locks nothing.
-
-create or replace function pgqueue._move_all_heads()
-returns void
-language plpgsql
-as $$
-begin
-    perform pgqueue._renew_heads(pgqueue._clock());
-    perform pgqueue._move_heads(
-        array(
-            select row(l.queue, l.priority, r.resumed)::pgqueue.sub_lane
-            from (select distinct a.queue, a.priority from pgqueue.lanes a) l
-            cross join (values (false), (true)) r (resumed)
-            union all
-            select row('', h.priority, false)::pgqueue.sub_lane
-            from (values (0::smallint), (1::smallint)) h (priority)
-        ),
-        false
-    );
-end
-$$;
 
 -- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
 -- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
@@ -193,5 +173,25 @@ begin
             p_queue, p_priority, p_resumed, p_head, p_head_id, p_below - interval '1 us'
         ) f;
     end if;
+end
+$$;
+
+create or replace function pgqueue._move_all_heads()
+returns void
+language plpgsql
+as $$
+begin
+    perform pgqueue._renew_heads(pgqueue._clock());
+    perform pgqueue._move_heads(
+        array(
+            select row(l.queue, l.priority, r.resumed)::pgqueue.sub_lane
+            from (select distinct a.queue, a.priority from pgqueue.lanes a) l
+            cross join (values (false), (true)) r (resumed)
+            union all
+            select row('', h.priority, false)::pgqueue.sub_lane
+            from (values (0::smallint), (1::smallint)) h (priority)
+        ),
+        false
+    );
 end
 $$;

@@ -16,7 +16,7 @@ rows 100
 set enable_indexscan = off
 as $$
 declare
-    -- The end of a lease must not be below the clock of a transaction with an xid: see _heads.
+    -- The end of a lease must not be below the clock of a transaction with an xid: see _head.
     v_leased_at timestamptz := pgqueue._ready_at_unchecked(p_now);
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin

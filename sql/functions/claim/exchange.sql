@@ -50,7 +50,7 @@ set lock_timeout = '100ms'
 as $$
 #variable_conflict use_column
 declare
-    -- Read without an xid: see _heads. Reserve will have one.
+    -- Read without an xid: see _head. Reserve will have one.
     v_began timestamptz;
     v_newest_id bigint;
     v_reports pgqueue.end_report[];
@@ -142,7 +142,7 @@ begin
         return;
     end if;
     begin
-        perform pgqueue._propose(v_began, v_newest_id);
+        perform pgqueue._propose_horizon(v_began, v_newest_id);
         -- All of reserve's rows are collected first, so that none of a failed claim is reported.
         return query
         select 'reserved', r.*, null::text

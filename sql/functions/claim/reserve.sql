@@ -37,7 +37,7 @@ declare
     v_since timestamptz := clock_timestamp();
     -- Moving a head pays for some fifty claimed jobs: of smaller claims one in a few does it, by chance.
     v_chance double precision := random() * 50;
-    -- Read while the transaction has no xid: see _heads.
+    -- Read while the transaction has no xid: see _head.
     v_began timestamptz;
     v_newest_id bigint;
     -- Whether slots draw their queues (null: where one of them has a weight), and what they drew.
@@ -244,7 +244,7 @@ declare
         having count(*) > p_chance
     );
 begin
-    perform pgqueue._propose(p_began, p_newest_id);
+    perform pgqueue._propose_horizon(p_began, p_newest_id);
     if statement_timestamp() > transaction_timestamp() or pg_try_advisory_xact_lock(pgqueue._lock_class(), 4) then
         perform pgqueue._move_heads(
             v_sub_lanes

@@ -32,7 +32,7 @@ begin
         order by case when l.retry_budget is not null then pgqueue._budget_lock(l.queue) end nulls first, l.n
     loop
         v_attempt.may_ask := v_may_ask;
-        v_attempt := pgqueue._decide(v_attempt, p_strict);
+        v_attempt := pgqueue._decide_retry(v_attempt, p_strict);
         v_may_ask := v_attempt.may_ask;
         if v_attempt.state = 'undecided' then
             v_attempts := v_attempts || v_attempt;
@@ -128,7 +128,7 @@ $$;
 
 -- Decides on one job: sets state, retry_in, error and policy_error. cancel is null if neither the caller nor a request asks
 -- for it; may_ask is false once a retry function was canceled, null where none is asked.
-create or replace function pgqueue._decide(p_attempt pgqueue.failed_attempt, p_strict boolean)
+create or replace function pgqueue._decide_retry(p_attempt pgqueue.failed_attempt, p_strict boolean)
 returns pgqueue.failed_attempt
 language plpgsql
 as $$

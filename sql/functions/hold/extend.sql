@@ -43,7 +43,7 @@ begin
         );
     end if;
 
-    -- Read after the xid: see _heads.
+    -- Read after the xid: see _head.
     v_until := pgqueue._after(pgqueue._ready_at(null), extend.lease);
     with held as materialized (
         select h.row_ctid, w.started

@@ -1,4 +1,4 @@
--- Taking capacity: which of the jobs that a claim has locked may start under their limits. See _capacity for the whole.
+-- Taking capacity: which of the jobs that a claim has locked may start under their limits. See _limits_of for the whole.
 --
 -- Each limit is locked and counted once for all jobs of the claim that it touches, in two statements: the second has a
 -- snapshot that shows what others had started before the lock was taken. As a rule all have capacity, and nothing is left

@@ -88,3 +88,56 @@ comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
     'Limit how many jobs execute over the whole fleet; takes effect at once. kind: queue, task, key (all keys that begin with target, together) or limit_key (that value; '
     'target* for each value that begins so, by itself). max_executing: at most this many at a time; rate and per: at most this many starts in any period as long as per. '
     'An argument that is left out keeps its value; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';
+
+-- Refuses wrong kinds and targets of limits.
+create or replace function pgqueue._check_limit(p_kind text, p_target text)
+returns void
+language plpgsql
+stable
+parallel safe
+as $$
+begin
+    if p_kind is null or p_kind not in ('queue', 'task', 'key', 'limit_key') then
+        perform pgqueue._refuse(
+            'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
+            'Give kind as queue, task, key or limit_key.'
+        );
+    end if;
+    perform pgqueue._check_name('target', p_target, case when p_kind in ('queue', 'task') then 128 else 512 end);
+end
+$$;
+
+-- blocked_on is the name of the limit; for a limit_key with *, the name with the job's own value.
+create or replace function pgqueue._recheck_limit(p_kind text, p_target text)
+returns void
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_prefix text := p_kind || ':' || p_target;
+    v_name text;
+begin
+    if p_kind = 'limit_key' and right(p_target, 1) = '*' then
+        v_prefix := left(v_prefix, -1);
+        v_name := v_prefix;
+        loop
+            insert into pgqueue.limit_waits (name, next_at) values (v_name, v_now);
+            select j.blocked_on into v_name
+            from pgqueue.jobs j
+            where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on > v_name collate "C"
+            order by j.blocked_on, j.priority desc, j.ready_at, j.id
+            limit 1;
+            exit when not found or not starts_with(v_name, v_prefix);
+        end loop;
+    else
+        insert into pgqueue.limit_waits (name, next_at) values (v_prefix, v_now);
+    end if;
+    if p_kind = 'queue' then
+        perform pgqueue._wake(p_target, v_now, 2, null);
+    end if;
+end
+$$;

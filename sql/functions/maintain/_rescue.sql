@@ -145,7 +145,7 @@ begin
         update pgqueue.jobs j
         set
             lease = p.lease,
-            -- Not below the clock of a transaction with an xid: see _heads.
+            -- Not below the clock of a transaction with an xid: see _head.
             lease_expires_at = greatest(least(p.until, pgqueue._after(p_now, p.lease)), pgqueue._ready_at(null))
         from promised p
         where j.ctid = p.row_ctid

@@ -105,7 +105,7 @@ begin
             v_last.at, v_last.stepped_from, (select j.created_at from pgqueue.jobs j order by j.id desc limit 1)
         );
     end if;
-    perform pgqueue._propose(v_began, v_newest_id);
+    perform pgqueue._propose_horizon(v_began, v_newest_id);
     perform pgqueue._note_interrupted_step(v_now);
     for v_due in select d.state, d.number, d.every, d.slice from pgqueue._due_steps(v_now, p_ddl_after) d loop
         if v_is_over then

@@ -47,7 +47,7 @@ begin
         return null;
     end if;
     get diagnostics v_context = pg_context;
-    -- The transaction has an xid: see _heads.
+    -- The transaction has an xid: see _head.
     v_now := pgqueue._clock();
     if strpos(v_context, E'\n') = 0
         and strpos(lower(coalesce(current_query(), '') collate "C"), 'constraints') = 0

@@ -1,4 +1,4 @@
--- Blocks jobs on a limit that is reached, and releases them when it has capacity again. _capacity.sql tells the whole.
+-- Blocks jobs on a limit that is reached, and releases them when it has capacity again. _limits_of.sql tells the whole.
 --
 -- Each release locks its jobs in the order of their priority and time, and skips locked ones.
 

@@ -23,51 +23,6 @@
 -- A release does not wait for a blocked row that is locked (by a cancel, say), but leaves a note. Above READ COMMITTED no
 -- later statement has a newer snapshot, so there a note is always left.
 
--- p_shared: for a claim. Otherwise false: an open transaction is blocking jobs behind this one.
-create or replace function pgqueue._guard(p_job_id bigint, p_shared boolean)
-returns boolean
-language sql
-as $$
-    select case
-        when p_shared then pg_catalog.pg_try_advisory_xact_lock_shared(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
-        else pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
-    end
-$$;
-
--- The caller has locked the rows of p_job_ids, which have keys. Many guards at once could fill the table of locks, so
--- the guards of a large batch are released in hundreds.
-create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
-returns void
-language plpgsql
-as $$
-declare
-    v_guarded bigint[] := '{}'::bigint[];
-begin
-    if cardinality(p_job_ids) = 1 and pgqueue._guard(p_job_ids[1], false) then
-        return;
-    elsif cardinality(p_job_ids) <= 10 then
-        v_guarded := array(select w.id from unnest(p_job_ids) w (id) where not pgqueue._guard(w.id, false));
-    else
-        for v_from in 1..cardinality(p_job_ids) by 100 loop
-            begin
-                v_guarded := v_guarded || array(
-                    select w.id from unnest(p_job_ids[v_from:v_from + 99]) w (id) where not pgqueue._guard(w.id, false)
-                );
-                raise exception using errcode = 'lock_not_available';
-            exception when lock_not_available then
-                null;
-            end;
-        end loop;
-    end if;
-    if v_guarded <> '{}' then
-        insert into pgqueue.key_notes (queue, key, job_id, next_at)
-        select w.queue, w.key, w.id, pgqueue._clock()
-        from unnest(p_job_ids, p_queues, p_keys) w (id, queue, key)
-        where w.id = any (v_guarded);
-    end if;
-end
-$$;
-
 -- p_job_ids: for each key the job that leaves its position in it; null: it has ended, or the guard was tried.
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
@@ -141,6 +96,51 @@ begin
             -- It was released, cancelled or deleted meanwhile: try the next one.
         end loop;
     end loop;
+end
+$$;
+
+-- p_shared: for a claim. Otherwise false: an open transaction is blocking jobs behind this one.
+create or replace function pgqueue._guard_position(p_job_id bigint, p_shared boolean)
+returns boolean
+language sql
+as $$
+    select case
+        when p_shared then pg_catalog.pg_try_advisory_xact_lock_shared(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
+        else pg_catalog.pg_try_advisory_xact_lock(pgqueue._lock_class() + 1, (p_job_id % 1024)::integer)
+    end
+$$;
+
+-- The caller has locked the rows of p_job_ids, which have keys. Many guards at once could fill the table of locks, so
+-- the guards of a large batch are released in hundreds.
+create or replace function pgqueue._note_open_claims(p_job_ids bigint[], p_queues text[], p_keys text[])
+returns void
+language plpgsql
+as $$
+declare
+    v_guarded bigint[] := '{}'::bigint[];
+begin
+    if cardinality(p_job_ids) = 1 and pgqueue._guard_position(p_job_ids[1], false) then
+        return;
+    elsif cardinality(p_job_ids) <= 10 then
+        v_guarded := array(select w.id from unnest(p_job_ids) w (id) where not pgqueue._guard_position(w.id, false));
+    else
+        for v_from in 1..cardinality(p_job_ids) by 100 loop
+            begin
+                v_guarded := v_guarded || array(
+                    select w.id from unnest(p_job_ids[v_from:v_from + 99]) w (id) where not pgqueue._guard_position(w.id, false)
+                );
+                raise exception using errcode = 'lock_not_available';
+            exception when lock_not_available then
+                null;
+            end;
+        end loop;
+    end if;
+    if v_guarded <> '{}' then
+        insert into pgqueue.key_notes (queue, key, job_id, next_at)
+        select w.queue, w.key, w.id, pgqueue._clock()
+        from unnest(p_job_ids, p_queues, p_keys) w (id, queue, key)
+        where w.id = any (v_guarded);
+    end if;
 end
 $$;
 
@@ -226,7 +226,7 @@ begin
         group by d.queue, d.key, d.job_id
         order by d.queue, d.key
     loop
-        if v_note.job_id is null or pgqueue._guard(v_note.job_id, false) then
+        if v_note.job_id is null or pgqueue._guard_position(v_note.job_id, false) then
             perform pgqueue._release_next(array[v_note.queue], array[v_note.key], null);
             v_followed := true;
         elsif v_note.is_taken then

@@ -9,7 +9,7 @@
 -- Why a head may move:
 -- 1. Every statement that makes a job ready takes its xid, then reads the clock, and gives the job no earlier time
 --    (_ready_at). A transaction without an xid reads the clock, t, takes an xid, m, and commits both as a horizon
---    (_propose). Transactions with a later xid make nothing ready before t.
+--    (_propose_horizon). Transactions with a later xid make nothing ready before t.
 -- 2. So once all transactions with an earlier xid have ended, no row comes in below t any more: t is the safe point. A
 --    snapshot that has the horizon's own transaction as ended lists every running xid below m. (A snapshot does not list
 --    running xids above the last that ended.)
@@ -26,7 +26,7 @@
 -- - The safe point is kept a second, the cadence of maintain, behind t: a smaller step makes nothing ready below it.
 -- - Each transaction that makes a job ready, leases one or writes a horizon compares its clock with the newest horizon. A
 --   horizon from the future shows a larger step; the transaction then writes a mark. While there is a mark, no head counts
---   and none moves (_head_marks).
+--   and none moves (_mark_heads).
 -- - A horizon counts only if no later one has an earlier time.
 -- - Maintenance finds hidden jobs within a minute, and counts them (_find_hidden).
 -- Keeping the safe point a second behind costs a walk over the dead entries of that second at most, and only beside an old
@@ -37,7 +37,7 @@
 -- - Jobs with keys (priority 1), by id: no job with a key lives below that head (_key_head), so that a probe of
 --   a key does not walk the entries of its former jobs. Its pair is (epoch, id), and its safe point is the newest id of
 --   jobs_id_seq, read together with the clock of a horizon: each statement that draws an id has its xid before. Only
---   _requeue gives a job an old id again. It writes a mark with it (_head_marks).
+--   _requeue gives a job an old id again. It writes a mark with it (_mark_heads).
 
 -- Inlined (no SET, and stable), and expanded in each claim: so it is small, and calls _fallback only where a head has one.
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)

@@ -168,3 +168,33 @@ begin
     );
 end
 $$;
+
+-- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
+create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
+returns table (name text, detail text, until timestamptz)
+language plpgsql
+stable
+rows 1
+as $$
+#variable_conflict use_column
+declare
+    v_lease_head timestamptz := pgqueue._lease_head();
+begin
+    return query
+    select
+        l.name,
+        case
+            when c.timed
+                then format('%s of %s jobs started within %s under the limit %s', l.rate - c.capacity, l.rate, l.per, l.name)
+            -- Counted up to the limit.
+            else format('%s of %s jobs execute under the limit %s', l.max_executing, l.max_executing, l.name)
+        end,
+        case when c.timed then c.next_at end
+    from pgqueue._limits_of(p_job.queue, p_job.task, p_job.key, p_job.limit_key) l
+    cross join lateral pgqueue._capacity_of(
+        l.name, l.kind, l.target, l.max_executing, l.rate, l.per, p_now, v_lease_head
+    ) c
+    where (p_name is null or l.name = p_name) and c.capacity <= 0
+    limit 1;
+end
+$$;

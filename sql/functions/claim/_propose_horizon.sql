@@ -1,9 +1,9 @@
 -- Horizons: a time, and a transaction that had no xid then. The newest one whose earlier transactions have all ended is
--- the safe point of all heads. See _heads.
+-- the safe point of all heads. See _head.
 
 -- p_began, p_newest_id: what the caller read while its transaction had no xid yet. p_began null: it had one; p_newest_id
 -- null: unknown.
-create or replace function pgqueue._propose(p_began timestamptz, p_newest_id bigint)
+create or replace function pgqueue._propose_horizon(p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql
 set enable_seqscan = off
@@ -52,7 +52,7 @@ begin
 end
 $$;
 
--- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _heads.
+-- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _head.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql
