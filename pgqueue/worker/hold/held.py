@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from functools import cached_property
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pgqueue.db.consume import JobRow
 from pgqueue.db.json import Unreadable, read_json, readable
@@ -18,6 +17,8 @@ from pgqueue.errors import InvalidArgument
 from pgqueue.job import Job
 from pgqueue.tasks import Task
 from pgqueue.transaction import Stage
+
+T = TypeVar("T")
 
 
 class End(Enum):
@@ -41,6 +42,17 @@ class Verdict:
     retry: bool = True
     policy: str | None = None
     cancel: bool = False
+
+
+class _once(Generic[T]):
+    """cached_property without the lock that it takes before Python 3.12."""
+
+    def __init__(self, read: Callable[[Any], T]) -> None:
+        self._read = read
+
+    def __get__(self, held: Held, owner: type[Held]) -> T:
+        value = held.__dict__[self._read.__name__] = self._read(held)
+        return value
 
 
 class Held:
@@ -89,12 +101,12 @@ class Held:
         self.deadline = deadline
         self.taken = time.monotonic() if taken is None else taken
 
-    @cached_property
+    @_once
     def args(self) -> Any:
         """The args of the job, or Unreadable."""
         return read_json(self.row.args)
 
-    @cached_property
+    @_once
     def headers(self) -> Any:
         """The headers of the job, None without any, or Unreadable."""
         return read_json(self.row.headers)

@@ -136,6 +136,13 @@ class Handlers:
             [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
         )
         try:
+            if ran is None:
+                held.context = self._isolation.context()
+                if task.is_async or self.around is not None:
+                    ran = await self._in_task(held, self._call_on_loop(held, task))
+            if ran is not None and ran[0] is None and ran[1] is None:
+                # It returned nothing, as most do.
+                return held.end_of_return
             return await self._attempt(held, task, ran)
         finally:
             # It refers to this job.
@@ -201,7 +208,7 @@ class Handlers:
 
     async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> End:
         try:
-            result, error = ran or await self._call(held, task)
+            result, error = ran or await self._call_in_a_thread(held, task)
             if error is not None:
                 await _raised(error)
             if result is not None and inspect.isawaitable(result):
@@ -232,14 +239,11 @@ class Handlers:
             return await self._failed(held, task, error)
         return held.end_of_return
 
-    async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
-        """Call a handler with its middleware around it, an async one in a task, a sync one in a thread."""
-        held.context = context = self._isolation.context()
-        if task.is_async or self.around is not None:
-            return await self._in_task(held, self._call_on_loop(held, task))
+    async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
+        assert held.context is not None
         # On the loop: hooks for events are called there.
-        context.run(self._enter, held)
-        call = partial(context.run, self._call_in_thread, held, task)
+        held.context.run(self._enter, held)
+        call = partial(held.context.run, self._call_in_thread, held, task)
         return await self.outlasting(self._start_in_thread(held, call))
 
     async def _encoded(self, held: Held, result: object) -> bytes:
@@ -331,6 +335,7 @@ class Handlers:
         if not runner.done():
             if not STARTS_AT_ONCE:
                 # It may be asked to end before it begins.
+                self.in_tasks[runner] = held
                 held.runner = runner
             try:
                 await runner
@@ -373,6 +378,8 @@ class Handlers:
             held.outcome = None, error
 
     def _started_task(self, held: Held) -> None:
+        if not STARTS_AT_ONCE:
+            return
         me = asyncio.current_task(self._isolation.loop)
         assert me is not None
         self.in_tasks[me] = held
