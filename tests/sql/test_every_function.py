@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
+from psycopg.types.string import TextLoader
 
 from pgqueue.testing import Clock
 from tests.calls import column, maintain, reserve, value
@@ -169,6 +170,8 @@ def test_each_argument_has_a_type_that_this_test_knows(conn: psycopg.Connection)
 @pytest.mark.timeout(600)
 def test_whatever_is_called_the_answer_is_a_result_or_a_refusal(database: Database) -> None:
     conn, clock = database.connect(), Clock(database.connect())
+    # Python reads no document that is as deep as those that are drawn here.
+    conn.adapters.register_loader("jsonb", TextLoader)
     known = functions(conn)
 
     @settings(
@@ -259,5 +262,4 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
         ).fetchall()
         == []
     )
-    failures = value(conn, "select pgqueue.stats() #> '{housekeeping,failures}'")
-    assert not failures
+    assert value(conn, "select pgqueue.stats() #>> '{housekeeping,failures}'") == "{}"
