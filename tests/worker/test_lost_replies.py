@@ -84,6 +84,8 @@ async def test_no_claim_begins_while_a_worker_gives_back(
             await wait_until_async(lambda: is_asleep(conn, "w"))
             proxy.hold(statement)
             proxy.cut_reply_with(b"marked")
+            # A job that is handed over is reserved by no claim.
+            conn.execute("set pgqueue.hand_off = off")
             lost = enqueue(conn, "marked")
             await wait_until_async(lambda: proxy.holds)
             assert proxy.cuts == 1

@@ -91,6 +91,8 @@ class Link:
         self._connection: psycopg.AsyncConnection[Any] | None = None
         self._connected_at = 0.0
         self._begins = False
+        # For each attempt: a call that hangs again and again, behind a lock or because it is too much for this server,
+        # must not keep the others waiting, an extension of leases least of all.
         self._turn = asyncio.Lock()
 
     @property
@@ -108,8 +110,7 @@ class Link:
     ) -> T:
         """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
 
-        If it is not answered `within` seconds, not those that are usual for this link, it is sent again on a new
-        connection.
+        If it is not answered `within` seconds, not those that are usual here, it is sent again on a new connection.
 
         Not `patient`, it waits for the server only: an error that the server reports is raised (SchemaError, a
         psycopg.Error with its SQLSTATE), and so is a DSN that the server can never accept (ConfigError).
@@ -117,20 +118,14 @@ class Link:
         `gives_up` decides on an error that the call met on a connection that had just answered: it is raised.
         """
         pause = FIRST_PAUSE
-        # Most calls meet none.
         trouble: Trouble | None = None
         try:
             while True:
                 answers = self._outage.answers
                 is_sent = False
-                # Each attempt is a turn of its own: a call that hangs again and again, behind a lock or because it is
-                # too much for this server, must not keep the others waiting, an extension of leases least of all.
                 async with self._turn:
                     try:
-                        if self._connected_at < self._outage.began_at or (self._prepares and self._outage.pooled):
-                            await self.close()
-                        if self._connection is None:
-                            await self._connect()
+                        await self._ensure_connected()
                         is_sent = True
                         answer = await self.perform_now(call, within)
                         if trouble is not None:
@@ -179,6 +174,12 @@ class Link:
         if connection is not None:
             with suppress(psycopg.Error, OSError):
                 await connection.close()
+
+    async def _ensure_connected(self) -> None:
+        if self._connected_at < self._outage.began_at or (self._prepares and self._outage.pooled):
+            await self.close()
+        if self._connection is None:
+            await self._connect()
 
     async def _connect(self) -> None:
         self._connected_at = time.monotonic()
