@@ -2,15 +2,19 @@
 
 It begins with a share lock on the job under its reservation (pgqueue.hold) and ends with pgqueue.complete before the
 commit. Either fails when the reservation is over; then everything is rolled back.
+
+One generator yields the calls of the connection in their order, for a synchronous and for an asynchronous one: see
+`_perform` and `_perform_async`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from enum import Enum
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -19,6 +23,9 @@ from pgqueue.db import consume, drivers
 from pgqueue.db.call import Call, T, perform, perform_async
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument, LeaseLost
+
+# Yields calls of a connection, whose answers or errors it is given.
+Plan: TypeAlias = Generator[Callable[[], Any], Any, Any]
 
 
 class Stage(Enum):
@@ -51,32 +58,66 @@ class JobTransaction:
         self._given = given
         self._report = report
         self._doors = doors
-        self._sync: _Door | None = None
-        self._async: _AsyncDoor | None = None
+        self._door: Any = None
 
     def __enter__(self) -> Any:
-        door = self._door()
+        return _perform(self._begin(self._take))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _perform(self._end(error))
+
+    async def __aenter__(self) -> Any:
+        return await _perform_async(self._begin(self._take_async))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await _perform_async(self._end(error))
+
+    def _begin(self, take: Callable[[bool], Any]) -> Plan:
+        door = yield partial(take, False)
         try:
-            self._hold(door)
+            yield from self._hold(door)
         except Exception:
             # A connection of the pool may have broken since it was last used: its first statement shows it.
             if not door.is_replaceable:
                 raise
-            door = self._door(check=True)
-            self._hold(door)
-        self._sync = door
+            door = yield partial(take, True)
+            yield from self._hold(door)
+        self._door = door
         return door.connection
 
-    def _hold(self, door: _Door) -> None:
+    def _hold(self, door: Any) -> Plan:
         try:
-            door.begin()
-            if not door.run(consume.hold(self._pairs)):
+            yield door.begin
+            if not (yield partial(door.run, consume.hold(self._pairs))):
                 raise self._lost()
         except BaseException as error:
-            door.end(error)
+            yield partial(door.end, error)
             raise
 
-    def _door(self, *, check: bool = False) -> _Door:
+    def _end(self, error: BaseException | None) -> Plan:
+        door = self._door
+        try:
+            if error is None:
+                self._report(Stage.COMPLETING)
+                if not (yield partial(door.run, consume.complete_call(self._pairs, self.result))):
+                    raise self._lost()
+        except BaseException as refused:
+            self._report(Stage.OPEN)
+            yield partial(door.end, refused)
+            raise
+        try:
+            yield partial(door.end, error)
+        except BaseException:
+            self._report(Stage.OPEN)
+            raise
+        if error is None:
+            self._report(Stage.COMPLETED)
+
+    def _take(self, check: bool) -> _Door:
         if self._doors is not None:
             return self._doors.sync_door(self._given)
         if self._given is None:
@@ -88,50 +129,7 @@ class JobTransaction:
             return _SQLAlchemy(self._given)
         raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        door = self._sync
-        assert door is not None
-        try:
-            if error is None:
-                self._report(Stage.COMPLETING)
-                if not door.run(consume.complete_call(self._pairs, self.result)):
-                    raise self._lost()
-        except BaseException as refused:
-            self._report(Stage.OPEN)
-            door.end(refused)
-            raise
-        try:
-            door.end(error)
-        except BaseException:
-            self._report(Stage.OPEN)
-            raise
-        if error is None:
-            self._report(Stage.COMPLETED)
-
-    async def __aenter__(self) -> Any:
-        door = await self._async_door()
-        try:
-            await self._hold_async(door)
-        except Exception:
-            if not door.is_replaceable:
-                raise
-            door = await self._async_door(check=True)
-            await self._hold_async(door)
-        self._async = door
-        return door.connection
-
-    async def _hold_async(self, door: _AsyncDoor) -> None:
-        try:
-            await door.begin()
-            if not await door.run(consume.hold(self._pairs)):
-                raise self._lost()
-        except BaseException as error:
-            await door.end(error)
-            raise
-
-    async def _async_door(self, *, check: bool = False) -> _AsyncDoor:
+    async def _take_async(self, check: bool) -> _AsyncDoor:
         if self._doors is not None:
             return self._doors.async_door(self._given)
         if self._given is None:
@@ -143,28 +141,6 @@ class JobTransaction:
             return _AsyncSQLAlchemy(self._given)
         expected = "a psycopg AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy"
         raise _unusable(self._given, "async with", expected)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        door = self._async
-        assert door is not None
-        try:
-            if error is None:
-                self._report(Stage.COMPLETING)
-                if not await door.run(consume.complete_call(self._pairs, self.result)):
-                    raise self._lost()
-        except BaseException as refused:
-            self._report(Stage.OPEN)
-            await door.end(refused)
-            raise
-        try:
-            await door.end(error)
-        except BaseException:
-            self._report(Stage.OPEN)
-            raise
-        if error is None:
-            self._report(Stage.COMPLETED)
 
     def _own_pools(self) -> Pools:
         if self._pools is None:
@@ -179,6 +155,35 @@ class JobTransaction:
             f"the lease of job {self._pairs[0][0]} is lost; its transaction is rolled back",
             hint="let the handler end: another worker has the job, or will have it",
         )
+
+
+def _perform(plan: Plan) -> Any:
+    """Make the calls of a plan, and return what it returns."""
+    try:
+        call = next(plan)
+        while True:
+            try:
+                answer = call()
+            except BaseException as error:
+                call = plan.throw(error)
+            else:
+                call = plan.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+async def _perform_async(plan: Plan) -> Any:
+    try:
+        call = next(plan)
+        while True:
+            try:
+                answer = await call()
+            except BaseException as error:
+                call = plan.throw(error)
+            else:
+                call = plan.send(answer)
+    except StopIteration as end:
+        return end.value
 
 
 class _Door(Protocol):
