@@ -30,7 +30,7 @@ def test_processes_report_their_memory_and_their_supervisor(
 ) -> None:
     write_module(tmp_path, "from pgqueue import App\n\napp = App()")
     supervisor = start_worker("-r", "jobs", "--processes", "2", "--name", "s")
-    wait_until(lambda: value(conn, "select count(memory) from pgqueue.worker_status") == 2, timeout=30)
+    wait_until(lambda: value(conn, "select count(memory) from pgqueue.worker_status") == 2, timeout=90)
     rows = conn.execute(KNOWN.encode()).fetchall()
     assert [row[0] for row in rows] == ["s:1", "s:2"]
     assert all(10 << 20 < row[1] < 1 << 30 for row in rows)
