@@ -40,12 +40,13 @@ async def hangs() -> None:
 
 async def test_it_runs_jobs_for_the_length_of_the_block_and_lets_them_end(database: Database) -> None:
     conn = database.connect()
+    running_now.clear()
     async with worker_lifespan(app, database.dsn, concurrency=3) as worker:
         assert worker.health().ready
         assert await done(conn, quick.enqueue(conn)) == ["succeeded"]
         running = sleeps.enqueue(conn, 0.5)
         # A job that was claimed, and not started, is given back.
-        await running_now.wait()
+        await wait_until_async(running_now.is_set)
     assert job(conn, running).state == "succeeded"
     assert (worker.health().live, worker.health().ready) == (False, False)
     assert conn.execute("select count(*) from pgqueue.workers").fetchone() == (0,)
