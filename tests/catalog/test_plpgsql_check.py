@@ -63,7 +63,6 @@ ALLOWED = {
     ("_enqueue_staged_others", NO_RETURN): "the handler ends in _refuse, which raises",
     ("_read_filter", NO_RETURN): "the handler ends in _refuse, which raises",
     ("sleep_step", 'name of parameter "for" is reserved keyword'): "public, and quoted wherever it is used",
-    ("_batch_deduped", 'parameter "errors" is never read'): "comes in, and goes out with the errors that it sets",
     ("_find_turns", 'composite OUT variable "draw" is not single argument'): "the draw so far, and what was found",
     ("_run_slice", 'composite OUT variable "run" is not single argument'): "the run so far, and what the slice adds",
     ("_run_step", 'composite OUT variable "run" is not single argument'): "the run so far, and whether it is cut",

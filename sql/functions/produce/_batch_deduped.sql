@@ -9,7 +9,6 @@ returns record
 language plpgsql
 as $$
 declare
-    v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
     v_deduped integer[];
     v_deadline timestamptz;
     v_done record;
@@ -41,12 +40,12 @@ begin
                     perform pgqueue._refuse_duplicate((p_jobs[v_n]).task, (p_jobs[v_n]).dedupe, ids[v_n]);
                 exception when unique_violation then
                     get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-                    errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
+                    errors[v_n] := pgqueue._refusal(sqlstate, sqlerrm, v_detail, v_hint);
                 end;
             end if;
         end loop;
     exception when others then
-        if left(sqlstate, 2) <> all (v_refusals) then
+        if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
             raise;
         end if;
         v_one_by_one := true;
@@ -67,11 +66,11 @@ begin
                 ids[v_n] := v_done.job_id;
                 outcomes[v_n] := v_done.outcome;
             exception when others then
-                if left(sqlstate, 2) <> all (v_refusals) then
+                get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+                errors[v_n] := pgqueue._refusal(sqlstate, sqlerrm, v_detail, v_hint);
+                if errors[v_n] is null then
                     raise;
                 end if;
-                get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-                errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
             end;
         end loop;
     end if;

@@ -142,7 +142,7 @@ begin
         from unnest((p_jobs[v_n]).depends_on) d (id)
         cross join lateral (select array_position(p_given, d.id) as n) g;
         if v_refused is not null then
-            v_errors[v_n] := pgqueue._batch_error(
+            v_errors[v_n] := pgqueue._refusal(
                 '22023', 'depends_on names a job of the batch that was refused', 'Nothing was enqueued for this one.',
                 'See the error of that job.'
             );
@@ -229,7 +229,7 @@ begin
             from edges e
             where e.in_group = v_group and (e.parent = any (v_first) or e.parent_n in (select b.n from behind b))
         loop
-            v_errors[v_n] := pgqueue._batch_error('22023', v_message, v_detail, v_hint);
+            v_errors[v_n] := pgqueue._refusal('22023', v_message, v_detail, v_hint);
         end loop;
     end loop;
     return v_errors;

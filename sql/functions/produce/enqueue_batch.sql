@@ -19,7 +19,6 @@ as $$
 #variable_conflict use_column
 declare
     -- The SQLSTATE classes that a bad option raises. Other errors (a deadlock, a full disk) go to the caller.
-    v_refusals constant text[] := '{0A,22,23,54,55}'::text[];
     v_now timestamptz := pgqueue._ready_at(null);
     v_plain pgqueue.jobs;
     v_accumulating text[];
@@ -113,11 +112,11 @@ begin
                 v_deduped := v_deduped || v_n;
             end if;
         exception when others then
-            if left(sqlstate, 2) <> all (v_refusals) then
+            get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+            v_errors[v_n] := pgqueue._refusal(sqlstate, sqlerrm, v_detail, v_hint);
+            if v_errors[v_n] is null then
                 raise;
             end if;
-            get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
-            v_errors[v_n] := pgqueue._batch_error(sqlstate, sqlerrm, v_detail, v_hint);
         end;
     end loop;
 
@@ -186,15 +185,15 @@ as $$
     left join pgqueue.effective_tasks t on t.name = p_job ->> 'task'
 $$;
 
--- An error in the form that enqueue_batch returns.
-create or replace function pgqueue._batch_error(p_sqlstate text, p_message text, p_detail text, p_hint text)
+-- An error that refuses one job, in the form that enqueue_batch returns. Null: it ends the whole call.
+create or replace function pgqueue._refusal(p_sqlstate text, p_message text, p_detail text, p_hint text)
 returns jsonb
 language sql
 immutable
 parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
-    select jsonb_build_object(
+    select case when left(p_sqlstate, 2) in ('0A', '22', '23', '54', '55') then jsonb_build_object(
         'sqlstate', p_sqlstate,
         'message', p_message,
         'detail', nullif(p_detail, ''),
@@ -202,5 +201,5 @@ as $$
             nullif(p_hint, ''),
             'Give each option as enqueue() takes it: times and intervals as text that PostgreSQL reads, counts as whole numbers.'
         )
-    )
+    ) end
 $$;

@@ -263,7 +263,7 @@ exception
     when lock_not_available then
         perform pgqueue._refuse_held(v_job.task, v_job.dedupe, format('row %s of the load: ', v_row.n));
     when others then
-        if left(sqlstate, 2) <> all ('{0A,22,23,54}'::text[]) then
+        if pgqueue._refusal(sqlstate, sqlerrm, null, null) is null then
             raise;
         end if;
         get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
