@@ -65,6 +65,28 @@ def test_a_payload_that_came_after_the_step_of_a_batch_is_in_the_next_batch(
     assert names(acc, following[0].id) == []
 
 
+def test_a_payload_does_not_wait_for_a_batch_with_a_step_that_is_blocked_as_well(
+    acc: psycopg.Connection, clock: Clock
+) -> None:
+    early = push(acc, "early", delay="3 min")
+    other = enqueue(acc, "t", key="k", delay="2 min")
+    batch = push(acc, "batch")
+    [held] = reserve(acc)
+    step(acc, held)
+    assert fail(acc, held) == "failed"
+    clock.advance("2 min")
+    [ahead] = reserve(acc)
+    clock.advance("2 min")
+    assert (ahead.id, reserve(acc)) == (other, [])
+    assert (state(acc, early), state(acc, batch)) == ("blocked", "blocked")
+
+    call(acc, "complete", ahead.id, ahead.reservation)
+    [first] = reserve(acc)
+    assert first.id == early
+    call(acc, "complete", first.id, first.reservation)
+    assert ids(reserve(acc)) == [batch]
+
+
 def test_a_batch_without_a_step_takes_along_what_came_meanwhile(acc: psycopg.Connection, clock: Clock) -> None:
     push(acc, "a")
     [first] = reserve(acc)

@@ -176,6 +176,8 @@ as $$
             and p_has_steps is null
             and x.key is not null
             and x.has_steps
+            -- One that is blocked itself is behind this payload: the end of this one releases it.
+            and (x.state <> 'blocked' or x.blocked_on is not null)
             and x.queue = p_queue
             and x.key = p_key
             and x.task = p_task
