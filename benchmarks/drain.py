@@ -3,6 +3,7 @@
 The limit: two pgbench clients that reserve 500 and complete them, with no Python and no rows on the wire. All are
 timed by the database, from the first claim to the last completion. Workers have their default settings; two processes
 are `pgqueue worker --processes 2`.
+One worker more has many slots, and its jobs wait for a millisecond: what one process reaches where handlers wait.
 Below the limit, the bare loop: two pgbench clients that claim 500 rows of a plain table and delete them, without
 history. With each rate goes the CPU that the server used for a job, by its own process times.
 """
@@ -29,6 +30,8 @@ _BARE = f"the bare loop: {_CLIENTS} clients, claim {_BATCH} and delete {_BATCH}"
 _ASYNC = "one worker, async handlers"
 _SYNC = "one worker, sync handlers"
 _TWO = "two worker processes, async handlers"
+_SLOTS = 256
+_PAUSES = f"one worker, {_SLOTS} slots, jobs of 1 ms"
 
 # What part of the limit each must reach.
 _LEAST = {_ASYNC: 0.7, _SYNC: 0.15, _TWO: 0.6}
@@ -71,6 +74,7 @@ def run(server: Server) -> Report:
         _ASYNC: _by_async_worker,
         _SYNC: _by_sync_worker,
         _TWO: _by_two_workers,
+        _PAUSES: _by_slots,
     }
     rates: dict[str, list[float]] = {way: [] for way in (_BARE, *ways)}
     costs: dict[str, list[float]] = {way: [] for way in rates}
@@ -168,6 +172,10 @@ def _by_async_worker(dsn: str) -> None:
 
 def _by_sync_worker(dsn: str) -> None:
     subprocess.run(command("drain", "--sync", dsn), check=True)
+
+
+def _by_slots(dsn: str) -> None:
+    subprocess.run(command("drain", "--slots", str(_SLOTS), dsn), check=True)
 
 
 def _by_two_workers(dsn: str) -> None:

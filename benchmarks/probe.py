@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import psycopg
 
@@ -96,9 +97,15 @@ def _add_noop(app: App) -> None:
         pass
 
 
-async def _drain(dsn: str, sync: bool, until_empty: bool = True) -> None:
+async def _drain(dsn: str, sync: bool, until_empty: bool = True, slots: int | None = None) -> None:
     app = App()
-    if sync:
+    if slots is not None:
+
+        @app.task(name="noop")
+        async def pause() -> None:
+            await asyncio.sleep(0.001)
+
+    elif sync:
 
         @app.task(name="noop")
         def noop() -> None:
@@ -107,7 +114,8 @@ async def _drain(dsn: str, sync: bool, until_empty: bool = True) -> None:
     else:
         _add_noop(app)
 
-    worker = Worker(app, dsn, WorkerConfig(until_empty=until_empty))
+    config = WorkerConfig(until_empty=until_empty)
+    worker = Worker(app, dsn, config if slots is None else replace(config, concurrency=slots))
     worker.handle_signals()
     if not until_empty:
         worker.record_running_jobs(RunningJobs(create(1000)))
@@ -146,6 +154,7 @@ def main() -> None:
     parser.add_argument("dsn")
     parser.add_argument("--poll", type=float, help="do not listen, poll at this interval")
     parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
+    parser.add_argument("--slots", type=int, help="run jobs of a millisecond, so many at a time")
     parser.add_argument("--uncounted", action="store_true", help="count and report nothing of what ends")
     options = parser.parse_args()
     if options.uncounted:
@@ -154,7 +163,7 @@ def main() -> None:
         case "ping":
             asyncio.run(_ping(options.dsn, options.poll))
         case "drain":
-            asyncio.run(_drain(options.dsn, options.sync))
+            asyncio.run(_drain(options.dsn, options.sync, slots=options.slots))
         case "work":
             asyncio.run(_drain(options.dsn, options.sync, until_empty=False))
         case "bare":
