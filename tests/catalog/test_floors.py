@@ -26,7 +26,7 @@ FLOORS = {
     """,
     "ends": """
         finish/* hold/_put_back hold/_request_cancel maintain/_rescue
-        workflows/_dependencies workflows/_end_parents workflows/_circles workflows/_large_circles
+        workflows/_dependencies workflows/_end_parents workflows/_circles
     """,
     "returns": """
         operate/retry workflows/_groups workflows/_reopen workflows/_revive_groups workflows/_wake_waiters

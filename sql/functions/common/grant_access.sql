@@ -12,7 +12,25 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 begin
-    perform pgqueue._check_grant(grant_access.kind, grant_access.role);
+    if grant_access.kind is null or grant_access.kind not in ('producer', 'worker', 'operator', 'reader') then
+        perform pgqueue._refuse(
+            'kind is unknown', format('It is %s.', coalesce(quote_literal(grant_access.kind), 'null')),
+            'Give kind as producer, worker, operator or reader.'
+        );
+    end if;
+    if grant_access.role is null or not exists (select from pg_roles r where r.rolname = grant_access.role) then
+        perform pgqueue._refuse(
+            'role does not exist', format('It is %s.', coalesce(quote_literal(grant_access.role), 'null')),
+            'Create it first: create role ... login.'
+        );
+    end if;
+    -- All functions run with the rights of the owner: narrower ones would replace them.
+    if grant_access.role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue') then
+        perform pgqueue._refuse(
+            'role owns the queue', format('%s has every right already.', grant_access.role),
+            'Grant access to another role: create role ... login, then grant_access(kind, role).'
+        );
+    end if;
     -- First, or the row of a role that was renamed would be taken for this one's.
     perform pgqueue._follow_roles();
     insert into pgqueue.grants (role, kind, role_oid)
@@ -26,36 +44,6 @@ $$;
 comment on function pgqueue.grant_access(text, name) is
     'Let a role use the queue. kind: producer (enqueue, nothing else), worker (what a worker calls), '
     'operator (all functions, all views, settings) or reader (views and stats).';
-
--- Refuses unknown kinds and roles, and the owner of the queue.
-create or replace function pgqueue._check_grant(p_kind text, p_role name)
-returns void
-language plpgsql
-stable
-parallel safe
-as $$
-begin
-    if p_kind is null or p_kind not in ('producer', 'worker', 'operator', 'reader') then
-        perform pgqueue._refuse(
-            'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
-            'Give kind as producer, worker, operator or reader.'
-        );
-    end if;
-    if p_role is null or not exists (select from pg_roles r where r.rolname = p_role) then
-        perform pgqueue._refuse(
-            'role does not exist', format('It is %s.', coalesce(quote_literal(p_role), 'null')),
-            'Create it first: create role ... login.'
-        );
-    end if;
-    -- All functions run with the rights of the owner: narrower ones would replace them.
-    if p_role = (select pg_get_userbyid(n.nspowner) from pg_namespace n where n.nspname = 'pgqueue') then
-        perform pgqueue._refuse(
-            'role owns the queue', format('%s has every right already.', p_role),
-            'Grant access to another role: create role ... login, then grant_access(kind, role).'
-        );
-    end if;
-end
-$$;
 
 -- The role of a grant is the one that has its name and a right on the schema: also after a dump was restored, where oids
 -- are others. Else the one that has its oid, if it was renamed or nothing was granted yet. A role that only got the

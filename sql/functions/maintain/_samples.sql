@@ -19,6 +19,22 @@ begin
     with bounded as materialized (
         select c.* from pgqueue._count_queues(p_now, v_most) c
     ),
+    taken as (
+        delete from pgqueue.worker_reports r
+        where r.n = any (array(select x.n from pgqueue.worker_reports x order by x.n limit 5000))
+        returning r.report
+    ),
+    reports as (
+        select s.queue, jsonb_object_agg(s.task, s.ended) as ended
+        from pgqueue._sum_ended(array(
+            select jsonb_build_object(
+                'queue', e.entry ->> 'queue', 'tasks', jsonb_build_object(e.entry ->> 'task', e.entry - '{queue,task}'::text[])
+            )
+            from taken t
+            cross join jsonb_array_elements(t.report -> 'jobs') e (entry)
+        )) s
+        group by s.queue
+    ),
     before as materialized (
         select s.* from pgqueue._last_samples() s
     ),
@@ -54,7 +70,7 @@ begin
         from bounded c
         left join whole w on w.queue = c.queue
         left join before b on b.queue = c.queue and c.is_cut and b.is_large and b.counted_at is not null
-        full join pgqueue._take_reports() r on r.queue = c.queue
+        full join reports r on r.queue = c.queue
     )
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
@@ -101,31 +117,6 @@ as $$
     where s.span = 10
         and s.at = (select max(x.at) from pgqueue.samples x where x.span = 10)
         and s.queue <> ''
-$$;
-
--- The reports of workers, by queue and task.
-create or replace function pgqueue._take_reports()
-returns table (queue text, ended jsonb)
-language sql
-rows 100
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-as $$
-    with taken as (
-        delete from pgqueue.worker_reports r
-        where r.n = any (array(select x.n from pgqueue.worker_reports x order by x.n limit 5000))
-        returning r.report
-    )
-    select s.queue, jsonb_object_agg(s.task, s.ended)
-    from pgqueue._sum_ended(array(
-        select jsonb_build_object(
-            'queue', e.entry ->> 'queue', 'tasks', jsonb_build_object(e.entry ->> 'task', e.entry - '{queue,task}'::text[])
-        )
-        from taken t
-        cross join jsonb_array_elements(t.report -> 'jobs') e (entry)
-    )) s
-    group by s.queue
 $$;
 
 -- Adds up counts of ended jobs, given as objects of a queue and its tasks.

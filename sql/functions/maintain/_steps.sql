@@ -65,24 +65,6 @@ as $$
     order by s.number
 $$;
 
--- The steps that are due, in the order in which to run them; state: what each recorded.
-create or replace function pgqueue._due_steps(p_now timestamptz, p_ddl_after interval)
-returns table (state pgqueue.maintenance_steps, number integer, every interval, slice integer)
-language sql
-stable
-parallel safe
-rows 22
-set search_path = pg_catalog, pg_temp
-as $$
-    select l, s.number, s.every, s.slice
-    from pgqueue._last_steps() l
-    join pgqueue._steps() s on s.step = l.step
-    where p_now >= pgqueue._after(coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end)
-        -- Written before the clock stepped back.
-        or l.at > p_now + interval '1 s'
-    order by l.step = 'drop', l.missed_since, l.failures > 0, s.number
-$$;
-
 -- Records what a step needs for its next run, if that has changed.
 create or replace function pgqueue._note_step(
     p_state pgqueue.maintenance_steps, p_before pgqueue.maintenance_steps, p_now timestamptz

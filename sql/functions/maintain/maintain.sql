@@ -107,7 +107,17 @@ begin
     end if;
     perform pgqueue._propose_horizon(v_began, v_newest_id);
     perform pgqueue._note_interrupted_step(v_now);
-    for v_due in select d.state, d.number, d.every, d.slice from pgqueue._due_steps(v_now, p_ddl_after) d loop
+    for v_due in
+        select l as state, s.number, s.every, s.slice
+        from pgqueue._last_steps() l
+        join pgqueue._steps() s on s.step = l.step
+        where v_now >= pgqueue._after(
+                coalesce(l.next_at, l.at, '-infinity'), case when s.is_ddl then p_ddl_after else '0' end
+            )
+            -- Written before the clock stepped back.
+            or l.at > v_now + interval '1 s'
+        order by l.step = 'drop', l.missed_since, l.failures > 0, s.number
+    loop
         if v_is_over then
             v_step := v_due.state;
             v_step.missed_since := coalesce(v_step.missed_since, v_now);

@@ -26,12 +26,7 @@ begin
     comment on table pg_temp.pgqueue_staged is 'pgqueue: jobs to be enqueued by enqueue_staged(), shape 3.';
     -- Granted to all roles that use this session; no other session can reach the table. The other columns are ours.
     execute format(
-        'grant insert (%s) on pg_temp.pgqueue_staged to public',
-        (
-            select string_agg(quote_ident(a.attname), ', ')
-            from pg_attribute a
-            where a.attrelid = 'pgqueue.job_options'::regclass and a.attnum > 0 and not a.attisdropped
-        )
+        'grant insert (%s) on pg_temp.pgqueue_staged to public', pgqueue._columns_of('pgqueue.job_options', '')
     );
 end
 $$;

@@ -51,7 +51,39 @@ begin
         select x.flaw
         into v_flaw
         from jsonb_array_elements(p_report -> 'jobs') e (entry)
-        cross join lateral (select pgqueue._flaw_of_entry(e.entry) as flaw) x
+        cross join lateral (
+            select case
+                when jsonb_typeof(e.entry) is distinct from 'object' then 'An entry of jobs is no object.'
+                when jsonb_typeof(e.entry -> 'queue') is distinct from 'string' or jsonb_typeof(e.entry -> 'task') is distinct from 'string'
+                    or octet_length(e.entry ->> 'queue') not between 1 and 128 or octet_length(e.entry ->> 'task') not between 1 and 128
+                    then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
+                when exists (
+                    select
+                    from jsonb_each(e.entry) f
+                    where f.key not in ('queue', 'task', 'started', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
+                ) then 'An entry of jobs has an unknown field.'
+                when exists (
+                    select
+                    from jsonb_each(e.entry) f
+                    where f.key not in ('queue', 'task', 'run', 'wait') and not pgqueue._is_count(f.value)
+                ) then 'A count of an entry is no number from 0 to 1e12.'
+                when exists (
+                    select
+                    from jsonb_each(e.entry) f
+                    where f.key in ('run', 'wait')
+                        and (
+                            pgqueue._is_count(f.value -> 'sum') and pgqueue._is_count(f.value -> 'max')
+                            and jsonb_typeof(f.value -> 'buckets') is not distinct from 'array'
+                            and jsonb_array_length(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) = 12
+                            and not exists (
+                                select
+                                from jsonb_array_elements(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) b (count)
+                                where not pgqueue._is_count(b.count)
+                            )
+                        ) is not true
+                ) then 'run or wait of an entry is not {"sum": seconds, "max": seconds, "buckets": 12 counts}.'
+            end as flaw
+        ) x
         where x.flaw is not null
         limit 1;
     end if;
@@ -62,47 +94,6 @@ begin
         );
     end if;
 end
-$$;
-
--- The mistake in an entry of a worker's report; null: none.
-create or replace function pgqueue._flaw_of_entry(p_entry jsonb)
-returns text
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when jsonb_typeof(p_entry) is distinct from 'object' then 'An entry of jobs is no object.'
-        when jsonb_typeof(p_entry -> 'queue') is distinct from 'string' or jsonb_typeof(p_entry -> 'task') is distinct from 'string'
-            or octet_length(p_entry ->> 'queue') not between 1 and 128 or octet_length(p_entry ->> 'task') not between 1 and 128
-            then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
-        when exists (
-            select
-            from jsonb_each(p_entry) f
-            where f.key not in ('queue', 'task', 'started', 'succeeded', 'failed', 'dead', 'cancelled', 'snoozed', 'lost', 'run', 'wait')
-        ) then 'An entry of jobs has an unknown field.'
-        when exists (
-            select
-            from jsonb_each(p_entry) f
-            where f.key not in ('queue', 'task', 'run', 'wait') and not pgqueue._is_count(f.value)
-        ) then 'A count of an entry is no number from 0 to 1e12.'
-        when exists (
-            select
-            from jsonb_each(p_entry) f
-            where f.key in ('run', 'wait')
-                and (
-                    pgqueue._is_count(f.value -> 'sum') and pgqueue._is_count(f.value -> 'max')
-                    and jsonb_typeof(f.value -> 'buckets') is not distinct from 'array'
-                    and jsonb_array_length(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) = 12
-                    and not exists (
-                        select
-                        from jsonb_array_elements(case when jsonb_typeof(f.value -> 'buckets') = 'array' then f.value -> 'buckets' end) b (count)
-                        where not pgqueue._is_count(b.count)
-                    )
-                ) is not true
-        ) then 'run or wait of an entry is not {"sum": seconds, "max": seconds, "buckets": 12 counts}.'
-    end
 $$;
 
 -- Whether a value is a count that can be summed.

@@ -178,7 +178,15 @@ begin
     -- A later statement, which sees everything that was committed when the row was locked.
     with children as materialized (
         select
-            j.id, j.reservation, f.parent, f.ended, j.blocked_on in ('@open', '@group') as is_group, j.is_cancelled,
+            j.id, j.reservation, j.blocked_on in ('@open', '@group') as is_group, j.is_cancelled,
+            case
+                when f.parent is null then
+                    '{"class": "NotNeeded", "message": "all the jobs that it depends on succeeded, and it was to run if one failed"}'
+                else jsonb_build_object(
+                    'class', 'ParentFailed',
+                    'message', format('job %s, which it depends on, did not succeed: it is %s', f.parent, f.ended)
+                )
+            end as error,
             case
                 when j.blocked_on = '@jobs' then pgqueue._verdict('finished', o.is_open, false)
                 else pgqueue._verdict(j.run_if, o.is_open, f.parent is not null)
@@ -214,11 +222,10 @@ begin
         array_agg(c.id) filter (where c.verdict = 'wait'),
         array_agg(c.id order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
         array_agg(c.reservation order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
-        array_agg(pgqueue._parent_error(c.parent, c.ended) order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
+        array_agg(c.error order by c.id) filter (where c.verdict = 'cancel' and not c.is_group),
         array_agg(c.id) filter (where c.verdict = 'run' and c.is_group),
         array_agg(c.id) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled),
-        array_agg(pgqueue._parent_error(c.parent, c.ended))
-            filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled)
+        array_agg(c.error) filter (where c.verdict = 'cancel' and c.is_group and not c.is_cancelled)
     into v_run, v_wait, v_cancel, v_reservations, v_errors, v_groups, v_cancel_groups, v_group_errors
     from children c;
 
@@ -254,24 +261,6 @@ begin
     end if;
     return pgqueue._finish(v_cancel, v_reservations, false, 'cancelled', null, null, null, v_errors, false);
 end
-$$;
-
--- Why a child is cancelled.
-create or replace function pgqueue._parent_error(p_parent bigint, p_ended text)
-returns jsonb
-language sql
-immutable
-parallel safe
-set search_path = pg_catalog, pg_temp
-as $$
-    select case
-        when p_parent is null
-            then '{"class": "NotNeeded", "message": "all the jobs that it depends on succeeded, and it was to run if one failed"}'
-        else jsonb_build_object(
-            'class', 'ParentFailed',
-            'message', format('job %s, which it depends on, did not succeed: it is %s', p_parent, p_ended)
-        )
-    end
 $$;
 
 -- Settles children, and the children of those that it cancels.

@@ -16,7 +16,10 @@ declare
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
+    v_bound constant integer := 200000;
     v_found record;
+    v_group bigint;
+    v_behind bigint[];
 begin
     released := 0;
     -- Where nothing depends on anything, the plan below is not even made: it opens all partitions of history.
@@ -82,6 +85,22 @@ begin
         perform pgqueue._leave_notes('parents', v_found.left_behind);
     end if;
     perform pgqueue._break_circles(v_found.holders);
-    perform pgqueue._break_large_circles(v_found.waiting_groups);
+    -- Where a note led to no circle, for it is too large. Each of these groups has a member that waits for what is blocked.
+    foreach v_group in array coalesce(v_found.waiting_groups, '{}') loop
+        v_behind := pgqueue._behind(array[v_group], v_bound);
+        continue when not v_group = any (v_behind);
+        -- A suspended job before one that has not begun; the last one of them.
+        perform pgqueue._leave_circle(v.id, v_bound)
+        from (
+            select j.id
+            from pgqueue.jobs j
+            where j.id = any (v_behind)
+                and j.group_id = v_group
+                and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
+                and j.cancel_requested_at is null
+            order by j.blocked_on = '@jobs' desc, j.id desc
+            limit 1
+        ) v;
+    end loop;
 end
 $$;
