@@ -60,7 +60,7 @@ async def ready(conn: psycopg.Connection, worker: Worker) -> None:
 
 def polls_no_more(worker: Worker) -> bool:
     """Whether it waits to be woken, and the polls after its registration are over."""
-    waiting = worker._claimer.sleeper._waiting
+    waiting = worker._sleeper._waiting
     until = None if waiting is None or waiting.expired() else waiting.when()
     return until is not None and until > asyncio.get_running_loop().time() + 0.5
 
