@@ -51,7 +51,7 @@ def callables() -> list[str]:
         f"{kind.name}: {name}"
         for tree in MODULES.values()
         for kind in ast.walk(tree)
-        if isinstance(kind, ast.ClassDef)
+        if isinstance(kind, ast.ClassDef) and not _is_decorator(kind)
         for name, annotation in _given(kind)
         if aliases & {each.id for each in ast.walk(annotation) if isinstance(each, ast.Name)}
     ]
@@ -137,6 +137,10 @@ def _carries_job(value: Any) -> bool:
     if isinstance(value, Reply):
         return bool(value.completed or value.failed or value.claimed)
     return isinstance(value, Held) or (isinstance(value, list | tuple) and any(map(_carries_job, value)))
+
+
+def _is_decorator(kind: ast.ClassDef) -> bool:
+    return any(isinstance(each, ast.FunctionDef) and each.name == "__get__" for each in kind.body)
 
 
 def _given(kind: ast.ClassDef) -> list[tuple[str, ast.expr]]:
