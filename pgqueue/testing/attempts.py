@@ -41,8 +41,7 @@ class Attempts(Handlers):
         # Called with "started" before each handler.
         self.on_event: Callable[[str, Held], None] | None = None
         self._middleware = app.around_execution()
-        # Never None: then all handlers go through `_call`, which gets their results.
-        self.around = self._around = Around(self._middleware)
+        self._around = Around(self._middleware)
         self._on_loop_of_caller = on_loop
         self._uses_asgiref = uses_asgiref
         self._runner: asyncio.Runner | None = None
@@ -112,7 +111,7 @@ class Attempts(Handlers):
         return super().describe(error)
 
     async def _run(self, held: Held, task: Task[Any, Any]) -> None:
-        held.ended = await self.run(held, task)
+        held.ended = await self.run(held, task, await self._call(held, task))
 
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
         # A task of its own: a timeout cancels it, and not the test.
