@@ -172,9 +172,10 @@ async def test_a_claimed_job_whose_slot_a_hand_off_took_meanwhile_goes_to_anothe
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", concurrency=1, poll_interval=NEVER) as a:
-        # First: a claim that is under way now may bring what comes later.
-        claimed, arrives = late_claims(a)
         await ready(conn, a)
+        # A claim that is under way already would not be held back, and may bring what comes later.
+        await wait_until_async(lambda: polls_no_more(a))
+        claimed, arrives = late_claims(a)
         conn.execute("set pgqueue.hand_off = off")
         announced = enqueue(conn)
         await claimed.wait()
@@ -336,8 +337,10 @@ async def test_a_claim_under_way_is_not_taken_for_a_hand_off_that_was_lost(
 ) -> None:
     jobs = Jobs()
     async with working(jobs.app, database.dsn, name="a", poll_interval=NEVER) as a:
-        claimed, arrives = late_claims(a)
         await ready(conn, a)
+        # A claim that is under way already would not be held back.
+        await wait_until_async(lambda: polls_no_more(a))
+        claimed, arrives = late_claims(a)
         # Offered, and by then announced.
         with conn.transaction():
             job_id = enqueue(conn, "t", {"waits": True})
