@@ -3,9 +3,9 @@
 From sending the enqueue (or, for a transaction that stays open after it, the commit) to the first line of an async
 handler, in a worker process with default settings. Late is what starts long after the commit has returned. The worker
 is met in two states: asleep, after pauses that spread evenly over the orders of magnitude; and run dry, a moment after
-the last of a burst of jobs. There an enqueue may find it awake, and commit without a NOTIFY when it has lain down: such
-a job is found by a poll. Beside it, in the same minutes, what PostgreSQL itself takes to bring a notification from
-one process to another.
+the last of a burst of jobs. There the worker may go idle between an enqueue's check and its commit, so that no NOTIFY
+is sent: such a job is found by a poll. Beside it, in the same minutes, what PostgreSQL itself takes to bring a
+notification from one process to another.
 
 The bounds are for a job each 20 ms, from the sending of the enqueue: its start needs two durable commits, that of the
 enqueue and that of the claim. The baseline is one durable statement that inserts a row and notifies, at the same pace,
