@@ -19,7 +19,7 @@ Installed = tuple[str | None, str | None, str | None, str | None]
 # Before the first release there were 21 revisions, which 0001 now makes at once. A database at the last of them has the
 # same tables and is taken over. A program of this commit brings an older one there.
 LAST_BEFORE, FIRST = "0021", "0001"
-LAST_COMMIT = "f3e000e"
+LAST_COMMIT = "dc22b14"
 
 # What version() said until then; before that it said nothing.
 _OLDEST_BEFORE = ("0008", None)

@@ -8,7 +8,7 @@ python=${PYTHON:-python3}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/source" "$scratch/release"
-git archive "${1:-4979f48}" | tar x -C "$scratch/source"
+git archive "${1:-f6f0ad9}" | tar x -C "$scratch/source"
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$scratch" "$scratch/source"
 "$python" -m zipfile -e "$scratch"/*.whl "$scratch/release"
 cd "$scratch/release"
