@@ -252,6 +252,7 @@ def _send(
     options: Mapping[str, Any],
     statement: Callable[[str, Iterable[Mapping[str, Any]], Mapping[str, object]], Call[T]],
 ) -> T | Awaitable[T]:
+    drivers.check_is_connection(connection)
     if isinstance(task, Target):
         return send(connection, task, [task.dump(each) for each in args], options, statement)
     name = task if isinstance(task, str) else task.name

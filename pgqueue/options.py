@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
@@ -299,6 +299,8 @@ def check_job_options(options: Mapping[str, object]) -> None:
                 _check_number(name, value, *_NUMBERS[name])
             elif name in _JOB_INTERVALS and isinstance(value, str):
                 check_interval(name, value)
+            elif name == "run_at" and isinstance(value, date) and not isinstance(value, datetime):
+                raise ConfigError(f"run_at is the day {value}", hint="give an instant: a datetime with its time zone")
         except ConfigError as error:
             raise InvalidArgument(error.message, hint=error.hint) from None
 

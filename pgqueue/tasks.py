@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import re
+import types
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pgqueue.db import produce
 from pgqueue.db.call import Call, T
-from pgqueue.db.drivers import AsyncConnection, SyncConnection
+from pgqueue.db.drivers import AsyncConnection, SyncConnection, check_is_connection
 from pgqueue.db.results import Enqueued
 from pgqueue.enqueue import Target, one, one_outcome, send
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
@@ -42,16 +45,13 @@ class Task(Target, Generic[P, R]):
         declared = options.at_enqueue()
         self._declared: Mapping[str, object] = {"declared": declared} if declared else {}
         written = definition(function)
-        if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
-            raise ConfigError(
-                f"task {name} is a generator: calling it runs none of its code",
-                hint="let it return instead of yield",
-            )
+        _check_runs(name, written)
         self.is_async = inspect.iscoroutinefunction(written)
         self.job_parameter = _job_parameter(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         parameters = inspect.signature(function).parameters.values()
+        _check_named(name, parameters)
         self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
         self.payloads_parameter = _payloads_parameter(name, self._signature) if options.accumulate else None
         self.typed = (
@@ -63,6 +63,15 @@ class Task(Target, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what other queues call it, and what is not there, comes here.
+        if name in ("delay", "apply_async", "send", "defer", "perform_async"):
+            raise AttributeError(
+                f"a task has no {name}(): enqueue it on a connection, in its transaction:"
+                f" {self.name}.enqueue(connection, ...)"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @overload
     def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
@@ -206,6 +215,7 @@ class TaskCall(Generic[P]):
         self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
+        check_is_connection(connection)
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
 
     @overload
@@ -218,6 +228,7 @@ class TaskCall(Generic[P]):
         self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and return the outcome; see `pgqueue.enqueue_outcome`."""
+        check_is_connection(connection)
         return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -267,6 +278,32 @@ def _payload(task: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dic
     return dict(kwargs)
 
 
+# What both make of a function has this code, whatever the function.
+_CONTEXT_MANAGERS = {contextmanager(iter).__code__, asynccontextmanager(aiter).__code__}
+
+
+def _check_runs(task: str, written: Callable[..., Any]) -> None:
+    """Refuse a function whose call runs none of its code."""
+    if inspect.isgeneratorfunction(written) or inspect.isasyncgenfunction(written):
+        raise ConfigError(
+            f"task {task} is a generator: calling it runs none of its code", hint="let it return instead of yield"
+        )
+    if getattr(written, "__code__", None) in _CONTEXT_MANAGERS:
+        raise ConfigError(
+            f"task {task} is a context manager: calling it runs none of its code",
+            hint="make the task a plain function that enters it",
+        )
+
+
+def _check_named(task: str, parameters: Iterable[inspect.Parameter]) -> None:
+    for each in parameters:
+        if each.kind is inspect.Parameter.POSITIONAL_ONLY:
+            raise ConfigError(
+                f"task {task} takes {each.name} by position only, and arguments of a job have names",
+                hint="take the / out of its parameters",
+            )
+
+
 def _job_parameter(function: Callable[..., Any]) -> str | None:
     written = definition(function)
     try:
@@ -275,6 +312,22 @@ def _job_parameter(function: Callable[..., Any]) -> str | None:
         # Annotations with names that cannot be resolved here: compare their text.
         hints = getattr(written, "__annotations__", {})
     for name, hint in hints.items():
-        if name != "return" and (hint is Job or hint in ("Job", "pgqueue.Job")):
+        if name != "return" and _is_job(hint):
             return name
     return None
+
+
+# An annotation as text: Job, Job | None, Optional[Job], Annotated[Job, ...], with or without the module.
+_JOB = re.compile(
+    r"(?:None *\| *)?(?:(?:typing\.)?(?:Optional|Annotated)\[ *)?(?:pgqueue\.)?Job(?: *\| *None| *\]| *,.*\])?"
+)
+
+
+def _is_job(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return _JOB.fullmatch(hint.strip(" '\"")) is not None
+    if hint is Job:
+        return True
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        return any(_is_job(each) for each in typing.get_args(hint))
+    return False

@@ -10,7 +10,7 @@ are made of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from inspect import iscoroutinefunction
@@ -71,6 +71,20 @@ _ACCEPTED = (
     "a connection of psycopg or asyncpg, a Connection or Session of SQLAlchemy (also an async or scoped one),"
     " django.db.connection, a pool of psycopg_pool or asyncpg, or an engine of SQLAlchemy"
 )
+
+
+# What beginners give in the place of the connection.
+_VALUES = (str, bytes, int, float, Mapping, list, tuple, set)
+
+
+def check_is_connection(connection: Any) -> None:
+    """Raise TypeError for a value of the job that stands where the connection belongs."""
+    if isinstance(connection, _VALUES):
+        raise TypeError(
+            f"the connection comes first, and {type(connection).__name__} is none: give enqueue {_ACCEPTED};"
+            " to enqueue outside of a transaction, a pool or an engine,"
+            " or: with psycopg.connect(dsn) as connection: ...; from another driver run: select pgqueue.enqueue(...)"
+        )
 
 
 def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager
+from datetime import date, timedelta
+from typing import Annotated, Any
 
 import pytest
 
@@ -111,9 +112,25 @@ def without() -> None: ...
 async def partial(prefix: str, to: str, run: Job) -> None: ...
 
 
+def optional(run: Job | None = None) -> None: ...
+
+
+def annotated(to: str, run: Annotated[Job, "ours"]) -> None: ...
+
+
+def optional_text(other: "Nowhere", run: "pgqueue.Job | None" = None) -> None: ...  # noqa: F821, UP037
+
+
+def of_another_kind(other: "Nowhere", run: "Jobs | None" = None) -> None: ...  # noqa: F821, UP037
+
+
 @pytest.mark.parametrize(
     ("function", "parameter", "is_async"),
     [
+        (optional, "run", False),
+        (annotated, "run", False),
+        (optional_text, "run", False),
+        (of_another_kind, None, False),
         (with_text, "run", False),
         (without, None, False),
         (Handler(), "run", True),
@@ -121,13 +138,61 @@ async def partial(prefix: str, to: str, run: Job) -> None: ...
         (functools.partial(partial, "x"), "run", True),
         (functools.partial(functools.partial(Handler()), to="x"), "run", True),
     ],
-    ids=["text", "none", "object", "method", "partial", "partial of an object"],
+    ids=[
+        "optional",
+        "annotated",
+        "optional as text",
+        "another",
+        "text",
+        "none",
+        "object",
+        "method",
+        "partial",
+        "partial of an object",
+    ],
 )
 def test_the_parameter_that_takes_the_job_is_found_by_its_annotation(
     function: Callable[..., Any], parameter: str | None, is_async: bool
 ) -> None:
     task = App().task(name="t")(function)
     assert (task.job_parameter, task.is_async) == (parameter, is_async)
+
+
+def test_a_function_that_takes_an_argument_by_position_only_is_no_task() -> None:
+    def greet(name: str, /) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"takes name by position only.* take the / out"):
+        App().task(greet)
+
+
+@pytest.mark.parametrize("make", [contextmanager, asynccontextmanager])
+def test_a_context_manager_is_no_task(make: Callable[..., Any]) -> None:
+    def greet() -> Any:
+        yield
+
+    with pytest.raises(ConfigError, match="context manager: calling it runs none of its code"):
+        App().task(make(greet))
+
+
+def test_what_other_queues_call_it_says_what_it_is_here() -> None:
+    task = App().task(name="t")(lambda: None)
+    for name in ("delay", "apply_async"):
+        with pytest.raises(AttributeError, match=r"enqueue it on a connection.* t\.enqueue\(connection"):
+            getattr(task, name)
+    assert not hasattr(task, "delayed")
+
+
+@pytest.mark.parametrize("value", ["Ada", {"name": "Ada"}, 17])
+def test_a_value_in_the_place_of_the_connection_is_told_so(value: Any) -> None:
+    task = App().task(name="t")(lambda name: None)
+    for call in (task.enqueue, task.using(priority=1).enqueue_outcome, pgqueue.enqueue, pgqueue.enqueue_outcome):
+        with pytest.raises(TypeError, match=r"the connection comes first.* outside of a transaction"):
+            call(value, "Ada")  # type: ignore[operator]
+
+
+def test_a_day_is_no_instant() -> None:
+    with pytest.raises(InvalidArgument, match=r"run_at is the day 2026-12-24; give an instant"):
+        App().task(name="t")(lambda: None).using(run_at=date(2026, 12, 24))  # type: ignore[typeddict-item]
 
 
 def test_the_job_parameter_is_not_for_the_producer() -> None:

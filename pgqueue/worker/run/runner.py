@@ -120,7 +120,7 @@ class Runner:
     def capacity(self, coming: int = 0) -> int:
         """Return how many more jobs are useful now, when `coming` ones are being claimed already.
 
-        Free slots, and a buffer of the jobs that were started in the last 100 ms.
+        Free slots, and a buffer of the jobs that ended in the last 100 ms.
         """
         buffer = self._pace.buffer()
         useful = self._concurrency + buffer

@@ -1,4 +1,4 @@
-"""The one statement that reports ended jobs and claims others."""
+"""The one statement that reports ended jobs and claims others: SQL's `exchange`, or `reserve` where none has ended."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ as $$
 declare
     v_guarded bigint[];
     v_standing bigint[];
-    v_held bigint[];
+    v_unsure bigint[];
 begin
     v_guarded := array(
         select w.id from (select distinct a.id from unnest(p_ahead) a (id)) w where pgqueue._guard_position(w.id, true)
@@ -40,9 +40,9 @@ begin
     where j.ctid = w.row_ctid and w.ahead = any (v_standing);
 
     if exists (select from unnest(p_ahead) a (id) where a.id <> all (v_standing)) then
-        -- The jobs ahead that another session has locked. A job that is gone, or gave up its position, blocks nothing: the
+        -- The jobs ahead that another session has locked, or whose guard was not free. A job that is gone, or gave up its position, blocks nothing: the
         -- next round sees that.
-        select coalesce(array_agg(l.id), '{}') into v_held
+        select coalesce(array_agg(l.id), '{}') into v_unsure
         from (select distinct a.id from unnest(p_ahead) a (id) where a.id <> all (v_standing)) w
         cross join lateral (
             select j.id
@@ -57,7 +57,7 @@ begin
             ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
             resumed = false
         from unnest(p_rows, p_ahead) w (row_ctid, ahead)
-        where j.ctid = w.row_ctid and w.ahead = any (v_held);
+        where j.ctid = w.row_ctid and w.ahead = any (v_unsure);
     end if;
 end
 $$;

@@ -27,6 +27,7 @@ begin
             -- Lapsed leases matter to a claim that comes up short.
             or exists (
                 select
+                -- The head of leases: see _head.
                 from pgqueue._head('', 0::smallint, false) h
                 cross join lateral (
                     select

@@ -109,7 +109,8 @@ as $$
     from pgqueue._head('', 1::smallint, false) h
 $$;
 
--- The job that a job of no accumulating task waits for in its key; null: none.
+-- The job that a job of no accumulating task waits for in its key; null: none. The branches run in this
+-- order, and the first that finds one answers.
 create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
 returns table (id bigint)
 language sql

@@ -1,4 +1,5 @@
--- How many attempts a job has: one rule for claims, what is handed to an idle worker, and explain. Inlined.
+-- How many attempts a job has: one rule for claims, what is handed to an idle worker, explain, and the end that finds a
+-- job dead (_fail). Inlined.
 
 create or replace function pgqueue._max_attempts(p_of_job integer, p_of_task integer, p_accumulate boolean)
 returns integer

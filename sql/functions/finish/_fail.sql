@@ -111,7 +111,7 @@ begin
         -- Where fail() itself asks for the cancel, the members share it: see _part_members.
         case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end,
         h.task, d.queue, h.priority, h.key, h.limit_key, h.followers, h.reserved_by, h.attempts,
-        coalesce(h.max_attempts, t.max_attempts, case when t.accumulate then 26 else 11 end),
+        pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate),
         coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end),
         coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay),
         t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function, q.retry_budget,

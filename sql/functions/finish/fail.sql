@@ -1,8 +1,8 @@
 -- fail: an attempt of one job failed. Decides what comes next: another attempt after a delay, or dead, or cancelled.
 --
 -- In this order: asked to cancel, or cancel => true: cancelled. retry => false, or out of attempts: dead. Else it will be
--- retried: after retry_in if given; else by the policy of the call, of the job, of its task, or the default, exponential
--- (see _backoff). A task's own function (see set_retry_function) may answer dead; if it raises,
+-- retried: after retry_in if given; else by the policy of the call, of the job, of its task, or the default, exponential, for
+-- an accumulating task sidekiq (see _backoff). A task's own function (see set_retry_function) may answer dead; if it raises,
 -- the default policy decides and the errors of the job record why.
 -- A batch of an accumulating task fails for one key: all its members are retried together, on one count. When they are
 -- out of attempts only the leader, which has the lowest score, is dead; the others go back at once with a fresh count.
