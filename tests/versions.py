@@ -48,8 +48,17 @@ def main(majors: list[str]) -> int:
 
 
 def run(binaries: Path) -> tuple[int, str]:
-    """Run the tests on these binaries; return pytest's exit code and last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", *TESTS]
+    """Run the tests on these binaries, and what failed once more, alone; return pytest's exit code and last line."""
+    cache = ("-o", f"cache_dir={_CACHE.parent / 'pytest'}")
+    code, last = _pytest(binaries, *cache, "-n", "2", "--dist", "worksteal", *TESTS)
+    if code == 1:
+        code, again = _pytest(binaries, *cache, "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *TESTS)
+        last = f"{last}; then, alone: {again}"
+    return code, last
+
+
+def _pytest(binaries: Path, *options: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", *options]
     # The tests that take their own server find other binaries beside these; what they do not hold is skipped.
     environment = os.environ | {"PGQUEUE_EMBEDDED_BINARIES": str(binaries)}
     environment.pop("PGQUEUE_TEST_DSN", None)
