@@ -90,8 +90,8 @@ class Reporter:
                 await self._release(several, delay)
         except BaseException:
             while several := locked.take() or locked.take(large=True):
-                self._trade.put_back(several)
-            self._trade.put_back([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
+                self._trade.report_again(several)
+            self._trade.report_again([held for held in batch if held.ended in (End.RELEASED, End.SNOOZED)])
             raise
 
     async def _snooze(self, held: Held) -> None:

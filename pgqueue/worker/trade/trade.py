@@ -112,7 +112,7 @@ class Trade:
                 await self._report_less(batch, error)
                 return 0
             # A job whose end got lost here would be extended for ever.
-            self.put_back(batch)
+            self.report_again(batch)
             if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
                 self._exchange.go_apart(one_line(error))
                 return 0
@@ -151,7 +151,7 @@ class Trade:
         else:
             self._tell.succeeded([held])
 
-    def put_back(self, batch: list[Held]) -> None:
+    def report_again(self, batch: list[Held]) -> None:
         """Report these ends again. A job that was lost meanwhile is forgotten."""
         for held in batch:
             if held.pair in self._holding.held:
@@ -180,7 +180,7 @@ class Trade:
         log.warning("%d ends, %d bytes, were not stored (%s)", len(batch), size, one_line(error))
         if len(batch) > 1:
             self._outbox.were_too_many(batch)
-            self.put_back(batch)
+            self.report_again(batch)
             return
         [held] = batch
         if size > LARGE and await self._server_answers(held):
@@ -189,9 +189,9 @@ class Trade:
             why = f"a result of {size} bytes could not be stored: {one_line(error)}"
             log.error("%s: %s", held, why)
             simplify(held, InvalidArgument(why, hint="return less, or a reference to it"))
-            self.put_back(batch)
+            self.report_again(batch)
         else:
-            asyncio.get_running_loop().call_later(_LOCKED, self.put_back, batch)
+            asyncio.get_running_loop().call_later(_LOCKED, self.report_again, batch)
 
     async def _server_answers(self, held: Held) -> bool:
         try:
@@ -208,13 +208,13 @@ class Trade:
                 try:
                     await self.exchange(link, 0, [batch[0]])
                 except BaseException:
-                    self.put_back(batch[1:])
+                    self.report_again(batch[1:])
                     raise
                 batch = batch[1:]
             return
         [held] = batch
         if not simplify(held, refusal):
-            self.put_back(batch)
+            self.report_again(batch)
             raise refusal
         await self.exchange(link, 0, batch)
 

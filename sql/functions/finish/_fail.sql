@@ -107,15 +107,16 @@ begin
         ) l
     )
     select
-        h.n, h.id, h.reservation, coalesce(h.error, '{}'), h.retry_in, h.retries, h.policy,
-        -- Where fail() itself asks for the cancel, the members share it: see _part_members.
-        case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end,
-        h.task, d.queue, h.priority, h.key, h.limit_key, h.followers, h.reserved_by, h.attempts,
-        pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate),
-        coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end),
-        coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay),
+        h.n, h.id as job_id, h.reservation, coalesce(h.error, '{}') as error, h.retry_in, h.retries as retry, h.policy,
+        -- null: not cancelled. false: this job alone, which was asked to be. true: fail() asks, and the members share it (see
+        -- _part_members).
+        case when h.cancel_requested_at is not null then coalesce(h.cancel, false) when h.cancel then true end as cancel,
+        h.task, d.queue, h.priority, h.key, h.limit_key, h.followers as members, h.reserved_by as worker, h.attempts,
+        pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,
+        coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end) as own_policy,
+        coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as retry_delay,
         t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
-        true, null::text, null::timestamptz, null::text
+        true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error
     from held h
     left join pgqueue.effective_tasks t on t.name = h.task
     cross join lateral (
