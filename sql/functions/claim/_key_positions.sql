@@ -122,7 +122,7 @@ as $$
     from (
         (select e.id from pgqueue._executing_of_key(p_queue, p_key, least(p_head, p_id)) e)
         union all
-        (select min(p.id) from pgqueue._key_positions(p_queue, p_key, p_now, least(p_head, p_id), p_id) p)
+        (select p.id from pgqueue._key_positions(p_queue, p_key, p_now, least(p_head, p_id), p_id) p)
     ) a
     limit 1
 $$;

@@ -256,7 +256,17 @@ begin
         select
             f.queue, f.key,
             f.state = 'blocked' and f.blocked_on is null
-                and (select a.id from pgqueue._ahead(f.queue, f.key, f.id, c.now, 0) a) is null
+                -- Not _ahead: f is the first that holds its position, and the entries of those before it may all be dead.
+                and not exists (select from pgqueue._executing_of_key(f.queue, f.key, 0))
+                and not exists (
+                    select
+                    from pgqueue.jobs w
+                    where pgqueue._is_new_of_key(w)
+                        and w.queue = f.queue
+                        and w.key = f.key
+                        and w.id < f.id
+                        and w.run_at <= c.now
+                )
                 -- New payloads wait for the backoff of failed ones, also of later ones.
                 and not exists (
                     select

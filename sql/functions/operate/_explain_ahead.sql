@@ -119,6 +119,10 @@ begin
         end if;
         return;
     end if;
+    if v_keys.payloads is null and not exists (select from pgqueue._executing_of_key(p_job.queue, p_job.key, 0)) then
+        -- A claim stops at whichever it finds first.
+        behind := (select min(p.id) from pgqueue._key_positions(p_job.queue, p_job.key, p_now, 0, p_job.id) p);
+    end if;
     select j.state, j.reserved_by, j.lease_expires_at, j.ready_at into v_ahead from pgqueue.jobs j where j.id = behind;
     if v_ahead.state = 'executing' then
         until := v_ahead.lease_expires_at;
