@@ -302,7 +302,8 @@ def test_jobs_of_the_future_are_not_touched(explained: Explained) -> None:
     explained.conn.execute("rollback")
     explained.conn.execute("set auto_explain.log_min_duration = 0")
     check(nodes)
-    assert {node.rows for node in of_ready_index(nodes)} == {0}
+    # A claim now and then moves a head, and looks at the first job of its lane for that.
+    assert sum(node.rows for node in of_ready_index(nodes)) <= 1
 
 
 @pytest.mark.covers("D5")
