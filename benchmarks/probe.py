@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("dsn")
     parser.add_argument("--poll", type=float, help="do not listen, poll at this interval")
     parser.add_argument("--sync", action="store_true", help="run the no-ops in threads")
-    parser.add_argument("--slots", type=int, help="run jobs of a millisecond, so many at a time")
+    parser.add_argument("--slots", type=int, help="run jobs of a millisecond, N at a time")
     parser.add_argument("--uncounted", action="store_true", help="count and report nothing of what ends")
     options = parser.parse_args()
     if options.uncounted:

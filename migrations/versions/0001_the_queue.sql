@@ -55,7 +55,7 @@ comment on column pgqueue.settings.retention_parents is
 comment on column pgqueue.settings.retention_audit is
     'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
 
--- What operators say of a queue, and of a task; declared_* is what its code says.
+-- Options of queues and tasks, set by operators; declared_* are those that the code declares.
 create table pgqueue.queues (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
     paused_at timestamptz,
@@ -752,7 +752,7 @@ create table pgqueue.schedule_runs (
     rule text,
     error text
 );
--- One row for each instant of a schedule, and so one job, whoever asks and however often.
+-- One row for each instant of a schedule, and so one job, even if several workers enqueue it at once.
 create unique index schedule_runs_once on pgqueue.schedule_runs (schedule, at);
 create index schedule_runs_standing on pgqueue.schedule_runs (schedule, n) where rule is not null;
 create index schedule_runs_jobs on pgqueue.schedule_runs (schedule, n) where job_id is not null;
@@ -1116,7 +1116,7 @@ comment on column pgqueue.releases.digest is 'SHA-256 over sql/.';
 comment on column pgqueue.releases.version is 'Version of the Python package that loaded them.';
 comment on column pgqueue.releases.installed_at is 'When.';
 
--- What a producer may say of a job; what finds jobs, and what is found.
+-- The options of a job; filters that find jobs, and the rows that they find.
 create type pgqueue.job_options as (
     task text,
     args jsonb,

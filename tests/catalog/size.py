@@ -1,7 +1,7 @@
 """How large the SQL and the wiring of the worker are, beside their budgets: python -m tests.catalog.size
 
-A schema that nobody can hold in the head is a reason not to adopt it. Whoever makes it smaller lowers the budget to
-what is left, rounded up to the next 50; whoever needs more raises it in the same commit, and says there what for.
+The size of a schema is a reason not to adopt it. A commit that makes it smaller lowers the budget to what is left,
+rounded up to the next 50; one that needs more raises it, and says what for.
 """
 
 from __future__ import annotations
