@@ -9,7 +9,7 @@ import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pgqueue.db import produce
 from pgqueue.db.call import Call, T
@@ -64,14 +64,16 @@ class Task(Target, Generic[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
-    def __getattr__(self, name: str) -> Any:
-        # Only what other queues call it, and what is not there, comes here.
-        if name in ("delay", "apply_async", "send", "defer", "perform_async"):
-            raise AttributeError(
-                f"a task has no {name}(): enqueue it on a connection, in its transaction:"
-                f" {self.name}.enqueue(connection, ...)"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # To a type checker, a name that is not there is an error.
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what other queues call it, and what is not there, comes here.
+            if name in ("delay", "apply_async", "send", "defer", "perform_async"):
+                raise AttributeError(
+                    f"a task has no {name}(): enqueue it on a connection, in its transaction:"
+                    f" {self.name}.enqueue(connection, ...)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @overload
     def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...

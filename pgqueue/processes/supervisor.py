@@ -39,8 +39,9 @@ _STARTS = 3
 # Seconds between checks of memory, jobs and silence.
 _CHECK = 0.5
 
-# Seconds beyond its shutdown timeout, after which a worker that is stopping is killed.
-_GRACE = 15.0
+# Seconds beyond its shutdown timeout, after which a worker that is stopping is killed. Its process ends itself before
+# that, if it can, and an orchestrator waits 15 s (docs/operate/).
+_GRACE = 13.0
 
 # A check that comes this many seconds late shows that the supervisor itself was suspended, not its workers.
 _STALL = 5.0

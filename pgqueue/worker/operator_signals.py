@@ -20,9 +20,9 @@ from pgqueue.worker.process.ending import end_after, end_now
 
 log = logging.getLogger("pgqueue.worker")
 
-# Seconds beyond its shutdown timeout, after which a worker that a signal has stopped ends whatever still holds it: as
-# its supervisor would kill it.
-_GRACE = 15.0
+# Seconds beyond its shutdown timeout, after which a worker that a signal has stopped ends whatever still holds it,
+# before its supervisor kills it.
+_GRACE = 10.0
 
 _guards: list[threading.Timer] = []
 _handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {}

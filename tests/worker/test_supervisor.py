@@ -330,16 +330,21 @@ def test_a_second_signal_ends_all_at_once(conn: psycopg.Connection, start_worker
 
 
 @pytest.mark.long
-def test_a_process_that_had_to_be_killed_shows_in_the_exit_code(
-    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+@pytest.mark.parametrize(
+    ("is_frozen", "words"), [(False, "ending without what holds it"), (True, "did not end and is killed")]
+)
+def test_a_process_that_did_not_end_by_itself_shows_in_the_exit_code(
+    is_frozen: bool, words: str, conn: psycopg.Connection, start_worker: Start, tmp_path: Path
 ) -> None:
     supervisor = start_worker("-r", "jobs", "--processes", "1", "--shutdown-timeout", "0.5", "--name", "s")
-    ready(supervisor, 1)
+    [pid] = ready(supervisor, 1).values()
     job_id = enqueue(conn, "block")
     wait_until(lambda: said(tmp_path, "blocks")[job_id] == 1)
+    if is_frozen:
+        os.kill(pid, signal.SIGSTOP)
     supervisor.send(signal.SIGTERM)
-    assert supervisor.wait(40) == 1
-    assert "did not end and is killed" in supervisor.log()
+    assert supervisor.wait(60) == 1
+    assert words in supervisor.log()
 
 
 def test_all_end_with_their_supervisor(conn: psycopg.Connection, start_worker: Start, tmp_path: Path) -> None:
