@@ -18,6 +18,12 @@ FUNCTION = re.compile(r"^create or replace function pgqueue\.(\w+)(.*?)^as \$\$(
 CALL = re.compile(r"\bpgqueue\.(_\w+)")
 ROOT = Path(__file__).parents[2]
 PATH = "set search_path = pg_catalog, pg_temp"
+# What a line of a header says: several attributes stand on the line of the language, and several settings on one.
+CLAUSE = re.compile(
+    r"set \w+ = .+?(?= set |$)|language \w+|volatile|stable|immutable|security definer"
+    r"|parallel (?:unsafe|restricted|safe)|rows \d+",
+    re.MULTILINE,
+)
 
 
 class Function(NamedTuple):
@@ -40,7 +46,8 @@ def functions() -> dict[str, Function]:
     found = {}
     for file in bundled.sql_files():
         for name, header, body in FUNCTION.findall(file.read_text()):
-            found[name] = Function(name, header.splitlines(), body)
+            clauses = "\n".join(line for line in header.splitlines() if line.startswith(("language ", "set ")))
+            found[name] = Function(name, CLAUSE.findall(clauses), body)
     return found
 
 
@@ -78,6 +85,14 @@ def test_the_headers_of_all_functions_are_read() -> None:
         for name in re.findall(r"^create or replace function pgqueue\.(\w+)", file.read_text(), re.MULTILINE)
     ]
     assert sorted(functions()) == sorted(created)
+
+
+def test_the_clauses_of_headers_are_told_apart() -> None:
+    assert functions()["extend"].header == [
+        *("language plpgsql", "security definer", "rows 100", PATH),
+        *("set plan_cache_mode = force_generic_plan", "set enable_seqscan = off", "set jit = off"),
+        *("set enable_hashjoin = off", "set enable_mergejoin = off"),
+    ]
 
 
 def test_no_header_says_what_postgresql_takes_anyway() -> None:

@@ -12,7 +12,6 @@ create or replace function pgqueue._decide_starts(
     p_rows tid[], p_candidates pgqueue.candidate[], p_free integer, inout size integer, p_now timestamptz,
     out rows tid[], out starts pgqueue.start[], out keyed boolean, out skipped tid[]
 )
-returns record
 language plpgsql
 as $$
 declare
@@ -104,9 +103,7 @@ create or replace function pgqueue._find_ahead(
     p_jobs pgqueue.candidate[], p_now timestamptz,
     out blocked tid[], out ahead bigint[], out payloads tid[], out limited boolean
 )
-returns record
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     -- One query for all keys: three probes for each that is free.

@@ -14,7 +14,6 @@ create or replace function pgqueue._find(
     p_queues text[], p_strategy text, p_draws boolean, p_jobs integer, p_now timestamptz, p_skipped tid[], p_all boolean,
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
 )
-returns record
 language plpgsql
 as $$
 begin
@@ -120,20 +119,13 @@ returns table (
     queue text, priority smallint, resumed boolean, lane_ready_at timestamptz, head timestamptz, head_id bigint,
     head_at timestamptz
 )
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 as $$
     select
         a.queue, a.priority, r.resumed,
         first_value(f.ready_at) over (partition by a.queue, a.priority order by r.resumed),
         h.head, h.head_id, h.at
-    from (
-        select distinct x.queue, x.priority
-        from pgqueue.lanes x
-        where p_queues is null or x.queue = any (p_queues)
-    ) a
+    from (select distinct x.queue, x.priority from pgqueue.lanes x where p_queues is null or x.queue = any (p_queues)) a
     cross join (values (false), (true)) r (resumed)
     cross join lateral (select x.* from pgqueue._head(a.queue, a.priority, r.resumed) x offset 0) h
     cross join lateral pgqueue._first_ready(a.queue, a.priority, r.resumed, h.head, h.head_id, p_now) f

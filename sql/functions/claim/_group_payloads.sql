@@ -11,9 +11,7 @@ create or replace function pgqueue._group_payloads(
     p_rows tid[], p_now timestamptz,
     out blocked tid[], out ahead bigint[], out firsts tid[], out sizes integer[], out joined tid[]
 )
-returns record
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     select
@@ -79,8 +77,7 @@ create or replace function pgqueue._share_slots(
     p_jobs pgqueue.candidate[], p_firsts tid[], p_sizes integer[], p_free integer
 )
 returns pgqueue.start[]
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     return array(

@@ -42,10 +42,7 @@
 -- Inlined (no SET, and stable), and expanded in each claim: so it is small, and calls _fallback only where a head has one.
 create or replace function pgqueue._head(p_queue text, p_priority smallint, p_resumed boolean)
 returns table (head timestamptz, head_id bigint, at timestamptz)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select
         case
@@ -80,10 +77,7 @@ $$;
 create or replace function pgqueue._fallback(
     p_open_xids xid8[], p_heads timestamptz[], p_ids bigint[], inout head timestamptz, inout head_id bigint
 )
-returns record
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select f.at, f.id
@@ -104,10 +98,7 @@ create or replace function pgqueue._first_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint, p_until timestamptz
 )
 returns table (ready_at timestamptz, id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select j.ready_at, j.id
     from pgqueue.jobs j
@@ -124,9 +115,7 @@ $$;
 -- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned anew in each call before PostgreSQL 18.
 create or replace function pgqueue._lease_head()
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     return (select h.head from pgqueue._head('', 0::smallint, false) h);

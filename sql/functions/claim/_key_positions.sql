@@ -9,10 +9,7 @@ create or replace function pgqueue._key_positions(
     p_queue text, p_key text, p_now timestamptz, p_from bigint, p_below bigint default 9223372036854775807
 )
 returns table (id bigint, task text, limit_key text)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     (
         select x.id, x.task, x.limit_key
@@ -35,9 +32,7 @@ $$;
 -- As the index jobs_key_held says it. A child that waits for its parents holds none.
 create or replace function pgqueue._holds_position(p_job pgqueue.jobs)
 returns boolean
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select p_job.key is not null
         and (p_job.state = 'blocked' or (p_job.state in ('waiting', 'failed') and p_job.reservation > 0))
@@ -47,9 +42,7 @@ $$;
 -- As the index jobs_key_waiting says it.
 create or replace function pgqueue._is_new_of_key(p_job pgqueue.jobs)
 returns boolean
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select p_job.key is not null and p_job.state = 'waiting' and p_job.reservation = 0
 $$;
@@ -59,10 +52,7 @@ create or replace function pgqueue._first_blocked(
     p_queue text, p_key text, p_from bigint, p_below bigint default 9223372036854775807
 )
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select x.id
     from pgqueue.jobs x
@@ -80,10 +70,7 @@ $$;
 -- The job of a key that executes; of a batch its leader.
 create or replace function pgqueue._executing_of_key(p_queue text, p_key text, p_from bigint)
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select x.id
     from pgqueue.jobs x
@@ -100,10 +87,7 @@ $$;
 -- The id below which no job with a key lives. See _head for why it may move.
 create or replace function pgqueue._key_head()
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select case when exists (select from pgqueue.head_marks m where m.reason = 'key') then 0 else h.head_id end
     from pgqueue._head('', 1::smallint, false) h
@@ -113,10 +97,7 @@ $$;
 -- order, and the first that finds one answers.
 create or replace function pgqueue._ahead(p_queue text, p_key text, p_id bigint, p_now timestamptz, p_head bigint)
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select a.id
     from (
@@ -134,10 +115,7 @@ create or replace function pgqueue._ahead_of_payload(
     p_now timestamptz
 )
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     (
         select x.id

@@ -59,8 +59,7 @@ begin
         v_fallback_heads := null;
         v_fallback_ids := null;
         if v_known then
-            select
-                array_agg(o.xid), array_agg(o.fallback_head), array_agg(o.fallback_id)
+            select array_agg(o.xid), array_agg(o.fallback_head), array_agg(o.fallback_id)
             into v_open_xids, v_fallback_heads, v_fallback_ids
             from unnest(v_last.open_xids, v_last.fallback_heads, v_last.fallback_ids) o (xid, fallback_head, fallback_id)
             where not pg_visible_in_snapshot(o.xid, v_snapshot);
@@ -138,8 +137,7 @@ create or replace function pgqueue._first_of(
     p_below timestamptz, p_below_id bigint
 )
 returns table (at timestamptz, id bigint)
-language plpgsql
-rows 1
+language plpgsql rows 1
 as $$
 #variable_conflict use_column
 begin
@@ -169,9 +167,7 @@ begin
     else
         return query
         select f.ready_at, f.id
-        from pgqueue._first_ready(
-            p_queue, p_priority, p_resumed, p_head, p_head_id, p_below - interval '1 us'
-        ) f;
+        from pgqueue._first_ready(p_queue, p_priority, p_resumed, p_head, p_head_id, p_below - interval '1 us') f;
     end if;
 end
 $$;

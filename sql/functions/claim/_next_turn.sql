@@ -51,7 +51,6 @@ create or replace function pgqueue._find_turns(
     inout draw pgqueue.draw, p_now timestamptz, p_skipped tid[],
     out rows tid[], out candidates pgqueue.candidate[], out last_queue text, out short boolean, out unmaintained boolean
 )
-returns record
 language plpgsql
 as $$
 begin
@@ -83,9 +82,7 @@ create or replace function pgqueue._fill_turn(
     p_draw pgqueue.draw, p_free integer, p_jobs pgqueue.claimed_job[], p_started integer
 )
 returns pgqueue.draw
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_draw pgqueue.draw := p_draw;
@@ -103,10 +100,7 @@ $$;
 -- a batch share their slot.
 create or replace function pgqueue._in_turn(p_draw pgqueue.draw)
 returns setof pgqueue.claimed_job
-language plpgsql
-immutable
-parallel safe
-rows 100
+language plpgsql immutable parallel safe rows 100
 -- reserve has it off: each job would be compared with each slot.
 set enable_hashjoin = on
 as $$
@@ -161,9 +155,7 @@ $$;
 -- first.
 create or replace function pgqueue._draws_slots(p_queues text[], p_weights integer[], p_strategy text)
 returns boolean
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_strategy <> 'weighted' then
@@ -173,11 +165,7 @@ begin
         return exists (select from unnest(p_weights) w (weight) where w.weight <> p_weights[1]);
     end if;
     -- Few queues have a weight; a weight of 1 is the default.
-    return exists (
-        select
-        from pgqueue.queues q
-        where q.weight <> 1 and (p_queues is null or q.name = any (p_queues))
-    );
+    return exists (select from pgqueue.queues q where q.weight <> 1 and (p_queues is null or q.name = any (p_queues)));
 end
 $$;
 
@@ -190,8 +178,7 @@ create or replace function pgqueue._draw(
     p_slots integer[], p_among text[], p_queues text[], p_weights integer[], p_strategy text, p_now timestamptz
 )
 returns table (queue text, slots integer[])
-language plpgsql
-rows 10
+language plpgsql rows 10
 as $$
 #variable_conflict use_column
 declare
@@ -261,8 +248,7 @@ create or replace function pgqueue._draw_by_weight(
     p_slots integer[], p_among text[], p_queues text[], p_weights integer[]
 )
 returns table (slot integer, queue text)
-language plpgsql
-rows 10
+language plpgsql rows 10
 as $$
 #variable_conflict use_column
 declare

@@ -6,8 +6,7 @@
 create or replace function pgqueue._propose_horizon(p_began timestamptz, p_newest_id bigint)
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_last record;
@@ -34,9 +33,7 @@ $$;
 -- A snapshot lists the transactions of all databases. Those that are known to be of another database are left out.
 create or replace function pgqueue._running_xids(p_snapshot pg_snapshot)
 returns xid8[]
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     return array(
@@ -55,10 +52,7 @@ $$;
 -- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _head.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
-language plpgsql
-stable
-parallel safe
-rows 1
+language plpgsql stable parallel safe rows 1
 as $$
 #variable_conflict use_column
 declare

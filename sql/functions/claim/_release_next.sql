@@ -27,10 +27,7 @@
 create or replace function pgqueue._release_next(p_queues text[], p_keys text[], p_job_ids bigint[])
 returns void
 language plpgsql
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set jit = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
@@ -44,8 +41,7 @@ declare
 begin
     if pgqueue._old_snapshot() then
         insert into pgqueue.key_notes (queue, key, job_id, next_at)
-        select w.queue, w.key, w.id, pgqueue._clock()
-        from unnest(p_queues, p_keys, p_job_ids) w (queue, key, id);
+        select w.queue, w.key, w.id, pgqueue._clock() from unnest(p_queues, p_keys, p_job_ids) w (queue, key, id);
         return;
     end if;
     if p_job_ids is not null then
@@ -65,8 +61,7 @@ begin
         order by d.queue, d.key
     loop
         loop
-            select f.id into v_id
-            from pgqueue._first_blocked(v_position.queue, v_position.key, v_position.head) f;
+            select f.id into v_id from pgqueue._first_blocked(v_position.queue, v_position.key, v_position.head) f;
             exit when not found;
 
             perform from pgqueue.jobs j
@@ -75,10 +70,7 @@ begin
             if found then
                 v_ready_at := pgqueue._ready_at(null);
                 update pgqueue.jobs j
-                set
-                    state = pgqueue._state_again(j.errors, j.attempts),
-                    ready_at = v_ready_at,
-                    resumed = true
+                set state = pgqueue._state_again(j.errors, j.attempts), ready_at = v_ready_at, resumed = true
                 where j.id = v_id
                 returning j.priority into v_priority;
                 if (v_position.queue, v_priority) is distinct from (v_lane_queue, v_lane_priority) then
@@ -149,9 +141,7 @@ $$;
 create or replace function pgqueue._release_earlier(p_job_ids bigint[])
 returns void
 language plpgsql
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_ids bigint[];
@@ -161,9 +151,7 @@ begin
     select array_agg(j.id), array_agg(j.queue), array_agg(j.key)
     into v_ids, v_queues, v_keys
     from unnest(p_job_ids) w (id)
-    cross join lateral (
-        select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null
-    ) j;
+    cross join lateral (select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null) j;
     if v_ids is null then
         return;
     end if;
@@ -212,9 +200,7 @@ begin
                 array(
                     select l.n
                     from due d
-                    cross join lateral (
-                        select x.n from pgqueue.key_notes x where x.n = d.n for update skip locked
-                    ) l
+                    cross join lateral (select x.n from pgqueue.key_notes x where x.n = d.n for update skip locked) l
                 )
             )
             returning k.n
@@ -243,7 +229,6 @@ $$;
 create or replace function pgqueue._release_left_behind(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
 )
-returns record
 language plpgsql
 as $$
 declare

@@ -11,8 +11,7 @@ create or replace function pgqueue._take(
     p_attempts integer default null
 )
 returns setof pgqueue.claimed_job
-language plpgsql
-rows 100
+language plpgsql rows 100
 set enable_indexscan = off
 as $$
 declare
@@ -65,7 +64,6 @@ create or replace function pgqueue._take_keyed(
     p_rows tid[], p_candidates pgqueue.candidate[], p_starts pgqueue.start[], p_now timestamptz, p_worker text,
     p_lease interval, out jobs pgqueue.claimed_job[], out started integer, out skipped tid[]
 )
-returns record
 language plpgsql
 set lock_timeout = '20ms'
 as $$
@@ -133,9 +131,7 @@ begin
                 v_waited := true;
                 perform set_config('lock_timeout', '1ms', true);
                 update pgqueue.jobs j
-                set
-                    ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'),
-                    resumed = false
+                set ready_at = pgqueue._ready_at(pgqueue._clock() + interval '1 s'), resumed = false
                 where j.ctid = v_start.row_ctid;
         end;
     end loop;

@@ -96,9 +96,7 @@ begin
 
     v_jobs := array(select t from pgqueue._take(v_rows, p_now, p_worker, p_lease, v_ids, v_attempts) t);
     if v_merged_ids is not null then
-        perform pgqueue._finish(
-            v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids
-        );
+        perform pgqueue._finish(v_merged_ids, v_merged_reservations, false, 'succeeded', null, null, v_kept_ids);
     end if;
     return v_jobs;
 end

@@ -15,25 +15,12 @@
 -- a row gives the reason. Not even a statement_timeout within it undoes an end. Reserve never waits for a row.
 
 create or replace function pgqueue.exchange(
-    worker text,
-    max_jobs integer default 0,
-    queues text[] default null,
-    weights integer[] default null,
-    lease interval default '30 s',
-    strategy text default 'weighted',
-    completed bigint[] default '{}',
-    completed_reservations bigint[] default '{}',
-    results jsonb[] default null,
-    failed bigint[] default '{}',
-    failed_reservations bigint[] default '{}',
-    errors jsonb[] default null,
-    retry_in interval[] default null,
-    retry boolean[] default null,
-    policies text[] default null,
-    cancel boolean[] default null,
-    extended bigint[] default '{}',
-    extended_reservations bigint[] default '{}',
-    started boolean[] default null,
+    worker text, max_jobs integer default 0, queues text[] default null, weights integer[] default null,
+    lease interval default '30 s', strategy text default 'weighted', completed bigint[] default '{}',
+    completed_reservations bigint[] default '{}', results jsonb[] default null, failed bigint[] default '{}',
+    failed_reservations bigint[] default '{}', errors jsonb[] default null, retry_in interval[] default null,
+    retry boolean[] default null, policies text[] default null, cancel boolean[] default null,
+    extended bigint[] default '{}', extended_reservations bigint[] default '{}', started boolean[] default null,
     ask boolean default true
 )
 returns table (
@@ -42,9 +29,7 @@ returns table (
     lease_expires_at timestamptz, leader bigint, score numeric, timeout interval, losses integer, crashes integer,
     store_result boolean, note text
 )
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
@@ -175,10 +160,7 @@ comment on function pgqueue.exchange(
 -- What a row of exchange has of a job that it did not claim.
 create or replace function pgqueue._no_claimed_job(p_id bigint, p_reservation bigint, p_lease_expires_at timestamptz)
 returns setof pgqueue.claimed_job
-language sql
-immutable
-parallel safe
-rows 1
+language sql immutable parallel safe rows 1
 as $$
     select (
         row(
@@ -190,22 +172,12 @@ $$;
 
 -- Refuses wrong arguments of exchange, each by its name.
 create or replace function pgqueue._check_exchange(
-    p_worker text,
-    p_max_jobs integer,
-    p_lease interval,
-    p_completed bigint[],
-    p_completed_reservations bigint[],
-    p_results jsonb[],
-    p_failed bigint[],
-    p_failed_reservations bigint[],
-    p_extended bigint[],
-    p_extended_reservations bigint[],
-    p_started boolean[]
+    p_worker text, p_max_jobs integer, p_lease interval, p_completed bigint[], p_completed_reservations bigint[],
+    p_results jsonb[], p_failed bigint[], p_failed_reservations bigint[], p_extended bigint[],
+    p_extended_reservations bigint[], p_started boolean[]
 )
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     -- An IF costs a tenth of the call that it saves, and each end of a single job comes through here.
@@ -250,11 +222,7 @@ $$;
 
 -- Ends jobs, and returns a report of each that failed, and of each that could not end; null: there is none.
 create or replace function pgqueue._end_jobs(
-    p_completed bigint[],
-    p_reservations bigint[],
-    p_results jsonb[],
-    p_failures pgqueue.failure[],
-    p_lease interval,
+    p_completed bigint[], p_reservations bigint[], p_results jsonb[], p_failures pgqueue.failure[], p_lease interval,
     p_ask boolean
 )
 returns pgqueue.end_report[]
@@ -344,10 +312,7 @@ $$;
 create or replace function pgqueue._lock_ending(p_job_ids bigint[])
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin
@@ -361,10 +326,7 @@ $$;
 create or replace function pgqueue._lock_free(p_job_ids bigint[])
 returns bigint[]
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare

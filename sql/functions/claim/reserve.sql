@@ -20,16 +20,10 @@ returns table (
     max_attempts integer, reservation bigint, run_at timestamptz, created_at timestamptz, lease_expires_at timestamptz,
     leader bigint, score numeric, timeout interval, losses integer, crashes integer, store_result boolean
 )
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
@@ -177,9 +171,7 @@ create or replace function pgqueue._check_reserve(
     p_worker text, p_max_jobs integer, p_queues text[], p_weights integer[], p_lease interval, p_strategy text
 )
 returns boolean
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     perform pgqueue._require_read_committed('reserve');

@@ -10,8 +10,7 @@
 
 create or replace function pgqueue._clock()
 returns timestamptz
-language sql
-parallel safe
+language sql parallel safe
 as $$
     select pg_catalog.clock_timestamp()
 $$;
@@ -19,9 +18,7 @@ $$;
 -- No SET, so that it is inlined, and an index is used. An offset instead of the name of a zone costs no lookup.
 create or replace function pgqueue._after(p_at timestamptz, p_by interval)
 returns timestamptz
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select pg_catalog.timezone(interval '0', pg_catalog.timezone(interval '0', p_at) + p_by)
 $$;
@@ -37,9 +34,7 @@ $$;
 -- Inlined: no SET.
 create or replace function pgqueue._microseconds(p_at timestamptz)
 returns bigint
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select (pg_catalog.date_part('epoch', p_at) * 1000000)::bigint
 $$;

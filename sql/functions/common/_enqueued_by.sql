@@ -3,9 +3,7 @@
 
 create or replace function pgqueue._enqueued_by()
 returns text
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select rtrim(session_user || ' ' || current_setting('application_name'))

@@ -5,9 +5,7 @@ create or replace function pgqueue._with_error(
     p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
 )
 returns jsonb
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_agg(e.entry order by e.ord)
@@ -38,9 +36,7 @@ $$;
 -- A handler that failed may have raised an exception of such a name: its job is dead, and no group.
 create or replace function pgqueue._attempts_errors(p_errors jsonb, p_state pgqueue.job_state, p_task text)
 returns jsonb
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
@@ -54,9 +50,7 @@ $$;
 -- The cause may be the code of others: an event trigger, a trigger of theirs on a table of ours, a retry function.
 create or replace function pgqueue._error_text(p_sqlstate text, p_message text, p_context text)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select p_sqlstate || ': ' || left(p_message, 500)

@@ -4,9 +4,7 @@
 -- from 2^30: retry budgets; negative: limits. The next first key: jobs behind which others are blocked.
 create or replace function pgqueue._lock_class()
 returns integer
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select 1885827941
 $$;

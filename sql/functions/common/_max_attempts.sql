@@ -3,9 +3,7 @@
 
 create or replace function pgqueue._max_attempts(p_of_job integer, p_of_task integer, p_accumulate boolean)
 returns integer
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select coalesce(p_of_job, p_of_task, case when p_accumulate then 26 else 11 end)
 $$;

@@ -3,9 +3,7 @@
 
 create or replace function pgqueue._refuse(p_message text, p_detail text, p_hint text, p_state text default '22023')
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     raise exception using
@@ -19,9 +17,7 @@ $$;
 -- Refuses names that are null, empty or too long.
 create or replace function pgqueue._check_name(p_what text, p_name text, p_max_bytes integer default 128)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_name is null or octet_length(p_name) not between 1 and p_max_bytes then
@@ -40,9 +36,7 @@ $$;
 -- Refuses an empty list of queues and wrong names in it.
 create or replace function pgqueue._check_queues(p_queues text[])
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_queues is null then
@@ -62,9 +56,7 @@ $$;
 -- Refuses arrays of ids and reservations that do not match.
 create or replace function pgqueue._check_pairs(p_job_ids bigint[], p_reservations bigint[])
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_job_ids is null or p_reservations is null
@@ -87,9 +79,7 @@ $$;
 -- Refuses leases that are null, not positive or longer than a day.
 create or replace function pgqueue._check_lease(p_lease interval)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_lease is null or p_lease <= '0' or p_lease > '1 day' or not isfinite(p_lease) then
@@ -104,9 +94,7 @@ $$;
 -- Raises 25001 above READ COMMITTED.
 create or replace function pgqueue._require_read_committed(p_function text)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     -- Above READ COMMITTED the snapshot stays old while rows are locked in their newest version: a claim would

@@ -3,9 +3,7 @@
 -- A job that comes back from history has its errors and a fresh count, so it counts as waiting. Inlined: no SET.
 create or replace function pgqueue._state_again(p_errors jsonb, p_attempts integer)
 returns pgqueue.job_state
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select case
         when p_errors is null or p_attempts <= 0 then 'waiting'::pgqueue.job_state

@@ -2,9 +2,7 @@
 
 create or replace function pgqueue._old_snapshot()
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select pg_catalog.current_setting('transaction_isolation') not in ('read committed', 'read uncommitted')
 $$;
@@ -12,9 +10,7 @@ $$;
 -- The oid of this database, which a copy of it does not have.
 create or replace function pgqueue._database()
 returns oid
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select d.oid from pg_database d where d.datname = current_database()

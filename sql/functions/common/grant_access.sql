@@ -50,9 +50,7 @@ comment on function pgqueue.grant_access(text, name) is
 -- name of one that is gone has no right on the schema: PostgreSQL keeps rights by the oid.
 create or replace function pgqueue._roles_of_grants()
 returns table (role name, kind text, role_oid oid, now_oid oid, now_name name)
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select g.role, g.kind, g.role_oid, f.oid, f.rolname
@@ -176,9 +174,7 @@ $$;
 -- The columns of a table but one, as a list for GRANT.
 create or replace function pgqueue._columns_of(p_table regclass, p_but name)
 returns text
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select string_agg(quote_ident(a.attname), ', ' order by a.attnum)
@@ -189,9 +185,7 @@ $$;
 -- Which functions each kind of role may call; operators may call all of these.
 create or replace function pgqueue._functions_of(p_kind text)
 returns text[]
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select array_agg(n.name)

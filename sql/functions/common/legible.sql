@@ -6,8 +6,7 @@
 
 create or replace function pgqueue.legible(value jsonb)
 returns jsonb
-language plpgsql
-stable
+language plpgsql stable
 -- A subtransaction.
 security definer
 set search_path = pg_catalog, pg_temp

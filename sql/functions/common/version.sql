@@ -2,10 +2,7 @@
 
 create or replace function pgqueue.version()
 returns table (version text, revision text, digest text, oldest_client text)
-language sql
-stable
-parallel safe
-security definer
+language sql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
 as $$
     -- Raised by the release that takes away what an older program calls.

@@ -5,7 +5,6 @@ create or replace function pgqueue._ask_retry_function(
     p_function text, p_job_id bigint, p_max_attempts integer, p_error jsonb,
     out delay interval, out flaw text, out canceled boolean
 )
-returns record
 language plpgsql
 as $$
 declare
@@ -43,8 +42,7 @@ $$;
 -- Why fail, running as p_owner, must not call this function; null where it may.
 create or replace function pgqueue._retry_function_flaw(p_function text, p_owner oid)
 returns text
-language plpgsql
-stable
+language plpgsql stable
 as $$
 declare
     v_name text[];

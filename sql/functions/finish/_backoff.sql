@@ -1,16 +1,11 @@
 -- How long a job waits after a failure, by the retry policies. Computed here and nowhere else.
 
 create or replace function pgqueue._backoff(
-    p_policy text,
-    p_delay interval,
-    p_jitter double precision,
-    p_retries integer,
-    p_cap interval default null,
+    p_policy text, p_delay interval, p_jitter double precision, p_retries integer, p_cap interval default null,
     p_delays interval[] default null
 )
 returns interval
-language sql
-parallel safe
+language sql parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: 30 + n^5, after the power

@@ -12,8 +12,7 @@
 create or replace function pgqueue._end_one(p_job_id bigint, p_reservation bigint, p_result jsonb)
 returns boolean
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off
 set lock_timeout = '1ms'
 as $$
 declare

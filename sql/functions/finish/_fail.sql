@@ -10,12 +10,8 @@
 create or replace function pgqueue._fail(p_failures pgqueue.failure[], p_strict boolean, p_ask boolean default true)
 returns pgqueue.failed_attempt[]
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_attempt pgqueue.failed_attempt;
@@ -81,17 +77,14 @@ $$;
 -- and queues.
 create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
 returns setof pgqueue.failed_attempt
-language plpgsql
-rows 100
+language plpgsql rows 100
 as $$
 #variable_conflict use_column
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     return query
-    with wanted as materialized (
-        select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n
-    ),
+    with wanted as materialized (select distinct on (w.job_id) w.* from unnest(p_failures) w order by w.job_id, w.n),
     held as materialized (
         select w.n, w.error, w.retry_in, w.retry as retries, w.policy, w.cancel, l.*
         from wanted w

@@ -13,24 +13,14 @@
 -- so the statement is in an exception block.
 
 create or replace function pgqueue._finish(
-    p_job_ids bigint[],
-    p_reservations bigint[],
-    p_executing boolean,
-    p_state pgqueue.job_state,
-    p_results jsonb[] default null,
-    p_error jsonb default null,
-    p_merged_into bigint[] default null,
-    p_errors jsonb[] default null,
-    p_follow boolean default true
+    p_job_ids bigint[], p_reservations bigint[], p_executing boolean, p_state pgqueue.job_state,
+    p_results jsonb[] default null, p_error jsonb default null, p_merged_into bigint[] default null,
+    p_errors jsonb[] default null, p_follow boolean default true
 )
 returns bigint[]
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -217,9 +207,7 @@ create or replace function pgqueue._retention_of(
     p_state pgqueue.job_state, p_succeeded interval, p_dead interval, p_cancelled interval
 )
 returns interval
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select case p_state when 'succeeded' then p_succeeded when 'dead' then p_dead else p_cancelled end
 $$;
@@ -227,12 +215,9 @@ $$;
 -- In id order. Waits for other sessions' locks, under the lock_timeout of the caller.
 create or replace function pgqueue._lock_members(p_job_ids bigint[])
 returns table (id bigint, reservation bigint)
-language sql
-rows 10
+language sql rows 10
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
     select j.id, j.reservation
     from pgqueue.jobs j

@@ -66,9 +66,7 @@ $$;
 -- Second key of the advisory lock of a queue's retry budget.
 create or replace function pgqueue._budget_lock(p_queue text)
 returns integer
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     -- Budgets use the upper half of the positive second keys. Two queues with one hash exclude each other without need.

@@ -5,8 +5,7 @@
 
 create or replace function pgqueue.complete(job_id bigint, reservation bigint, result jsonb default null)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
@@ -16,9 +15,7 @@ begin
     end if;
     perform pgqueue._check_pairs(array[complete.job_id], array[complete.reservation]);
     return cardinality(
-        pgqueue._finish(
-            array[complete.job_id], array[complete.reservation], true, 'succeeded', array[complete.result]
-        )
+        pgqueue._finish(array[complete.job_id], array[complete.reservation], true, 'succeeded', array[complete.result])
     ) > 0;
 end
 $$;

@@ -5,8 +5,7 @@
 
 create or replace function pgqueue.complete_many(job_ids bigint[], reservations bigint[], results jsonb[] default null)
 returns setof bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

@@ -11,17 +11,11 @@
 -- its batch. Works at every isolation level. See _fail.
 
 create or replace function pgqueue.fail(
-    job_id bigint,
-    reservation bigint,
-    error jsonb default null,
-    retry_in interval default null,
-    retry boolean default true,
-    policy text default null,
-    cancel boolean default false
+    job_id bigint, reservation bigint, error jsonb default null, retry_in interval default null,
+    retry boolean default true, policy text default null, cancel boolean default false
 )
 returns text
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

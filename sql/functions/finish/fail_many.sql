@@ -5,18 +5,11 @@
 -- affected: the failure counts, the policy of the job decides, and its errors record why. Works at every isolation level.
 
 create or replace function pgqueue.fail_many(
-    job_ids bigint[],
-    reservations bigint[],
-    errors jsonb[] default null,
-    retry_in interval[] default null,
-    retry boolean[] default null,
-    policies text[] default null,
-    cancel boolean[] default null
+    job_ids bigint[], reservations bigint[], errors jsonb[] default null, retry_in interval[] default null,
+    retry boolean[] default null, policies text[] default null, cancel boolean[] default null
 )
 returns table (job_id bigint, state text, policy_error text)
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
@@ -49,18 +42,11 @@ comment on function pgqueue.fail_many(bigint[], bigint[], jsonb[], interval[], b
 
 -- The arrays of fail_many() and exchange() as one.
 create or replace function pgqueue._failures(
-    p_job_ids bigint[],
-    p_reservations bigint[],
-    p_errors jsonb[],
-    p_retry_in interval[],
-    p_retry boolean[],
-    p_policies text[],
-    p_cancel boolean[]
+    p_job_ids bigint[], p_reservations bigint[], p_errors jsonb[], p_retry_in interval[], p_retry boolean[],
+    p_policies text[], p_cancel boolean[]
 )
 returns pgqueue.failure[]
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(
@@ -79,9 +65,7 @@ create or replace function pgqueue._check_failures(
     p_count integer, p_errors jsonb[], p_retry_in interval[], p_retry boolean[], p_policies text[], p_cancel boolean[]
 )
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_wrong record;

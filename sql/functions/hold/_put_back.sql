@@ -12,9 +12,7 @@ create or replace function pgqueue._put_back(
 )
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_ready_at timestamptz;
@@ -128,9 +126,7 @@ $$;
 create or replace function pgqueue._whole_batches(p_job_ids bigint[])
 returns bigint[]
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_bitmapscan = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_bitmapscan = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
@@ -139,9 +135,7 @@ declare
 begin
     select array_agg(f.id) into v_members
     from unnest(p_job_ids) w (id)
-    cross join lateral (
-        select j.followers from pgqueue.jobs j where j.id = w.id and j.followers is not null limit 1
-    ) l
+    cross join lateral (select j.followers from pgqueue.jobs j where j.id = w.id and j.followers is not null limit 1) l
     cross join lateral unnest(l.followers) f (id);
     if v_members is null then
         return p_job_ids;
@@ -155,9 +149,7 @@ begin
     )
     select array_agg(distinct s.leader) into v_broken
     from unnest(v_members) f (id)
-    cross join lateral (
-        select j.leader from pgqueue.jobs j where j.id = f.id and j.leader is not null limit 1
-    ) s
+    cross join lateral (select j.leader from pgqueue.jobs j where j.id = f.id and j.leader is not null limit 1) s
     where f.id not in (select l.id from locked l);
     if v_broken is null then
         return p_job_ids;

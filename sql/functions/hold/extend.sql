@@ -15,14 +15,9 @@ create or replace function pgqueue.extend(
     job_ids bigint[], reservations bigint[], lease interval default '30 s', started boolean[] default null
 )
 returns table (job_id bigint, lease_expires_at timestamptz, cancel_requested boolean)
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
@@ -113,12 +108,9 @@ comment on function pgqueue.extend(bigint[], bigint[], interval, boolean[]) is
 -- Until when the reservation of an executing job holds, by its row or by a promise; null: it has lapsed.
 create or replace function pgqueue._held_until(p_job_id bigint, p_now timestamptz)
 returns timestamptz
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select case when h.until > p_now then h.until end
     from (

@@ -15,14 +15,9 @@
 
 create or replace function pgqueue.held_by(worker text, handed_within interval default null)
 returns table (job_id bigint, reservation bigint)
-language plpgsql
-stable
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare

@@ -7,12 +7,10 @@
 
 create or replace function pgqueue.hold(job_id bigint, reservation bigint)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;

@@ -4,15 +4,11 @@
 -- Locks the row FOR UPDATE SKIP LOCKED: if another session has locked it (a handler's own transaction) nothing is stored.
 
 create or replace function pgqueue.progress(
-    job_id bigint,
-    reservation bigint,
-    done double precision,
-    total double precision default null,
+    job_id bigint, reservation bigint, done double precision, total double precision default null,
     note text default null
 )
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 -- Else that of the client's session may round what is stored.

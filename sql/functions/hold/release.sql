@@ -5,14 +5,10 @@
 
 create or replace function pgqueue.release(job_ids bigint[], reservations bigint[], delay interval default '0')
 returns setof bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
@@ -55,9 +51,7 @@ comment on function pgqueue.release(bigint[], bigint[], interval) is
 -- Refuses delays that are null, negative or very long.
 create or replace function pgqueue._check_delay(p_delay interval)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_delay is null or not isfinite(p_delay) or p_delay not between '0' and '10 years' then

@@ -7,13 +7,9 @@
 
 create or replace function pgqueue.started(job_ids bigint[], reservations bigint[])
 returns setof bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
@@ -31,10 +27,7 @@ begin
             for update skip locked
         ) h
     )
-    update pgqueue.jobs j
-    set started = j.reservation
-    from held h
-    where j.ctid = h.row_ctid;
+    update pgqueue.jobs j set started = j.reservation from held h where j.ctid = h.row_ctid;
 
     return query
     select w.id

@@ -29,10 +29,7 @@ $$;
 -- Inlined: no SET, and stable. A row for each limit that may touch one of these jobs.
 create or replace function pgqueue._limits_among(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns table (target text)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select l.target from pgqueue.limits l where l.kind = 'task' and l.target = any (p_tasks)
     union all
@@ -46,10 +43,7 @@ $$;
 create or replace function pgqueue._leave_limits(p_tasks text[], p_keys text[], p_limit_keys text[])
 returns void
 language plpgsql
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set jit = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_old boolean := pgqueue._old_snapshot();
@@ -184,8 +178,7 @@ $$;
 create or replace function pgqueue._unblock(p_name text, p_count integer)
 returns integer
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_rows tid[];

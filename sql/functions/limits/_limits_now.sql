@@ -1,12 +1,9 @@
 -- The limits as stats() shows them, each number counted to p_most.
 create or replace function pgqueue._limits_now(p_most integer)
 returns jsonb
-language sql
-stable
+language sql stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_sort = off
+set enable_seqscan = off set jit = off set enable_sort = off
 as $$
     select coalesce(
         jsonb_agg(
@@ -81,10 +78,7 @@ $$;
 create or replace function pgqueue._started_now(
     p_limit pgqueue.limits, p_prefix text, p_most integer, out started bigint, out value text
 )
-returns record
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 set plan_cache_mode = force_generic_plan
 as $$
 declare

@@ -15,13 +15,8 @@
 
 -- Inlined, as the next ones: no SET, and stable.
 create or replace function pgqueue._limits_of(p_queue text, p_task text, p_key text, p_limit_key text)
-returns table (
-    name text, kind text, target text, max_executing integer, rate integer, per interval, rule text
-)
-language sql
-stable
-parallel safe
-rows 2
+returns table (name text, kind text, target text, max_executing integer, rate integer, per interval, rule text)
+language sql stable parallel safe rows 2
 as $$
     select 'queue:' || l.target, l.kind, l.target, l.max_executing, l.rate, l.per, l.target
     from pgqueue.limits l
@@ -64,10 +59,7 @@ create or replace function pgqueue._capacity_of(
     p_lease_head timestamptz
 )
 returns table (capacity integer, next_at timestamptz, timed boolean)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select
         least(e.capacity, r.capacity)::integer,
@@ -94,10 +86,7 @@ $$;
 -- that an empty index is expensive, or that all cost the same.
 create or replace function pgqueue._executing_under(p_kind text, p_target text, p_most integer, p_lease_head timestamptz)
 returns table (executing bigint)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select sum(b.n)::bigint
     from (
@@ -151,8 +140,7 @@ $$;
 -- Without a lock: _within_limits counts again. Called for lanes of queues with a limit alone.
 create or replace function pgqueue._queue_capacity(p_queue text, p_most integer, p_now timestamptz)
 returns integer
-language plpgsql
-stable
+language plpgsql stable
 set enable_sort = off
 as $$
 declare
@@ -172,9 +160,7 @@ $$;
 -- A limit_key has the limit of its own value, else that of the longest prefix*; each value is counted by itself.
 create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name text, p_now timestamptz)
 returns table (name text, detail text, until timestamptz)
-language plpgsql
-stable
-rows 1
+language plpgsql stable rows 1
 as $$
 #variable_conflict use_column
 declare

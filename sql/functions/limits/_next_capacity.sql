@@ -4,8 +4,7 @@ create or replace function pgqueue._next_capacity(p_queues text[], p_now timesta
 returns timestamptz
 language sql
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select least(
         (

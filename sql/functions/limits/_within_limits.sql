@@ -9,7 +9,6 @@
 create or replace function pgqueue._within_limits(
     p_jobs pgqueue.candidate[], p_free integer, p_now timestamptz, out unstarted tid[], out skipped tid[]
 )
-returns record
 language plpgsql
 -- See _executing_under.
 set enable_sort = off
@@ -159,8 +158,7 @@ $$;
 -- For each of these jobs the subscripts in p_names of the limits that it is under, as text.
 create or replace function pgqueue._limits_of_jobs(p_jobs pgqueue.candidate[], p_names text[])
 returns text[]
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     return array(

@@ -6,15 +6,10 @@
 -- at the next start that it allowed before.
 
 create or replace function pgqueue.set_limit(
-    kind text,
-    target text,
-    max_executing integer default null,
-    rate integer default null,
-    per interval default null
+    kind text, target text, max_executing integer default null, rate integer default null, per interval default null
 )
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -92,9 +87,7 @@ comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
 -- Refuses wrong kinds and targets of limits.
 create or replace function pgqueue._check_limit(p_kind text, p_target text)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_kind is null or p_kind not in ('queue', 'task', 'key', 'limit_key') then
@@ -111,10 +104,7 @@ $$;
 create or replace function pgqueue._recheck_limit(p_kind text, p_target text)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();

@@ -8,14 +8,9 @@ returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
     dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer
 )
-language sql
-stable
-parallel safe
-rows 100
+language sql stable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     with ready as (
         select r.*
@@ -126,14 +121,9 @@ create or replace function pgqueue._count_ready(
     p_queue text, p_priority smallint, p_resumed boolean, p_now timestamptz, p_most integer
 )
 returns table (queue text, due bigint, scheduled bigint, is_cut boolean, oldest_due_at timestamptz)
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     select
         p_queue, count(*) filter (where j.ready_at <= p_now), count(*) filter (where j.ready_at > p_now),

@@ -13,9 +13,7 @@
 
 create or replace function pgqueue._partitions()
 returns table (relation regclass, parent regclass, lower timestamptz, upper timestamptz, is_pending boolean)
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 set timezone = 'UTC'
 set datestyle = 'ISO, YMD'
@@ -41,9 +39,7 @@ returns table (parent text, name text, lower timestamptz, upper timestamptz)
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-    with today as materialized (
-        select (pgqueue._clock() at time zone 'UTC')::date as day
-    ),
+    with today as materialized (select (pgqueue._clock() at time zone 'UTC')::date as day),
     wanted as (
         select
             'history_days' as parent, 'history_d_' || to_char(d.day, 'YYYYMMDD') as name,
@@ -77,7 +73,6 @@ $$;
 create or replace function pgqueue._attach_partitions(
     p_days integer, p_months integer, p_limit integer, out attached integer, out problem text
 )
-returns record
 language plpgsql
 as $$
 declare
@@ -229,9 +224,7 @@ $$;
 -- Partitions of history all of whose rows have expired.
 create or replace function pgqueue._overdue_partitions(p_now timestamptz)
 returns table (relation regclass, upper timestamptz)
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select p.relation, p.upper from pgqueue._partitions() p where p.upper <= p_now order by p.upper

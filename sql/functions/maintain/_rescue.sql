@@ -14,9 +14,7 @@
 
 create or replace function pgqueue._gap_at(p_now timestamptz)
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_at timestamptz;
@@ -100,9 +98,7 @@ begin
     ) l;
 
     update pgqueue.jobs j
-    set
-        grace_given = true,
-        lease_expires_at = pgqueue._after(pgqueue._ready_at(v_now), j.lease)
+    set grace_given = true, lease_expires_at = pgqueue._after(pgqueue._ready_at(v_now), j.lease)
     where j.id = any (v_spared_ids);
     v_lapsed_ids := pgqueue._whole_batches(v_lapsed_ids);
     perform pgqueue._put_back(v_lapsed_ids, '0', true, true, v_crashed_ids);
@@ -115,8 +111,7 @@ $$;
 create or replace function pgqueue._keep_promises(p_job_ids bigint[], p_now timestamptz)
 returns bigint[]
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_kept bigint[];
@@ -220,10 +215,7 @@ begin
         limit p_limit
         for update skip locked
     )
-    update pgqueue.jobs j
-    set lease_expires_at = pgqueue._after(v_now, j.lease)
-    from long l
-    where j.ctid = l.place;
+    update pgqueue.jobs j set lease_expires_at = pgqueue._after(v_now, j.lease) from long l where j.ctid = l.place;
 
     -- The times at which limits have capacity again were computed before the step.
     update pgqueue.limit_waits w

@@ -4,7 +4,6 @@ create or replace function pgqueue._run_step(
     p_state pgqueue.maintenance_steps, p_number integer, p_every interval, p_slice integer, p_deadline timestamptz,
     inout run pgqueue.maintenance_runs, out cut boolean
 )
-returns record
 language plpgsql
 as $$
 declare
@@ -87,9 +86,7 @@ $$;
 -- How long to leave out a step that used up a whole call, so that it takes a tenth of the time at most.
 create or replace function pgqueue._pause_after(p_failures integer, p_took interval)
 returns interval
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select least(greatest(interval '1 s' * power(2, least(p_failures, 8)), 10 * p_took), interval '5 min')
@@ -101,7 +98,6 @@ create or replace function pgqueue._run_slice(
     p_step text, p_slice integer, p_cursor text[], inout run pgqueue.maintenance_runs,
     out next_cursor text[], out is_more boolean, out problem text
 )
-returns record
 language plpgsql
 as $$
 declare

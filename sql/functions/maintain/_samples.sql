@@ -16,9 +16,7 @@ declare
         10000, greatest(1000, 600000 / greatest((select 2 * count(*) from pgqueue.lanes)::integer, 1))
     );
 begin
-    with bounded as materialized (
-        select c.* from pgqueue._count_queues(p_now, v_most) c
-    ),
+    with bounded as materialized (select c.* from pgqueue._count_queues(p_now, v_most) c),
     taken as (
         delete from pgqueue.worker_reports r
         where r.n = any (array(select x.n from pgqueue.worker_reports x order by x.n limit 5000))
@@ -35,9 +33,7 @@ begin
         )) s
         group by s.queue
     ),
-    before as materialized (
-        select s.* from pgqueue._last_samples() s
-    ),
+    before as materialized (select s.* from pgqueue._last_samples() s),
     whole as (
         select w.*
         from pgqueue._count_queues(p_now, 2147483647, array(
@@ -104,13 +100,9 @@ $$;
 -- The newest sample of each queue that was not empty.
 create or replace function pgqueue._last_samples()
 returns setof pgqueue.samples
-language sql
-stable
-parallel safe
-rows 100
+language sql stable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select s.*
     from pgqueue.samples s
@@ -122,10 +114,7 @@ $$;
 -- Adds up counts of ended jobs, given as objects of a queue and its tasks.
 create or replace function pgqueue._sum_ended(p_parts jsonb[])
 returns table (queue text, task text, ended jsonb)
-language sql
-immutable
-parallel safe
-rows 100
+language sql immutable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$

@@ -9,10 +9,7 @@
 
 create or replace function pgqueue._steps()
 returns table (number integer, step text, every interval, slice integer, is_ddl boolean)
-language sql
-immutable
-parallel safe
-rows 23
+language sql immutable parallel safe rows 23
 as $$
     values
         (1, 'leases', null::interval, 1000, false),
@@ -43,13 +40,9 @@ $$;
 -- What each step recorded for its next run; n is null if it recorded nothing.
 create or replace function pgqueue._last_steps()
 returns setof pgqueue.maintenance_steps
-language sql
-stable
-parallel safe
-rows 22
+language sql stable parallel safe rows 22
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select
         l.n, l.at, s.step, l.next_at, l.missed_since, coalesce(l.unfinished, false), l.slice, l.cursor,

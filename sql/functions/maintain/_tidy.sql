@@ -7,8 +7,7 @@
 create or replace function pgqueue._tidy(p_step text, p_now timestamptz, p_limit integer)
 returns bigint
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_rule record;

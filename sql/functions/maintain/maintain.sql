@@ -10,12 +10,8 @@
 -- Call it in a transaction of its own and commit at once: the rows that it changed, and the lock, are held until then.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
-returns table (
-    ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
-)
-language plpgsql
-security definer
-rows 1
+returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
+language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -37,17 +33,11 @@ comment on function pgqueue.maintain(interval) is
 -- p_ddl_after: steps that create and drop tables run once they are overdue by that much. idle() leaves them to other
 -- callers for a day: they take tens of milliseconds on a connection that is about to claim.
 create or replace function pgqueue._run_maintenance(p_max_age interval, p_ddl_after interval)
-returns table (
-    ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb
-)
-language plpgsql
-rows 1
+returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
+language plpgsql rows 1
 set lock_timeout = '50ms'
 -- For all steps.
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_variable
 declare
@@ -157,8 +147,7 @@ $$;
 -- p_run_at: when maintenance last ran (null: never).
 create or replace function pgqueue._call_again_in(p_now timestamptz, p_run_at timestamptz)
 returns interval
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 as $$
 declare
     v_workers bigint;

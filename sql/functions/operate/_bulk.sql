@@ -11,15 +11,11 @@ create or replace function pgqueue._bulk(
     out changed bigint, out passed_over bigint, out left_over bigint, out is_exact boolean, out next_after jsonb
 )
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
     v_filter jsonb := pgqueue._bulk_filter(p_action, p_given, p_job_ids);
-    -- Variables: see extend.
     v_states pgqueue.job_state[] := array(
         select s.name::pgqueue.job_state from jsonb_array_elements_text(v_filter -> 'states') s (name)
     );
@@ -40,9 +36,7 @@ begin
     select f.* into v_found from pgqueue._find_jobs(v_filter, p_after, p_max_jobs, 50000) f;
     changed := 0;
     if v_found.live_ids <> '{}' then
-        with wanted as materialized (
-            select w.id from unnest(v_found.live_ids) w (id) order by w.id
-        )
+        with wanted as materialized (select w.id from unnest(v_found.live_ids) w (id) order by w.id)
         select
             array_agg(l.id) filter (where l.state <> v_executing and not l.is_group) as ids,
             array_agg(l.reservation) filter (where l.state <> v_executing and not l.is_group) as reservations,
@@ -128,8 +122,7 @@ $$;
 -- What was given, and the states on which the call acts, without nulls: the audit keeps it so.
 create or replace function pgqueue._bulk_filter(p_action text, p_given jsonb, p_job_ids bigint[])
 returns jsonb
-language plpgsql
-stable
+language plpgsql stable
 as $$
 declare
     v_given jsonb := jsonb_strip_nulls(p_given - 'everything');
@@ -203,9 +196,8 @@ $$;
 -- Up to p_matches jobs of a filter among about p_rows rows from p_after on, and where it stopped; next_after null: at the
 -- end.
 create or replace function pgqueue._find_jobs(
-    p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer,
-    out live_ids bigint[], out ended_ids bigint[], out granularities "char"[], out kept_untils timestamptz[],
-    out next_after jsonb
+    p_filter jsonb, p_after jsonb, p_matches integer, p_rows integer, out live_ids bigint[], out ended_ids bigint[],
+    out granularities "char"[], out kept_untils timestamptz[], out next_after jsonb
 )
 language plpgsql
 as $$

@@ -78,16 +78,12 @@ $$;
 
 create or replace function pgqueue._check_reset(p_reset text[], p_options text[], p_function text)
 returns void
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 as $$
 declare
     v_unknown text;
 begin
-    select r.name into v_unknown
-    from unnest(p_reset) r (name)
-    where (r.name = any (p_options)) is not true
-    limit 1;
+    select r.name into v_unknown from unnest(p_reset) r (name) where (r.name = any (p_options)) is not true limit 1;
     if found then
         perform pgqueue._refuse(
             'reset names an unknown option', format('It has %s.', coalesce(quote_literal(v_unknown), 'null')),
@@ -100,9 +96,7 @@ $$;
 -- What the value of an option of a queue or task must be, in words.
 create or replace function pgqueue._bounds_of(p_option text)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case

@@ -3,9 +3,7 @@
 
 create or replace function pgqueue._doctor_queues(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-rows 5
+language sql stable rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
@@ -63,9 +61,7 @@ as $$
     select
         'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that does not exist any more', count(*)),
         'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
-    from (
-        select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000
-    ) j
+    from (select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000) j
     -- @parents, and the like, are no limits.
     where left(j.blocked_on, 1) <> '@' and not exists (
         select
@@ -110,9 +106,7 @@ as $$
     select
         'warning', 'hidden_jobs', 'heads', 'maintenance found ready jobs below the head of their lane, and corrected that',
         'please report it, with select * from pgqueue.maintenance_runs order by n desc limit 100;'
-    from (
-        select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x
-    ) h
+    from (select max(x.hidden) - min(x.hidden) as found from pgqueue.maintenance_runs x) h
     where h.found > 0
     union all
     select
@@ -140,9 +134,7 @@ $$;
 -- A producer may name a queue as it likes, and an operator pastes the command.
 create or replace function pgqueue._shell_quoted(p_text text)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
@@ -153,9 +145,7 @@ $$;
 
 create or replace function pgqueue._doctor_workers(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-rows 3
+language sql stable rows 3
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$

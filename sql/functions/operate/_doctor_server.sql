@@ -3,9 +3,7 @@
 
 create or replace function pgqueue._doctor_server()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-rows 5
+language sql stable rows 5
 set search_path = pg_catalog, pg_temp
 as $$
     select
@@ -134,9 +132,7 @@ $$;
 -- Dead rows, autovacuum, partitions; then rights.
 create or replace function pgqueue._doctor_tables(p_now timestamptz)
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language sql
-stable
-rows 3
+language sql stable rows 3
 set search_path = pg_catalog, pg_temp
 as $$
     select

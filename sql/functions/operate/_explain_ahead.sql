@@ -3,8 +3,7 @@
 
 -- Which members of its group, or which of the jobs that it depends on, have not ended, in words.
 create or replace function pgqueue._explain_parents(p_job pgqueue.jobs, out detail text, out behind bigint)
-language plpgsql
-stable
+language plpgsql stable
 as $$
 declare
     v_open bigint;
@@ -56,8 +55,7 @@ $$;
 create or replace function pgqueue._explain_step(
     p_job pgqueue.jobs, p_now timestamptz, out reason text, out detail text, out until timestamptz
 )
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     select
@@ -92,8 +90,7 @@ $$;
 create or replace function pgqueue._explain_key(
     p_job pgqueue.jobs, p_now timestamptz, out detail text, out until timestamptz, out behind bigint
 )
-language plpgsql
-stable
+language plpgsql stable
 as $$
 declare
     v_keys record;
@@ -139,13 +136,9 @@ $$;
 -- How many jobs of its lane are due before a job that is due. Jobs that came back are read first.
 create or replace function pgqueue._jobs_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
-language sql
-stable
+language sql stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_sort = off
+set enable_seqscan = off set jit = off set enable_bitmapscan = off set enable_sort = off
 as $$
     select case when count(*) = 1000 then '1000 or more' else count(*)::text end
     from (
@@ -175,11 +168,9 @@ $$;
 -- Null: one of its workers serves none before it. Where the slots of a worker draw their queues, no other queue comes first.
 create or replace function pgqueue._lanes_ahead(p_job pgqueue.jobs, p_now timestamptz)
 returns text
-language sql
-stable
+language sql stable
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     with ways as (
         select row_number() over () as way, d.*

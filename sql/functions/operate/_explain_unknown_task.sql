@@ -3,9 +3,7 @@
 -- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
 returns text
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_workers bigint;
@@ -38,9 +36,7 @@ $$;
 -- it back for ten seconds, uncounted. A handler that snoozes does so as well, but its worker reports that it started.
 create or replace function pgqueue._is_given_back(p_job pgqueue.jobs, p_now timestamptz)
 returns boolean
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     -- Three claims at least, none of which counted or was lost. A retried job goes on counting claims, and has errors.
@@ -63,9 +59,7 @@ $$;
 -- How many letters must be added, removed, changed or swapped to turn one name into the other.
 create or replace function pgqueue._spelling_distance(p_one text, p_other text)
 returns integer
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_one text[] := regexp_split_to_array(p_one, '');

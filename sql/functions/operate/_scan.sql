@@ -13,11 +13,8 @@ create or replace function pgqueue._scan(
     p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
 )
-language plpgsql
-stable
-parallel safe
-set enable_seqscan = off
-set enable_bitmapscan = off
+language plpgsql stable parallel safe
+set enable_seqscan = off set enable_bitmapscan = off
 as $$
 declare
     v_is_live constant boolean := p_way like 'live%';

@@ -9,9 +9,7 @@ create or replace function pgqueue._search_by_id(
     p_filter pgqueue.job_filter, p_oldest boolean, p_beyond bigint, p_matches integer, p_rows integer,
     out matches pgqueue.found_job[], out next_id bigint, out is_cut boolean
 )
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 set jit = off
 as $$
 declare
@@ -50,10 +48,7 @@ create or replace function pgqueue._search_scans(
     out matches pgqueue.found_job[], out stopped_at bigint, out is_cut boolean
 )
 returns setof record
-language plpgsql
-stable
-parallel safe
-rows 10
+language plpgsql stable parallel safe rows 10
 as $$
 declare
     v_live constant pgqueue.job_state[] := array(
@@ -124,13 +119,8 @@ $$;
 -- ones of other queues.
 create or replace function pgqueue._live_candidates(p_queue text, p_key text, p_states pgqueue.job_state[], p_most integer)
 returns bigint[]
-language plpgsql
-stable
-parallel safe
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
+language plpgsql stable parallel safe
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
 begin
     if p_key is null then

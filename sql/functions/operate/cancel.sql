@@ -5,8 +5,7 @@
 
 create or replace function pgqueue.cancel(job_id bigint)
 returns text
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

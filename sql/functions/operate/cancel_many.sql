@@ -4,22 +4,13 @@
 -- Notifies each worker once, however many of its jobs are asked to stop. Skips jobs that were asked before.
 
 create or replace function pgqueue.cancel_many(
-    queue text default null,
-    task text default null,
-    key text default null,
-    state text default null,
-    created_after timestamptz default null,
-    created_before timestamptz default null,
-    job_ids bigint[] default null,
-    everything boolean default false,
-    max_jobs integer default 1000,
-    after jsonb default null,
+    queue text default null, task text default null, key text default null, state text default null,
+    created_after timestamptz default null, created_before timestamptz default null, job_ids bigint[] default null,
+    everything boolean default false, max_jobs integer default 1000, after jsonb default null,
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*

@@ -4,18 +4,12 @@
 -- keeps its value; reset names options to take back. Pausing has functions of its own: pause_queue, resume_queue.
 
 create or replace function pgqueue.configure_queue(
-    queue text,
-    priority integer default null,
-    weight integer default null,
-    retention_succeeded interval default null,
-    retention_cancelled interval default null,
-    retention_dead interval default null,
-    retry_budget integer default null,
+    queue text, priority integer default null, weight integer default null, retention_succeeded interval default null,
+    retention_cancelled interval default null, retention_dead interval default null, retry_budget integer default null,
     reset text[] default null
 )
 returns boolean
-language sql
-security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._configure(

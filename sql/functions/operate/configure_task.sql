@@ -5,30 +5,16 @@
 -- options to take back.
 
 create or replace function pgqueue.configure_task(
-    task text,
-    queue text default null,
-    priority integer default null,
-    max_attempts integer default null,
-    retry_policy text default null,
-    retry_delay interval default null,
-    retry_jitter double precision default null,
-    expires_in interval default null,
-    retention_succeeded interval default null,
-    retention_cancelled interval default null,
-    retention_dead interval default null,
-    retry_cap interval default null,
-    retry_delays interval[] default null,
-    retry_queue text default null,
-    accumulate boolean default null,
-    batch_size integer default null,
-    timeout interval default null,
-    max_crashes integer default null,
-    store_result boolean default null,
-    reset text[] default null
+    task text, queue text default null, priority integer default null, max_attempts integer default null,
+    retry_policy text default null, retry_delay interval default null, retry_jitter double precision default null,
+    expires_in interval default null, retention_succeeded interval default null,
+    retention_cancelled interval default null, retention_dead interval default null, retry_cap interval default null,
+    retry_delays interval[] default null, retry_queue text default null, accumulate boolean default null,
+    batch_size integer default null, timeout interval default null, max_crashes integer default null,
+    store_result boolean default null, reset text[] default null
 )
 returns boolean
-language sql
-security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._configure(

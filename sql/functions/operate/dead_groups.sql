@@ -5,16 +5,9 @@
 
 create or replace function pgqueue.dead_groups(queue text default null, max_jobs integer default 10000)
 returns table (task text, class text, line text, jobs bigint, first_at timestamptz, last_at timestamptz, last_id bigint, queues text[])
-language plpgsql
-stable
-parallel safe
-security definer
-rows 50
+language plpgsql stable parallel safe security definer rows 50
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -6,14 +6,10 @@
 
 create or replace function pgqueue.delete(job_id bigint)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 #variable_conflict use_column
@@ -43,14 +39,11 @@ returns bigint[]
 language plpgsql
 as $$
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_some_vanish constant boolean := pgqueue._some_vanish();
     v_gone record;
 begin
-    with wanted as materialized (
-        select w.id from unnest(p_ids) w (id) order by w.id
-    ),
+    with wanted as materialized (select w.id from unnest(p_ids) w (id) order by w.id),
     gone as (
         delete from pgqueue.jobs j
         using wanted w

@@ -4,24 +4,14 @@
 -- Executing jobs stay. Expired history is dropped with its partition; this call deletes rows before they expire.
 
 create or replace function pgqueue.delete_many(
-    queue text default null,
-    task text default null,
-    key text default null,
-    state text default null,
-    created_after timestamptz default null,
-    created_before timestamptz default null,
-    finished_after timestamptz default null,
-    finished_before timestamptz default null,
-    job_ids bigint[] default null,
-    everything boolean default false,
-    max_jobs integer default 1000,
-    after jsonb default null,
+    queue text default null, task text default null, key text default null, state text default null,
+    created_after timestamptz default null, created_before timestamptz default null,
+    finished_after timestamptz default null, finished_before timestamptz default null, job_ids bigint[] default null,
+    everything boolean default false, max_jobs integer default 1000, after jsonb default null,
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*

@@ -4,13 +4,9 @@
 
 create or replace function pgqueue.depth(queue text default null, at_most integer default 10000)
 returns integer
-language plpgsql
-stable
-parallel safe
-security definer
+language plpgsql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

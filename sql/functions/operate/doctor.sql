@@ -6,10 +6,7 @@
 
 create or replace function pgqueue.doctor()
 returns table (severity text, topic text, subject text, evidence text, remedy text)
-language plpgsql
-stable
-security definer
-rows 20
+language plpgsql stable security definer rows 20
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$

@@ -8,17 +8,10 @@
 create or replace function pgqueue.explain(
     inout job_id bigint, out state text, out reason text, out detail text, out until timestamptz, out behind bigint
 )
-language plpgsql
-stable
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_sort = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off
 as $$
 #variable_conflict use_column
 declare
@@ -164,9 +157,7 @@ comment on function pgqueue.explain(bigint) is
 -- Which attempt of a job is under way or next, in words.
 create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)
 returns text
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_task record;
@@ -182,13 +173,9 @@ $$;
 -- The living workers that claim from a queue.
 create or replace function pgqueue._living_workers_of(p_queue text, p_now timestamptz)
 returns setof pgqueue.workers
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select w.*
     from pgqueue.workers w

@@ -4,21 +4,12 @@
 -- Each job ends with an error of class Killed. The next job of its key takes its position.
 
 create or replace function pgqueue.kill_many(
-    queue text default null,
-    task text default null,
-    key text default null,
-    state text default null,
-    created_after timestamptz default null,
-    created_before timestamptz default null,
-    job_ids bigint[] default null,
-    everything boolean default false,
-    max_jobs integer default 1000,
-    after jsonb default null
+    queue text default null, task text default null, key text default null, state text default null,
+    created_after timestamptz default null, created_before timestamptz default null, job_ids bigint[] default null,
+    everything boolean default false, max_jobs integer default 1000, after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*

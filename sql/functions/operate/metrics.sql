@@ -5,10 +5,7 @@
 
 create or replace function pgqueue.metrics()
 returns table (name text, labels jsonb, value double precision)
-language plpgsql
-stable
-security definer
-rows 100
+language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
@@ -17,14 +14,8 @@ declare
     v_now timestamptz := pgqueue._clock();
 begin
     return query
-    with numbers as materialized (
-        select pgqueue._numbers(v_now, true) as document
-    ),
-    queues as (
-        select q.queue
-        from numbers n
-        cross join jsonb_array_elements(n.document -> 'queues') q (queue)
-    )
+    with numbers as materialized (select pgqueue._numbers(v_now, true) as document),
+    queues as (select q.queue from numbers n cross join jsonb_array_elements(n.document -> 'queues') q (queue))
     select 'pgqueue_queue_jobs', jsonb_build_object('queue', q.queue ->> 'queue', 'state', s.state), (q.queue ->> s.state)::double precision
     from queues q
     cross join unnest('{waiting,due,scheduled,failed,blocked,executing,dead}'::text[]) s (state)

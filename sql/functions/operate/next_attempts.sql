@@ -3,27 +3,18 @@
 
 create or replace function pgqueue.next_attempts(job_ids bigint[])
 returns table (job_id bigint, run_at timestamptz)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 10
+language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-    -- A variable: see extend.
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
 begin
     return query
     select j.id, j.ready_at
     from unnest(next_attempts.job_ids) u (id)
-    cross join lateral (
-        select n.id, n.ready_at from pgqueue.jobs n where n.id = u.id and n.state = v_failed
-    ) j;
+    cross join lateral (select n.id, n.ready_at from pgqueue.jobs n where n.id = u.id and n.state = v_failed) j;
 end
 $$;
 

@@ -5,14 +5,9 @@
 
 create or replace function pgqueue.outcome(job_id bigint)
 returns table (state text, result jsonb, errors jsonb, attempts integer, finished_at timestamptz, progress jsonb)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 1
+language plpgsql stable parallel safe security definer rows 1
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin

@@ -5,9 +5,7 @@
 
 create or replace function pgqueue.purge_queue(queue text, max_jobs integer default 1000, after jsonb default null)
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*

@@ -5,8 +5,7 @@
 
 create or replace function pgqueue.quiet_worker(worker text)
 returns boolean
-language sql
-security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._command_worker('quiet_worker', quiet_worker.worker, 'quiet', array['run'])
@@ -26,10 +25,7 @@ declare
 begin
     perform pgqueue._check_name('worker', p_worker, 256);
     update pgqueue.workers w
-    set
-        command = p_command,
-        commanded_at = case when p_command is not null then pgqueue._clock() end,
-        obeyed_at = null
+    set command = p_command, commanded_at = case when p_command is not null then pgqueue._clock() end, obeyed_at = null
     where w.name = p_worker and coalesce(w.command, 'run') = any (p_instead_of)
     returning w.channel into v_channel;
     if not found then

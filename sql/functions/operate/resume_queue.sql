@@ -2,8 +2,7 @@
 
 create or replace function pgqueue.resume_queue(queue text)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

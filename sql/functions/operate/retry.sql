@@ -10,14 +10,12 @@
 
 create or replace function pgqueue.retry(job_id bigint, dependents boolean default true)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
 #variable_conflict use_column
 declare
-    -- Variables: see extend.
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
     v_position record;
@@ -59,10 +57,7 @@ comment on function pgqueue.retry(bigint, boolean) is
 create or replace function pgqueue._run_now(p_ids bigint[])
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
@@ -98,10 +93,7 @@ create or replace function pgqueue._requeue(
 )
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare

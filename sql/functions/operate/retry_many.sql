@@ -6,24 +6,14 @@
 -- without it. The reader of a note locks the ended parents of new children until it commits.
 
 create or replace function pgqueue.retry_many(
-    queue text default null,
-    task text default null,
-    key text default null,
-    state text default null,
-    created_after timestamptz default null,
-    created_before timestamptz default null,
-    finished_after timestamptz default null,
-    finished_before timestamptz default null,
-    job_ids bigint[] default null,
-    everything boolean default false,
-    max_jobs integer default 1000,
-    after jsonb default null,
+    queue text default null, task text default null, key text default null, state text default null,
+    created_after timestamptz default null, created_before timestamptz default null,
+    finished_after timestamptz default null, finished_before timestamptz default null, job_ids bigint[] default null,
+    everything boolean default false, max_jobs integer default 1000, after jsonb default null,
     group_id bigint default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*
@@ -48,9 +38,7 @@ create or replace function pgqueue._parents_first(
     p_found bigint[], p_ids bigint[], p_granularities "char"[], p_kept_untils timestamptz[],
     out ids bigint[], out granularities "char"[], out kept_untils timestamptz[]
 )
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     with recursive locked as materialized (

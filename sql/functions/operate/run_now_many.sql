@@ -4,21 +4,12 @@
 -- Like after retry(), reserve reads these jobs before the rest of their lane, in id order.
 
 create or replace function pgqueue.run_now_many(
-    queue text default null,
-    task text default null,
-    key text default null,
-    state text default null,
-    created_after timestamptz default null,
-    created_before timestamptz default null,
-    job_ids bigint[] default null,
-    everything boolean default false,
-    max_jobs integer default 1000,
-    after jsonb default null
+    queue text default null, task text default null, key text default null, state text default null,
+    created_after timestamptz default null, created_before timestamptz default null, job_ids bigint[] default null,
+    everything boolean default false, max_jobs integer default 1000, after jsonb default null
 )
 returns table (changed bigint, passed_over bigint, left_over bigint, is_exact boolean, next_after jsonb)
-language sql
-security definer
-rows 1
+language sql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
     select b.*

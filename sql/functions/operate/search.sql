@@ -4,17 +4,10 @@
 -- `before` down, and returns where it stopped (see _search). Reads only.
 
 create or replace function pgqueue.search(
-    filter jsonb default '{}',
-    before bigint default null,
-    max_jobs integer default 50,
-    max_rows integer default 50000,
-    out job_ids bigint[],
-    out next_before bigint,
-    out is_cut boolean
+    filter jsonb default '{}', before bigint default null, max_jobs integer default 50, max_rows integer default 50000,
+    out job_ids bigint[], out next_before bigint, out is_cut boolean
 )
-language sql
-stable
-security definer
+language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut
@@ -34,8 +27,7 @@ comment on function pgqueue.search(jsonb, bigint, integer, integer) is
 -- The filter of search(), with patterns of LIKE in place of names; refuses unknown fields, and bounds that are out of range.
 create or replace function pgqueue._read_filter(p_filter jsonb, p_max_jobs integer, p_max_rows integer)
 returns pgqueue.job_filter
-language plpgsql
-stable
+language plpgsql stable
 as $$
 declare
     v_filter pgqueue.job_filter := jsonb_populate_record(null::pgqueue.job_filter, '{}');
@@ -117,9 +109,7 @@ $$;
 -- A name, or the beginning of one and *, as a pattern of LIKE.
 create or replace function pgqueue._like_pattern(p_text text)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case when n.is_prefix then e.escaped || '%' else e.escaped end
@@ -134,9 +124,7 @@ $$;
 -- A pattern without a wildcard.
 create or replace function pgqueue._only_name(p_patterns text[])
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
@@ -153,9 +141,7 @@ create or replace function pgqueue._fits(
     p_finished_at timestamptz, p_args jsonb
 )
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select ((p_filter).states is null or p_state::text = any ((p_filter).states))
         and ((p_filter).queues is null or p_queue like any ((p_filter).queues))
@@ -185,9 +171,7 @@ $$;
 -- Inlined, like _fits; dead_groups() calls it too.
 create or replace function pgqueue._first_line(p_errors jsonb)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
 $$;

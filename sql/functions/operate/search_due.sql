@@ -6,24 +6,13 @@
 -- sub-lane at least; reads only.
 
 create or replace function pgqueue.search_due(
-    filter jsonb default '{}',
-    after_at timestamptz default null,
-    after bigint default null,
-    max_jobs integer default 50,
-    max_rows integer default 50000,
-    out job_ids bigint[],
-    out next_after_at timestamptz,
-    out next_after bigint,
-    out is_cut boolean
+    filter jsonb default '{}', after_at timestamptz default null, after bigint default null,
+    max_jobs integer default 50, max_rows integer default 50000, out job_ids bigint[], out next_after_at timestamptz,
+    out next_after bigint, out is_cut boolean
 )
-language plpgsql
-stable
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_sort = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off
 as $$
 #variable_conflict use_column
@@ -53,9 +42,7 @@ begin
         cross join (values (false), (true)) s (resumed)
         -- Not from the beginning: an old snapshot may keep the index entries of a million jobs that are gone.
         cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-        cross join lateral (
-            select (h.head, h.head_id) >= (v_at, v_after) as is_further
-        ) k
+        cross join lateral (select (h.head, h.head_id) >= (v_at, v_after) as is_further) k
         cross join lateral (
             select w.*, row_number() over () as rank
             from (
@@ -88,9 +75,7 @@ begin
         ) f
     ),
     -- A sub-lane has not been read beyond where it stopped: jobs beyond that are not returned yet.
-    stop as (
-        select f.at, f.id from found f where f.is_last order by f.at, f.id limit 1
-    ),
+    stop as (select f.at, f.id from found f where f.is_last order by f.at, f.id limit 1),
     listed as (
         select f.id, f.at
         from found f

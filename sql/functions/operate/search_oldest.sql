@@ -1,17 +1,10 @@
 -- search_oldest: as search(), oldest first: the ids of jobs that a filter fits, page by page upwards. Bounded in the same way.
 
 create or replace function pgqueue.search_oldest(
-    filter jsonb default '{}',
-    after bigint default null,
-    max_jobs integer default 50,
-    max_rows integer default 50000,
-    out job_ids bigint[],
-    out next_after bigint,
-    out is_cut boolean
+    filter jsonb default '{}', after bigint default null, max_jobs integer default 50, max_rows integer default 50000,
+    out job_ids bigint[], out next_after bigint, out is_cut boolean
 )
-language sql
-stable
-security definer
+language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select array(select m.id from unnest(f.matches) m), f.next_id, f.is_cut

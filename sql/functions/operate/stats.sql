@@ -4,9 +4,7 @@
 
 create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
-language plpgsql
-stable
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -82,12 +80,9 @@ comment on function pgqueue.stats(boolean) is
 -- Queues and total of stats(), counted now, or from the last samples.
 create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
 returns jsonb
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     with counted as (
         select

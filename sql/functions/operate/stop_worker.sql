@@ -2,8 +2,7 @@
 
 create or replace function pgqueue.stop_worker(worker text)
 returns boolean
-language sql
-security definer
+language sql security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._command_worker('stop_worker', stop_worker.worker, 'stop', array['run', 'quiet'])

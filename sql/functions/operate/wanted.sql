@@ -7,13 +7,9 @@
 
 create or replace function pgqueue.wanted(queues text[] default null)
 returns integer
-language plpgsql
-stable
-parallel safe
-security definer
+language plpgsql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -5,7 +5,6 @@ create or replace function pgqueue._batch_deduped(
     p_jobs pgqueue.jobs[], p_given jsonb[], p_deduped integer[],
     inout ids bigint[], inout outcomes text[], inout errors jsonb[]
 )
-returns record
 language plpgsql
 as $$
 declare
@@ -18,11 +17,7 @@ declare
     v_n integer;
 begin
     v_deadline := pgqueue._dedupe_deadline();
-    v_deduped := array(
-        select d.n
-        from unnest(p_deduped) d (n)
-        order by (p_jobs[d.n]).task, (p_jobs[d.n]).dedupe, d.n
-    );
+    v_deduped := array(select d.n from unnest(p_deduped) d (n) order by (p_jobs[d.n]).task, (p_jobs[d.n]).dedupe, d.n);
     begin
         foreach v_n in array v_deduped loop
             select d.job_id, d.outcome into v_done

@@ -68,9 +68,7 @@ $$;
 -- Called before a job is read, with null, and after, with its id: a ref without an id belongs to a refused job.
 create or replace function pgqueue._batch_refs(p_refs jsonb, p_job jsonb, p_id bigint)
 returns jsonb
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 begin
     if jsonb_typeof(p_job) is distinct from 'object' or jsonb_typeof(p_job -> 'ref') is distinct from 'string' then
@@ -89,9 +87,7 @@ $$;
 -- The ids of the earlier jobs of a batch that one depends on; null: none.
 create or replace function pgqueue._batch_parents(p_job jsonb, p_refs jsonb)
 returns bigint[]
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_wrong text;
@@ -168,9 +164,7 @@ $$;
 -- had the dedupe key already.
 create or replace function pgqueue._batch_edges(p_jobs pgqueue.jobs[], p_given bigint[], p_ids bigint[])
 returns table (n integer, in_group bigint, parent bigint, parent_n integer, is_old boolean)
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select u.ordinality::integer, u.group_id, coalesce(g.id, d.id), g.n, g.n is null and g.id is not null
@@ -217,9 +211,7 @@ begin
             select f.id from unnest(v_first) f (id) where pgqueue._circle(null, v_group, array[f.id]) is not null
         );
         for v_n in
-            with recursive edges as materialized (
-                select e.* from pgqueue._batch_edges(p_jobs, p_given, p_ids) e
-            ),
+            with recursive edges as materialized (select e.* from pgqueue._batch_edges(p_jobs, p_given, p_ids) e),
             behind (n) as (
                 select e.n from edges e where e.parent = any (v_first) and e.in_group is distinct from v_group
                 union

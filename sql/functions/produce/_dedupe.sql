@@ -9,19 +9,11 @@
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
 
 create or replace function pgqueue._dedupe(
-    p_job pgqueue.jobs,
-    p_dedupe_for interval,
-    p_on_conflict text,
-    p_debounce_max interval,
-    p_deadline timestamptz,
-    out job_id bigint,
-    out outcome text
+    p_job pgqueue.jobs, p_dedupe_for interval, p_on_conflict text, p_debounce_max interval, p_deadline timestamptz,
+    out job_id bigint, out outcome text
 )
-returns record
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 -- Sets lock_timeout for each attempt. The SET clause of the function restores the caller's value, however this ends.
 set lock_timeout = '5s'
 as $$
@@ -93,7 +85,6 @@ returns text
 language plpgsql
 as $$
 declare
-    -- A variable: see extend.
     v_editable constant pgqueue.job_state[] := '{waiting,blocked}'::pgqueue.job_state[];
     v_existing record;
     v_args jsonb;
@@ -110,8 +101,7 @@ begin
     if not found then
         return (select 'skipped' from pgqueue.jobs j where j.id = p_job_id);
     end if;
-    perform from pgqueue.dedupe_keys d
-    where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = p_job_id;
+    perform from pgqueue.dedupe_keys d where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = p_job_id;
     if not found then
         return null;
     end if;
@@ -174,15 +164,9 @@ $$;
 
 -- The exception block is a subtransaction, too expensive for each job of a batch.
 create or replace function pgqueue._enqueue_deduped(
-    p_job pgqueue.jobs,
-    p_dedupe_for interval,
-    p_on_conflict text,
-    p_debounce_max interval,
-    p_deadline timestamptz,
-    out job_id bigint,
-    out outcome text
+    p_job pgqueue.jobs, p_dedupe_for interval, p_on_conflict text, p_debounce_max interval, p_deadline timestamptz,
+    out job_id bigint, out outcome text
 )
-returns record
 language plpgsql
 as $$
 begin
@@ -230,9 +214,7 @@ $$;
 -- Raises 55P03 for a dedupe key that stayed locked.
 create or replace function pgqueue._refuse_held(p_task text, p_dedupe text, p_where text)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     perform pgqueue._refuse(
@@ -247,9 +229,7 @@ $$;
 -- Raises 23505 for on_conflict => raise.
 create or replace function pgqueue._refuse_duplicate(p_task text, p_dedupe text, p_job_id bigint)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     perform pgqueue._refuse(

@@ -6,8 +6,7 @@ create or replace function pgqueue._free_dedupe(p_job_ids bigint[])
 returns void
 language sql
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     delete from pgqueue.dedupe_keys d
     where d.ctid = any (

@@ -30,12 +30,8 @@ language plpgsql
 -- Before PostgreSQL 18 a deferred trigger runs as the role that is set at the commit.
 security definer
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 set trace_notify = off
 as $$
 declare
@@ -102,9 +98,7 @@ begin
         cross join lateral pgqueue._take(array[o.row_ctid], v_now, o.worker, o.lease) r;
     end if;
     if v_handed is not true then
-        perform pgqueue._wake(
-            j.queue, j.ready_at, 2, null, case when strpos(v_context, E'\n') = 0 then v_now end
-        )
+        perform pgqueue._wake(j.queue, j.ready_at, 2, null, case when strpos(v_context, E'\n') = 0 then v_now end)
         from pgqueue.jobs j
         where j.id = new.id and j.state = 'waiting';
     end if;

@@ -77,10 +77,7 @@ $$;
 create or replace function pgqueue._insert_jobs(p_jobs pgqueue.jobs[])
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 declare
@@ -129,9 +126,7 @@ $$;
 -- The row of a job that depends on others.
 create or replace function pgqueue._as_child(p_job pgqueue.jobs, p_parents bigint[], p_run_if text)
 returns pgqueue.jobs
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_job pgqueue.jobs := p_job;

@@ -5,9 +5,7 @@
 
 create or replace function pgqueue._check_options(o pgqueue.job_options)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     -- What is wrong first: a message, a detail, a hint. An expression of options that are null is not even compiled, and only
@@ -150,9 +148,7 @@ $$;
 -- Refuses declared options that no task can have.
 create or replace function pgqueue._check_declared(p_declared jsonb)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if not pgqueue._is_declared(p_declared) then
@@ -167,9 +163,7 @@ $$;
 -- Not pinned, so that it is inlined: it is called for each row of a load.
 create or replace function pgqueue._is_declared(p_declared jsonb)
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select case when pg_catalog.jsonb_typeof(p_declared) = 'object' then
         p_declared - '{queue,priority,expires_in,accumulate}'::text[] = '{}'
@@ -184,9 +178,7 @@ $$;
 -- Refuses a job of an accumulating task without a key.
 create or replace function pgqueue._refuse_without_key(p_task text)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     perform pgqueue._refuse(
@@ -199,9 +191,7 @@ $$;
 -- In seconds, for the text of an interval depends on intervalstyle.
 create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
 returns jsonb
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select nullif(
@@ -215,9 +205,7 @@ $$;
 -- Refuses times that are infinite, before our era or beyond the year 9999.
 create or replace function pgqueue._check_run_at(p_run_at timestamptz)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_run_at not between '0002-01-01 00:00:00+00' and '9999-12-31 23:59:59.999999+00' then
@@ -232,9 +220,7 @@ $$;
 -- Refuses args that are not an object or too large.
 create or replace function pgqueue._check_args(p_args jsonb)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_max_bytes integer;

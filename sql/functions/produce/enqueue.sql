@@ -13,29 +13,17 @@
 -- args are checked in _options.
 
 create or replace function pgqueue.enqueue(
-    task text,
-    args jsonb default '{}',
-    queue text default null,
-    priority integer default null,
-    run_at timestamptz default null,
-    delay interval default null,
-    expires_in interval default null,
-    timeout interval default null,
-    max_attempts integer default null,
-    key text default null,
-    score numeric default null,
+    task text, args jsonb default '{}', queue text default null, priority integer default null,
+    run_at timestamptz default null, delay interval default null, expires_in interval default null,
+    timeout interval default null, max_attempts integer default null, key text default null, score numeric default null,
     dedupe text default null, dedupe_for interval default null, on_conflict text default null,
-    depends_on bigint[] default null,
-    headers jsonb default null, tags text[] default null,
-    retention interval default null,
-    retry_policy text default null, retry_delay interval default null, retry_queue text default null,
-    limit_key text default null, debounce_max interval default null,
-    declared jsonb default null,
-    run_if text default null, group_id bigint default null
+    depends_on bigint[] default null, headers jsonb default null, tags text[] default null,
+    retention interval default null, retry_policy text default null, retry_delay interval default null,
+    retry_queue text default null, limit_key text default null, debounce_max interval default null,
+    declared jsonb default null, run_if text default null, group_id bigint default null
 )
 returns bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$

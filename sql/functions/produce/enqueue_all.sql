@@ -4,9 +4,7 @@
 
 create or replace function pgqueue.enqueue_all(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

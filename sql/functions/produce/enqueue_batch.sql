@@ -9,12 +9,9 @@
 
 create or replace function pgqueue.enqueue_batch(jobs jsonb[])
 returns table (ord bigint, job_id bigint, outcome text, error jsonb)
-language plpgsql
-security definer
-rows 100
+language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -164,9 +161,7 @@ comment on function pgqueue.enqueue_batch(jsonb[]) is
 -- job stays as it is, for the check to refuse.
 create or replace function pgqueue._with_declared(p_job jsonb)
 returns jsonb
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
@@ -188,9 +183,7 @@ $$;
 -- An error that refuses one job, in the form that enqueue_batch returns. Null: it ends the whole call.
 create or replace function pgqueue._refusal(p_sqlstate text, p_message text, p_detail text, p_hint text)
 returns jsonb
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case when left(p_sqlstate, 2) in ('0A', '22', '23', '54', '55') then jsonb_build_object(

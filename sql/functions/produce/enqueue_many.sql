@@ -14,11 +14,9 @@ create or replace function pgqueue.enqueue_many(
     run_if text default null, group_id bigint default null
 )
 returns setof bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

@@ -14,12 +14,9 @@ create or replace function pgqueue.enqueue_outcome(
     run_if text default null, group_id bigint default null
 )
 returns table (job_id bigint, outcome text)
-language plpgsql
-security definer
-rows 1
+language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin

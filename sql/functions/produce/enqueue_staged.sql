@@ -9,12 +9,9 @@
 
 create or replace function pgqueue.enqueue_staged()
 returns table (outcome text, jobs bigint)
-language plpgsql
-security definer
-rows 5
+language plpgsql security definer rows 5
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_custom_plan
-set jit = off
+set plan_cache_mode = force_custom_plan set jit = off
 set client_min_messages = warning
 as $$
 #variable_conflict use_column
@@ -144,26 +141,12 @@ comment on function pgqueue.enqueue_staged() is
 
 -- Not pinned, so that it is inlined: it is called for each row.
 create or replace function pgqueue._is_plain(
-    p_accumulating text[],
-    p_task text,
-    p_args jsonb,
-    p_queue text,
-    p_priority integer,
-    p_run_at timestamptz,
-    p_delay interval,
-    p_expires_in interval,
-    p_key text,
-    p_score numeric,
-    p_limit_key text,
-    p_headers jsonb,
-    p_max_attempts integer,
-    p_declared jsonb,
-    p_others integer
+    p_accumulating text[], p_task text, p_args jsonb, p_queue text, p_priority integer, p_run_at timestamptz,
+    p_delay interval, p_expires_in interval, p_key text, p_score numeric, p_limit_key text, p_headers jsonb,
+    p_max_attempts integer, p_declared jsonb, p_others integer
 )
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select coalesce(
         p_others = 0
@@ -209,10 +192,7 @@ declare
 begin
     for v_row in
         select n.*
-        from (
-            select row_number() over (order by s.id) as n, s.*
-            from pg_temp.pgqueue_staged s
-        ) n
+        from (select row_number() over (order by s.id) as n, s.* from pg_temp.pgqueue_staged s) n
         where not n.is_plain
         order by n.dedupe is not null, case when n.dedupe is not null then n.task end collate "C", n.dedupe collate "C", n.n
     loop

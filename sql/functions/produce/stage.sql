@@ -8,8 +8,7 @@
 
 create or replace function pgqueue.stage()
 returns void
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set client_min_messages = warning
 as $$
@@ -40,8 +39,7 @@ comment on function pgqueue.stage() is
 -- Refuses a table pgqueue_staged that stage() did not create.
 create or replace function pgqueue._check_staged()
 returns void
-language plpgsql
-stable
+language plpgsql stable
 as $$
 begin
     if to_regclass('pg_temp.pgqueue_staged') is null then
@@ -65,9 +63,7 @@ $$;
 -- Refuses enqueue_staged() without rows.
 create or replace function pgqueue._refuse_unstaged()
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     perform pgqueue._refuse(

@@ -16,9 +16,7 @@
 
 create or replace function pgqueue._cron_parse(p_expression text)
 returns bytea
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     -- In the database's own order of letters a Turkish one makes no mon-fri of MON-FRI.
@@ -92,9 +90,7 @@ $$;
 -- The allowed values of one field (1 second to 6 day of week) as bits; refuses wrong ones by the field's name.
 create or replace function pgqueue._cron_field(p_text text, p_field integer)
 returns bigint
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_min integer := (array[0, 0, 0, 1, 1, 0])[p_field];
@@ -147,9 +143,7 @@ $$;
 -- A number or a name as a number; null: neither.
 create or replace function pgqueue._cron_value(p_text text, p_names text[])
 returns integer
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case when p_text ~ '^[0-9]' then p_text::integer else array_position(p_names, p_text) - 1 end

@@ -5,9 +5,7 @@
 
 create or replace function pgqueue._cron_next(p_spec bytea, p_after timestamptz, p_timezone text)
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_from timestamp := date_trunc('second', p_after at time zone p_timezone) + interval '1 s';
@@ -59,9 +57,7 @@ begin
         if (v_at at time zone p_timezone) <> v_local then
             -- The gap in UTC: where it is a whole day, a day less of a timestamptz would depend on the session's zone.
             v_other := (v_at at time zone p_timezone) - v_local;
-            v_turn := pgqueue._turn_of_zone(
-                ((v_at at time zone 'UTC') - v_other) at time zone 'UTC', v_at, p_timezone
-            );
+            v_turn := pgqueue._turn_of_zone(((v_at at time zone 'UTC') - v_other) at time zone 'UTC', v_at, p_timezone);
             if not v_elapsed then
                 return v_turn;
             end if;
@@ -82,9 +78,7 @@ $$;
 -- The second at which a zone's offset from UTC changes, between an instant before and one at or after it.
 create or replace function pgqueue._turn_of_zone(p_before timestamptz, p_after timestamptz, p_timezone text)
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_offset interval := pgqueue._utc_offset(p_before, p_timezone);
@@ -107,9 +101,7 @@ $$;
 -- How far ahead of UTC a time zone is at an instant.
 create or replace function pgqueue._utc_offset(p_at timestamptz, p_timezone text)
 returns interval
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     select (p_at at time zone p_timezone) - (p_at at time zone 'UTC')
 $$;
@@ -118,9 +110,7 @@ $$;
 -- for 40 is the longest that any day is away (29 February on one weekday, across 2100).
 create or replace function pgqueue._cron_find(p_spec bytea, p_from timestamp)
 returns timestamp
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_months constant integer := 180;
@@ -166,9 +156,7 @@ $$;
 -- The first day of a month from p_day on that a parsed expression allows; null: none.
 create or replace function pgqueue._cron_day(p_spec bytea, p_year integer, p_month integer, p_day integer)
 returns integer
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_days constant integer := 147;
@@ -199,9 +187,7 @@ $$;
 -- The first time of a day from p_from on that a parsed expression allows; null: none.
 create or replace function pgqueue._cron_time(p_spec bytea, p_from time)
 returns time
-language plpgsql
-immutable
-parallel safe
+language plpgsql immutable parallel safe
 as $$
 declare
     v_minutes constant integer := 61;

@@ -9,9 +9,7 @@ create or replace function pgqueue._schedule_turn(
     p_catch_up text, p_cap integer, p_is_planned boolean,
     out instants timestamptz[], out next_at timestamptz, out passed_from timestamptz
 )
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     -- A run that is found later than this was missed: maintenance runs about once a second.
@@ -69,9 +67,7 @@ create or replace function pgqueue._next_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_after timestamptz
 )
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if p_spec is not null then
@@ -89,9 +85,7 @@ create or replace function pgqueue._last_instant(
     p_spec bytea, p_every interval, p_anchor timestamptz, p_timezone text, p_from timestamptz, p_to timestamptz
 )
 returns timestamptz
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_last timestamptz := p_from;
@@ -120,9 +114,7 @@ $$;
 -- Everything on which the instants of a schedule depend, as one text to compare.
 create or replace function pgqueue._schedule_rule(p_schedule pgqueue.schedules)
 returns text
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 as $$
     -- Numbers, not dates and intervals as text: those look different in every session.
     select coalesce(
@@ -134,10 +126,7 @@ $$;
 -- The newest row that the clock has reached: after a jump ahead and back, the plan from before the jump holds again.
 create or replace function pgqueue._latest_plan(p_schedule text, p_now timestamptz)
 returns setof pgqueue.schedule_runs
-language sql
-stable
-parallel safe
-rows 1
+language sql stable parallel safe rows 1
 as $$
     select r.*
     from pgqueue.schedule_runs r
@@ -149,9 +138,7 @@ $$;
 -- The first instant of a schedule after p_after.
 create or replace function pgqueue._next_of_schedule(p_schedule pgqueue.schedules, p_after timestamptz)
 returns timestamptz
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select pgqueue._next_instant(

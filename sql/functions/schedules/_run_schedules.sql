@@ -96,18 +96,14 @@ $$;
 create or replace function pgqueue._run_due(p_now timestamptz, p_limit integer, p_names text[], p_due timestamptz[])
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_lane record;
     v_jobs bigint := 0::bigint;
 begin
     for v_lane in
-        with due as materialized (
-            select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)
-        ),
+        with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
         turns as materialized (
             select
                 s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
@@ -158,9 +154,7 @@ begin
             ) o
         ),
         written as (
-            insert into pgqueue.schedule_runs (
-                schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule
-            )
+            insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule)
             select r.name, r.at, p_now, r.outcome, r.job_id, r.next_at, r.passed_from, r.rule
             from runs r
             order by r.at, r.name

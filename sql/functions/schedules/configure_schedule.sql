@@ -8,8 +8,7 @@ create or replace function pgqueue.configure_schedule(
     name text, expression text default null, timezone text default null, reset text[] default null
 )
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

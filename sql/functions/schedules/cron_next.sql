@@ -11,9 +11,7 @@
 
 create or replace function pgqueue.cron_next(expression text, after timestamptz, timezone text default 'UTC')
 returns timestamptz
-language plpgsql
-stable
-security definer
+language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

@@ -7,27 +7,14 @@
 -- gone. Rules are compared as text, for after that the same rule in other letters goes on as it would have.
 
 create or replace function pgqueue.schedule(
-    name text,
-    expression text default null,
-    task text default null,
-    args jsonb default '{}',
-    every interval default null,
-    timezone text default 'UTC',
-    catch_up text default 'last',
-    overlap text default 'start',
-    jitter interval default null,
-    queue text default null,
-    priority integer default null,
-    max_attempts integer default null,
-    expires_in interval default null,
-    headers jsonb default null,
-    tags text[] default null,
-    retention interval default null,
-    catch_up_cap integer default 100
+    name text, expression text default null, task text default null, args jsonb default '{}',
+    every interval default null, timezone text default 'UTC', catch_up text default 'last',
+    overlap text default 'start', jitter interval default null, queue text default null, priority integer default null,
+    max_attempts integer default null, expires_in interval default null, headers jsonb default null,
+    tags text[] default null, retention interval default null, catch_up_cap integer default 100
 )
 returns timestamptz
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

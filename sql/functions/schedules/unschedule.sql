@@ -3,8 +3,7 @@
 
 create or replace function pgqueue.unschedule(name text)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

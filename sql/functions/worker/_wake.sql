@@ -13,8 +13,7 @@ create or replace function pgqueue._wake(
 )
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_payload text := case when p_ready_at > pgqueue._clock() then 'due' else 'wake' end;
@@ -55,8 +54,7 @@ $$;
 -- is half full.
 create or replace function pgqueue._may_notify()
 returns boolean
-language sql
-parallel safe
+language sql parallel safe
 as $$
     -- When the server's NOTIFY queue overflows, every commit with a NOTIFY fails. A late start is better.
     select
@@ -68,9 +66,7 @@ $$;
 -- The NOTIFY channel of a worker.
 create or replace function pgqueue._channel(p_worker text)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select 'pgqueue_' || pg_catalog.md5(p_worker)
 $$;

@@ -3,11 +3,9 @@
 
 create or replace function pgqueue.awake(worker text)
 returns void
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare

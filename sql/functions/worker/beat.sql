@@ -3,8 +3,7 @@
 
 create or replace function pgqueue.beat(worker text, report jsonb default null, memory bigint default null)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -36,9 +35,7 @@ comment on function pgqueue.beat(text, jsonb, bigint) is
 -- Checks every field: a number that cannot be summed would make every further sample fail.
 create or replace function pgqueue._check_report(p_report jsonb)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_flaw text;
@@ -99,9 +96,7 @@ $$;
 -- Whether a value is a count that can be summed.
 create or replace function pgqueue._is_count(p_value jsonb)
 returns boolean
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(

@@ -7,9 +7,7 @@
 
 create or replace function pgqueue.claim_name(worker text, info jsonb, instead_of text default null)
 returns table (held_by jsonb, silent_for interval)
-language plpgsql
-security definer
-rows 1
+language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

@@ -10,12 +10,10 @@ create or replace function pgqueue.crashed(
     worker text, job_ids bigint[] default '{}', reservations bigint[] default '{}'
 )
 returns setof bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_held bigint[];

@@ -7,8 +7,7 @@
 
 create or replace function pgqueue.hello(worker text, queues text[] default null, info jsonb default '{}')
 returns text
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
@@ -60,11 +59,7 @@ returns void
 language sql
 set search_path = pg_catalog, pg_temp
 as $$
-    with original as (
-        delete from pgqueue.workers w where w.database <> pgqueue._database() returning w.name
-    ),
-    heard as (
-        delete from pgqueue.heartbeats b using original o where b.worker = o.name
-    )
+    with original as (delete from pgqueue.workers w where w.database <> pgqueue._database() returning w.name),
+    heard as (delete from pgqueue.heartbeats b using original o where b.worker = o.name)
     delete from pgqueue.idle_workers s using original o where s.worker = o.name
 $$;

@@ -30,14 +30,9 @@ create or replace function pgqueue.idle(
     handoff_channel text default null, listener integer default null, lease interval default '30 s'
 )
 returns table (channel text, next_due timestamptz, call_again_in interval, registered boolean)
-language plpgsql
-security definer
-rows 1
+language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
@@ -180,9 +175,7 @@ comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, 
 -- The channel carries jobs, and any role may listen on a channel whose name it knows. A name of 32 digits is not found by trying.
 create or replace function pgqueue._check_handoff(p_channel text, p_listener integer, p_lease interval)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     if octet_length(p_channel) not between 32 and 63 then

@@ -4,11 +4,9 @@
 
 create or replace function pgqueue.is_wanted(worker text, queues text[])
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();

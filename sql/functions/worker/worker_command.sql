@@ -6,8 +6,7 @@
 
 create or replace function pgqueue.worker_command(worker text, obeys text default null, instance text default null)
 returns text
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

@@ -13,10 +13,7 @@
 -- Inlined: no SET.
 create or replace function pgqueue._open_parents(p_child bigint)
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 as $$
     select d.parent from pgqueue.dependencies d where d.child = p_child and d.ended is null limit 1000
 $$;
@@ -26,10 +23,7 @@ $$;
 -- a batch, for its leader. Inlined: no SET.
 create or replace function pgqueue._waits_for(p_id bigint)
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 as $$
     select w.id
     from (
@@ -84,12 +78,8 @@ create or replace function pgqueue._circle(
 )
 returns bigint
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_behind bigint[];
@@ -131,9 +121,7 @@ $$;
 -- How dependencies make a circle; p_ahead: what _circle returned.
 create or replace function pgqueue._circle_detail(p_job_id bigint, p_ahead bigint)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select case
@@ -303,9 +291,7 @@ begin
     end if;
     -- Later statements, which see everything that was committed when the row was locked.
     v_self := case when v_job.blocked_on = '@jobs' then p_id end;
-    v_ahead := pgqueue._circle(
-        v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound
-    );
+    v_ahead := pgqueue._circle(v_self, v_job.group_id, array(select d.id from pgqueue._open_parents(p_id) d), p_bound);
     if v_ahead is null then
         return false;
     elsif v_self is not null then
@@ -328,10 +314,7 @@ $$;
 -- The other direction of _waits_for, in which a group of many members is one step. Inlined: no SET.
 create or replace function pgqueue._waited_by(p_id bigint)
 returns table (id bigint)
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 as $$
     (
         select d.child
@@ -361,11 +344,8 @@ $$;
 -- The jobs that wait for these, directly or not, up to p_bound; one of these itself, if it is in a circle.
 create or replace function pgqueue._behind(p_ids bigint[], p_bound integer)
 returns bigint[]
-language plpgsql
-stable
-parallel safe
-set plan_cache_mode = force_generic_plan
-set enable_bitmapscan = off
+language plpgsql stable parallel safe
+set plan_cache_mode = force_generic_plan set enable_bitmapscan = off
 as $$
 begin
     return (

@@ -23,9 +23,7 @@
 create or replace function pgqueue._add_dependencies(p_ids bigint[], p_traceless bigint[] default '{}')
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_parents bigint[];
@@ -82,9 +80,7 @@ $$;
 -- Refuses dependencies on jobs that are neither live nor in history.
 create or replace function pgqueue._refuse_unknown_parents(p_ids bigint[])
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_unknown bigint;
@@ -103,33 +99,23 @@ $$;
 -- Whether these jobs are live, else how they ended (null: unknown), and whether history keeps them when they succeed.
 create or replace function pgqueue._find_parents(p_ids bigint[])
 returns table (id bigint, lives boolean, ended text, traceless boolean)
-language sql
-stable
-parallel safe
-rows 10
+language sql stable parallel safe rows 10
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
     select
         p.id, l.task is not null,
         coalesce(h.state::text, (select x.state from pgqueue.traces x where l.task is null and x.id = p.id)),
         pgqueue._vanishes(l.task, l.queue, l.retention)
     from unnest(p_ids) p (id)
-    left join lateral (
-        select j.task, j.queue, j.retention from pgqueue.jobs j where j.id = p.id limit 1
-    ) l on true
-    left join lateral (
-        select x.state from pgqueue.history x where l.task is null and x.id = p.id limit 1
-    ) h on true
+    left join lateral (select j.task, j.queue, j.retention from pgqueue.jobs j where j.id = p.id limit 1) l on true
+    left join lateral (select x.state from pgqueue.history x where l.task is null and x.id = p.id limit 1) h on true
 $$;
 
 -- Decides on a child by its run_if, whether a parent has not ended, and whether one has not succeeded. Inlined.
 create or replace function pgqueue._verdict(p_run_if text, p_open boolean, p_failed boolean)
 returns text
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 as $$
     select case
         when p_failed and p_run_if = 'failed' then 'run'
@@ -145,12 +131,9 @@ $$;
 create or replace function pgqueue._settle_children(p_children bigint[], p_note text)
 returns bigint[]
 language plpgsql
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-    -- A variable: see extend.
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;
     v_locked bigint[];
     v_held bigint[];
@@ -281,12 +264,8 @@ $$;
 create or replace function pgqueue._release_children(p_ids bigint[])
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._ready_at(null);
@@ -325,10 +304,7 @@ $$;
 create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_hashjoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
 begin

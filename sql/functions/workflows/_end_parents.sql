@@ -9,8 +9,7 @@
 -- hides that.
 create or replace function pgqueue._has_notes()
 returns boolean
-language sql
-parallel safe
+language sql parallel safe
 as $$
     select pg_catalog.pg_sequence_last_value('pgqueue.notes_n_seq'::regclass) is not null
 $$;
@@ -47,8 +46,7 @@ $$;
 -- plpgsql, which keeps its plan: a function in SQL would be planned in each call. Volatile, to get a newer snapshot.
 create or replace function pgqueue._has_children(p_ids bigint[])
 returns boolean
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 set enable_sort = off
 as $$
 begin
@@ -71,8 +69,7 @@ $$;
 -- The jobs among these for which others wait.
 create or replace function pgqueue._parents_among(p_ids bigint[])
 returns bigint[]
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 set enable_sort = off
 as $$
 begin
@@ -99,10 +96,7 @@ create or replace function pgqueue._close_dependencies(
 )
 returns bigint[]
 language plpgsql
-set enable_sort = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_sort = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_rows tid[];
@@ -192,9 +186,7 @@ begin
     select array_agg(distinct d.parent)
     into v_parents
     from unnest(p_children) w (id)
-    cross join lateral (
-        select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended is null
-    ) d;
+    cross join lateral (select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended is null) d;
     if v_parents is null then
         return '{}'::bigint[];
     end if;
@@ -202,9 +194,7 @@ begin
         select coalesce(array_agg(l.id), '{}')
         into v_alive
         from (select u.id from unnest(v_parents) u (id) order by u.id) w
-        cross join lateral (
-            select j.id from pgqueue.jobs j where j.id = w.id for key share skip locked
-        ) l;
+        cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for key share skip locked) l;
         -- The locks end with this block: a claim skips locked rows.
         raise exception using errcode = 'lock_not_available';
     exception when lock_not_available then
@@ -249,10 +239,7 @@ begin
         delete from pgqueue.dependencies d
         where d.ctid = any (array(select g.row_ctid from gone g where g.ended is null))
     )
-    update pgqueue.dependencies d
-    set ended = g.ended
-    from gone g
-    where d.ctid = g.row_ctid and g.ended is not null;
+    update pgqueue.dependencies d set ended = g.ended from gone g where d.ctid = g.row_ctid and g.ended is not null;
 
     -- Also if another session has locked the row of a parent that has gone.
     return array(

@@ -14,10 +14,7 @@
 create or replace function pgqueue._look_at_groups(p_ids bigint[])
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
     v_id bigint;
@@ -105,9 +102,7 @@ $$;
 -- _revive_members finds by this class the members to bring back.
 create or replace function pgqueue._group_error(p_group_id bigint)
 returns jsonb
-language sql
-immutable
-parallel safe
+language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select jsonb_build_object('class', 'GroupCancelled', 'message', format('group %s was cancelled', p_group_id))
@@ -117,10 +112,7 @@ $$;
 create or replace function pgqueue._cancel_members(p_group_id bigint)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 declare
     v_state pgqueue.job_state;

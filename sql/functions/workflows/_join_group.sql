@@ -3,8 +3,7 @@
 create or replace function pgqueue._join_group(p_group_id bigint)
 returns bigint
 language plpgsql
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 declare
     v_found record;
@@ -47,8 +46,7 @@ $$;
 create or replace function pgqueue._leave_groups(p_group_ids bigint[], p_unstarted boolean)
 returns void
 language plpgsql
-set jit = off
-set enable_bitmapscan = off
+set jit = off set enable_bitmapscan = off
 as $$
 begin
     insert into pgqueue.notes (kind, id, look_at, xid)
@@ -63,9 +61,7 @@ $$;
 create or replace function pgqueue._cancel_groups(p_ids bigint[], p_error jsonb default null)
 returns void
 language plpgsql
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
+set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
 begin
     update pgqueue.jobs j
@@ -85,8 +81,7 @@ $$;
 -- Whether a group has a live member in one of these states.
 create or replace function pgqueue._has_members(p_group_id bigint, p_states pgqueue.job_state[] default '{executing,waiting,failed,blocked}')
 returns boolean
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 set enable_sort = off
 as $$
 begin

@@ -9,8 +9,7 @@
 create or replace function pgqueue._read_notes(p_limit integer)
 returns boolean
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
@@ -32,11 +31,7 @@ begin
         limit p_limit
         for update skip locked
     ),
-    taken as (
-        delete from pgqueue.notes k
-        where k.n = any (array(select d.n from due d))
-        returning k as note
-    )
+    taken as (delete from pgqueue.notes k where k.n = any (array(select d.n from due d)) returning k as note)
     select array_agg(t.note) into v_notes from taken t;
     if v_notes is null then
         return false;

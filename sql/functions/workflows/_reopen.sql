@@ -8,12 +8,8 @@
 create or replace function pgqueue._reopen_children(p_parents bigint[])
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_parents bigint[] := p_parents;
@@ -73,7 +69,6 @@ returns bigint[]
 language plpgsql
 as $$
 declare
-    -- A variable: see extend.
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_locked bigint[];
     v_ids bigint[];
@@ -101,9 +96,7 @@ begin
         array(
             select distinct u.id
             from unnest(p_children) u (id)
-            cross join lateral (
-                select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1
-            ) h
+            cross join lateral (select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1) h
             where u.id <> all (coalesce(v_locked, '{}'))
                 and h.state = 'cancelled'
                 and h.errors -> -1 ->> 'class' = 'ParentFailed'
@@ -118,9 +111,7 @@ begin
     select array_agg(h.id), array_agg(h.granularity), array_agg(h.kept_until)
     into v_ids, v_granularities, v_kept_untils
     from unnest(v_locked) w (id)
-    cross join lateral (
-        select x.id, x.granularity, x.kept_until from pgqueue.history x where x.id = w.id limit 1
-    ) h
+    cross join lateral (select x.id, x.granularity, x.kept_until from pgqueue.history x where x.id = w.id limit 1) h
     where not exists (select from pgqueue.dependencies d where d.child = w.id and d.ended is not null);
     if v_ids is null then
         return '{}'::bigint[];
@@ -162,7 +153,6 @@ returns void
 language plpgsql
 as $$
 declare
-    -- A variable: see extend.
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_found record;
 begin

@@ -41,12 +41,7 @@ begin
         return;
     end if;
     perform pgqueue._requeue(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
-    update pgqueue.jobs j
-    set
-        state = 'blocked',
-        blocked_on = '@group',
-        resumed = false
-    where j.id = p_id;
+    update pgqueue.jobs j set state = 'blocked', blocked_on = '@group', resumed = false where j.id = p_id;
     perform pgqueue._leave_notes('group', array[p_id]);
     perform pgqueue._reopen_children(array[p_id]);
 end
@@ -55,8 +50,7 @@ $$;
 -- The result of a group: how many of its members, as far as history keeps them, ended in each state.
 create or replace function pgqueue._ended_members(p_group_id bigint)
 returns jsonb
-language plpgsql
-parallel safe
+language plpgsql parallel safe
 as $$
 begin
     return (

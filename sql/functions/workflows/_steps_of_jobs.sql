@@ -6,9 +6,7 @@
 
 create or replace function pgqueue._check_step(p_name text, p_result jsonb)
 returns void
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_max_bytes integer;
@@ -31,9 +29,7 @@ $$;
 create or replace function pgqueue._store_step(p_job_id bigint, p_name text, p_result jsonb)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 begin
     if exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999) then
@@ -53,9 +49,7 @@ $$;
 create or replace function pgqueue._begin_steps(p_job_id bigint)
 returns void
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
     v_members bigint[];
@@ -96,9 +90,7 @@ $$;
 -- The steps of a job in the form that history keeps.
 create or replace function pgqueue._steps_as_json(p_job_id bigint, p_results boolean)
 returns jsonb
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 begin
     return (
@@ -117,9 +109,7 @@ $$;
 create or replace function pgqueue._drop_steps(p_job_ids bigint[])
 returns void
 language plpgsql
-set jit = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set jit = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 begin
     delete from pgqueue.steps s where s.job_id = any (p_job_ids);
@@ -134,9 +124,7 @@ returns void
 language plpgsql
 as $$
 declare
-    v_ended bigint[] := array(
-        select h.id from pgqueue.history h where h.id = any (p_job_ids) for update skip locked
-    );
+    v_ended bigint[] := array(select h.id from pgqueue.history h where h.id = any (p_job_ids) for update skip locked);
 begin
     update pgqueue.history h
     set steps = coalesce(h.steps, '[]') || pgqueue._steps_as_json(h.id, h.state <> 'succeeded')
@@ -162,12 +150,9 @@ $$;
 create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
 returns boolean
 language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
     perform pgqueue._check_pairs(array[p_job_id], array[p_reservation]);

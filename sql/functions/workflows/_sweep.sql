@@ -6,13 +6,10 @@
 create or replace function pgqueue._sweep_dependencies(
     p_limit integer, p_cursor text[], out released integer, out next_cursor text[]
 )
-returns record
 language plpgsql
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
-    -- A variable: see extend.
     v_cancelled constant pgqueue.job_state := 'cancelled'::pgqueue.job_state;
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
     v_blocked constant pgqueue.job_state := 'blocked'::pgqueue.job_state;

@@ -11,9 +11,7 @@ returns void
 language plpgsql
 as $$
 begin
-    insert into pgqueue.traces (id, state)
-    select u.id, p_state from unnest(p_ids) u (id)
-    on conflict (id) do nothing;
+    insert into pgqueue.traces (id, state) select u.id, p_state from unnest(p_ids) u (id) on conflict (id) do nothing;
 end
 $$;
 
@@ -41,9 +39,7 @@ $$;
 -- Whether history keeps nothing of such a job when it succeeds.
 create or replace function pgqueue._vanishes(p_task text, p_queue text, p_retention interval)
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select coalesce(
@@ -59,9 +55,7 @@ $$;
 -- Whether history keeps nothing of some succeeded jobs, by the settings, a task or a queue.
 create or replace function pgqueue._some_vanish()
 returns boolean
-language sql
-stable
-parallel safe
+language sql stable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select exists (select from pgqueue.settings s where s.retention_succeeded <= '0')

@@ -4,9 +4,7 @@
 create or replace function pgqueue._wake_waiters(p_name text)
 returns void
 language plpgsql
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
+set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
 as $$
 declare
     v_event record;
@@ -52,8 +50,7 @@ begin
         perform pgqueue._register_lane(v_lane.queue, v_lane.priority, v_ready_at);
         perform pgqueue._wake(v_lane.queue, v_ready_at, 2, null);
     end loop;
-    delete from pgqueue.event_waits w
-    where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
+    delete from pgqueue.event_waits w where w.name = p_name and w.since < v_event.kept_until and w.job_id = any (v_ids);
     if exists (
         select
         from pgqueue.event_waits w

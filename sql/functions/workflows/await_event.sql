@@ -8,9 +8,7 @@ create or replace function pgqueue.await_event(
     job_id bigint, reservation bigint, step text, event text, timeout interval default null
 )
 returns table (arrived boolean, payload jsonb)
-language plpgsql
-security definer
-rows 1
+language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

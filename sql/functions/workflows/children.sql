@@ -4,15 +4,9 @@
 
 create or replace function pgqueue.children(job_id bigint, max integer default 100)
 returns table (id bigint, task text, state text, run_if text, parent_ended text)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 10
+language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin

@@ -4,8 +4,7 @@
 
 create or replace function pgqueue.close_group(group_id bigint)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

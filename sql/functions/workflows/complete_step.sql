@@ -5,8 +5,7 @@
 
 create or replace function pgqueue.complete_step(job_id bigint, reservation bigint, name text, result jsonb default null)
 returns boolean
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$

@@ -6,11 +6,9 @@ create or replace function pgqueue.delete_events(
     names text[] default null, prefix text default null, max_events integer default 1000
 )
 returns bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
@@ -34,9 +32,7 @@ begin
                         x.name = any (delete_events.names)
                         or (x.name >= delete_events.prefix and starts_with(x.name, delete_events.prefix))
                     )
-                    and not exists (
-                        select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until
-                    )
+                    and not exists (select from pgqueue.event_waits w where w.name = x.name and w.since < x.kept_until)
                 order by x.name
                 limit delete_events.max_events
                 for update of x skip locked

@@ -4,11 +4,7 @@ create or replace function pgqueue.events(
     prefix text default null, max integer default 100, after text default null, by_size boolean default false
 )
 returns table (name text, bytes bigint, emitted_at timestamptz, kept_until timestamptz)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 100
+language plpgsql stable parallel safe security definer rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$

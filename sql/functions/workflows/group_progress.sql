@@ -6,14 +6,9 @@ returns table (
     name text, state text, is_open boolean, total bigint, waiting bigint, failed bigint, blocked bigint, executing bigint,
     succeeded bigint, dead bigint, cancelled bigint
 )
-language plpgsql
-stable
-parallel safe
-security definer
-rows 1
+language plpgsql stable parallel safe security definer rows 1
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin

@@ -12,18 +12,10 @@ returns table (
     waiting bigint, failed bigint, blocked bigint, executing bigint, succeeded bigint, dead bigint, cancelled bigint,
     counted_to integer
 )
-language plpgsql
-stable
-parallel safe
-security definer
-rows 20
+language plpgsql stable parallel safe security definer rows 20
 set search_path = pg_catalog, pg_temp
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
+set enable_mergejoin = off set jit = off
 as $$
 #variable_conflict use_column
 begin
@@ -73,14 +65,9 @@ comment on function pgqueue.groups(bigint, bigint, integer, integer) is
 -- One probe for each group in each index; a group without members is found while it has not ended.
 create or replace function pgqueue._group_ids(p_before bigint, p_most integer)
 returns setof bigint
-language sql
-stable
-parallel safe
-rows 20
+language sql stable parallel safe rows 20
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set enable_bitmapscan = off
-set jit = off
+set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
     with recursive live (id) as (
         (
@@ -140,14 +127,10 @@ $$;
 -- How many members a group has in each state, each live state and all of history counted up to p_most.
 -- p_result: that of the group, if it has ended and what became of members that history no longer keeps is to count.
 create or replace function pgqueue._group_numbers(
-    p_id bigint, p_result jsonb, p_most integer,
-    out waiting bigint, out failed bigint, out blocked bigint, out executing bigint, out succeeded bigint, out dead bigint,
-    out cancelled bigint, out is_cut boolean
+    p_id bigint, p_result jsonb, p_most integer, out waiting bigint, out failed bigint, out blocked bigint,
+    out executing bigint, out succeeded bigint, out dead bigint, out cancelled bigint, out is_cut boolean
 )
-returns record
-language plpgsql
-stable
-parallel safe
+language plpgsql stable parallel safe
 as $$
 declare
     v_ended bigint;
@@ -175,9 +158,7 @@ begin
         count(*), count(*) filter (where h.state = 'succeeded'), count(*) filter (where h.state = 'dead'),
         count(*) filter (where h.state = 'cancelled')
     into v_ended, succeeded, dead, cancelled
-    from (
-        select x.state from pgqueue.history x where x.group_id is not null and x.group_id = p_id limit p_most
-    ) h;
+    from (select x.state from pgqueue.history x where x.group_id is not null and x.group_id = p_id limit p_most) h;
     is_cut := is_cut or v_ended >= p_most;
 end
 $$;

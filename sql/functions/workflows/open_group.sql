@@ -3,17 +3,11 @@
 -- Inserts one row; locks the row of the group of which it becomes a member, if any.
 
 create or replace function pgqueue.open_group(
-    name text default null,
-    group_id bigint default null,
-    depends_on bigint[] default null,
-    run_if text default null,
-    retention interval default null,
-    headers jsonb default null,
-    tags text[] default null
+    name text default null, group_id bigint default null, depends_on bigint[] default null, run_if text default null,
+    retention interval default null, headers jsonb default null, tags text[] default null
 )
 returns bigint
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column

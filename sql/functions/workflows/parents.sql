@@ -5,14 +5,9 @@
 
 create or replace function pgqueue.parents(job_id bigint)
 returns table (id bigint, task text, state text, result jsonb, error jsonb)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 10
+language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin
@@ -31,9 +26,7 @@ begin
         limit 1
     ) c
     cross join lateral unnest(c.depends_on) p (id)
-    left join lateral (
-        select j.task, j.state::text, j.errors from pgqueue.jobs j where j.id = p.id limit 1
-    ) l on true
+    left join lateral (select j.task, j.state::text, j.errors from pgqueue.jobs j where j.id = p.id limit 1) l on true
     left join lateral (
         select h.task, h.state::text, h.result, h.errors
         from pgqueue.history h

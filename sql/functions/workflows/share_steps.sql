@@ -8,17 +8,13 @@ create or replace function pgqueue.share_steps(
     job_id bigint, name text, job_ids bigint[], reservations bigint[], suspended boolean default false
 )
 returns void
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set jit = off
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 declare
-    -- A variable: see extend.
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_held bigint[];
     v_leader record;

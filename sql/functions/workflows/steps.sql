@@ -2,14 +2,9 @@
 
 create or replace function pgqueue.steps(job_id bigint)
 returns table (name text, result jsonb, attempt integer, at timestamptz)
-language plpgsql
-stable
-parallel safe
-security definer
-rows 10
+language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+set enable_seqscan = off set jit = off
 as $$
 #variable_conflict use_column
 begin

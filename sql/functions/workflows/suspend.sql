@@ -7,8 +7,7 @@ create or replace function pgqueue.suspend(
     job_id bigint, reservation bigint, until timestamptz default null, depends_on bigint[] default null
 )
 returns text
-language plpgsql
-security definer
+language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
@@ -84,9 +83,7 @@ begin
     -- What another session had locked when the job came back from an earlier wait.
     delete from pgqueue.dependencies d where d.child = p_job_id and d.parent <> all (p_parents);
     insert into pgqueue.dependencies (parent, child, traceless)
-    select p.id, p_job_id, true
-    from unnest(p_parents) p (id)
-    on conflict (parent, child) do update set ended = null;
+    select p.id, p_job_id, true from unnest(p_parents) p (id) on conflict (parent, child) do update set ended = null;
     perform pgqueue._leave_notes('parents', array[p_job_id]);
 end
 $$;
