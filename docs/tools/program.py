@@ -37,7 +37,7 @@ _OTHERS = {
     "DATABASE_URL": "The database, when `PGQUEUE_DSN` is not set.",
     "PGHOST": "libpq's variables (`PGDATABASE`, `PGPORT`, `PGUSER`, `PGSERVICE`, ...): when neither of the two is set.",
     "PGAPPNAME": "The name of the connections, in place of `pgqueue` and the name of the worker.",
-    "NOTIFY_SOCKET": "Set by systemd: the worker reports there. See [systemd](../operate/systemd.md).",
+    "NOTIFY_SOCKET": "Set by systemd: the worker reports there. See [systemd](../operate/deploy.md#systemd).",
     "WATCHDOG_USEC": "Set by systemd: how often it wants a sign of life.",
     "WATCHDOG_PID": "Set by systemd: the process that is to give it.",
     "TZ": "The zone in which the command line shows times.",

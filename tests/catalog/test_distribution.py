@@ -8,7 +8,7 @@ import psycopg
 
 from tests.docs.pages import read
 
-# As docs/operate/sharding.md has it: how each table would be declared.
+# As docs/operate/many-databases.md has it: how each table would be declared.
 BY_QUEUE = "distributed by queue"
 WITH_JOB = "beside its job"
 REFERENCE = "a reference table"
@@ -41,7 +41,7 @@ where t.relnamespace = 'pgqueue'::regnamespace and t.relkind in ('r', 'p') and n
 def declared() -> dict[str, str]:
     """Each table by the page's list, with how it would be declared."""
     rows = re.findall(
-        rf"^\| ({BY_QUEUE}|{WITH_JOB}|{REFERENCE}|{OF_SHARD}) \| (.*?) \|", read("docs/operate/sharding.md"), re.M
+        rf"^\| ({BY_QUEUE}|{WITH_JOB}|{REFERENCE}|{OF_SHARD}) \| (.*?) \|", read("docs/operate/many-databases.md"), re.M
     )
     return {table: kind for kind, tables in rows for table in re.findall(r"`(\w+)`", tables)}
 

@@ -22,22 +22,22 @@ def alerts() -> list[str]:
 
 def test_each_alert_has_a_section_with_a_command_and_its_rule_names_the_section() -> None:
     sections = dict(
-        re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", read("docs/operate/runbooks.md"), re.MULTILINE | re.DOTALL)
+        re.findall(r"^### (\w+)\n(.*?)(?=^#{2,3} |\Z)", read("docs/operate/monitoring.md"), re.MULTILINE | re.DOTALL)
     )
     assert len(alerts()) >= 6
     for alert in alerts():
         assert "```s" in sections[alert], alert
-        assert f"runbook: docs/operate/runbooks.md#{alert.lower()}" in ALERTS.read_text()
+        assert f"runbook: docs/operate/monitoring.md#{alert.lower()}" in ALERTS.read_text()
 
 
 def test_no_section_is_named_after_an_alert_that_is_gone() -> None:
-    named = re.findall(r"^## (Pgqueue\w+)$", read("docs/operate/runbooks.md"), re.MULTILINE)
+    named = re.findall(r"^### (Pgqueue\w+)$", read("docs/operate/monitoring.md"), re.MULTILINE)
     assert sorted(named) == sorted(alerts())
 
 
 def rules() -> dict[str, str]:
     """The files of rules: ours, and those of the pages, by their place."""
-    of_pages = {block.place: block.text for block in blocks("docs/operate/alerts.md") if block.language == "yaml"}
+    of_pages = {block.place: block.text for block in blocks("docs/operate/monitoring.md") if block.language == "yaml"}
     return {"grafana/alerts.yaml": ALERTS.read_text(), **of_pages}
 
 
