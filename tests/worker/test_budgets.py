@@ -82,7 +82,8 @@ async def test_a_claimed_job_goes_down_by_few_steps(
     ways: list[Way] = []
     # Without listening, for a job that is handed over is not claimed.
     async with working(app, database.dsn, listen=False, poll_interval=0.02) as worker:
-        for _ in range(3):
+        # Other work of the worker may come between, the more the busier the machine: the shortest way counts.
+        while len(ways) < 20 and not any(way.is_short() for way in ways[2:]):
             way = Way()
             sys.setprofile(way.follow)
             threading.setprofile(way.follow)
@@ -94,9 +95,8 @@ async def test_a_claimed_job_goes_down_by_few_steps(
                 sys.setprofile(None)
                 threading.setprofile(None)
             ways.append(way)
-    # The shortest: other work of the worker may have come between.
-    way = min(ways, key=lambda each: len(each.calls))
-    steps = dict.fromkeys((caller, called) for caller, called, _ in way.calls)
+    way = min(ways, key=lambda each: (not each.is_short(), len(each.calls)))
+    steps = way.steps()
     assert ("trade.trade", "trade.intake") in steps
     assert ("trade.exchange", "link.connection") in steps
     assert len(steps) <= MOST_STEPS, list(steps)
@@ -111,6 +111,14 @@ class Way:
         self.calls: list[tuple[str, str, str]] = []
         # By frame, whether it works on a job. Frames are kept, so that none gets the place of another.
         self._seen: dict[FrameType, bool] = {}
+
+    def steps(self) -> dict[tuple[str, str], None]:
+        """Return each step from one module into another, once."""
+        return dict.fromkeys((caller, called) for caller, called, _ in self.calls)
+
+    def is_short(self) -> bool:
+        """Whether it keeps to the budgets."""
+        return len(self.steps()) <= MOST_STEPS and len(self.calls) <= MOST_CALLS
 
     def follow(self, frame: FrameType, event: str, _: object) -> None:
         """As sys.setprofile has it called."""
