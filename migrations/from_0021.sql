@@ -34,3 +34,10 @@ create index notes_members on pgqueue.notes (id) where kind = 'revive';
 comment on column pgqueue.notes.kind is
     'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the event.';
+
+-- A job has a cap of its own for its delays, and a delay that grows has one by default.
+alter type pgqueue.job_options add attribute retry_cap interval;
+comment on column pgqueue.tasks.retry_cap is
+    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, 1 day for exponential and sidekiq (or retry_delay, if that is longer), none otherwise.';
+comment on column pgqueue.jobs.retry is
+    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';

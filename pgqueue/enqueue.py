@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, Unpack, overload
 
 import psycopg
@@ -15,7 +16,7 @@ from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import ConfigError
 from pgqueue.middleware import Codec, EnqueueMiddleware, Enqueuing, around_enqueue, is_async
-from pgqueue.options import JobOptions
+from pgqueue.options import Interval, JobOptions
 
 
 class Named(Protocol):
@@ -75,8 +76,8 @@ def enqueue(
     `task` is a name or a task. `args` is a mapping that JSON can hold; dates, UUIDs and Decimals become text. Given a
     task, its types, its App's codec and its enqueue middleware see them. Options, all optional: queue, priority
     (-100 to 100, higher first), run_at (an aware datetime) or delay (a timedelta, or an interval as text), expires_in,
-    timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_queue; key (jobs of one key run
-    one at a time, in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see
+    timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_cap, retry_queue; key (jobs of one
+    key run one at a time, in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see
     `enqueue_outcome`.
 
     Raises InvalidArgument, UnsupportedOption, DuplicateJob, LockTimeout (a transaction holds the dedupe key),
@@ -90,25 +91,38 @@ def enqueue(
 
 @overload
 def enqueue_many(
-    connection: SyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Unpack[JobOptions]
+    connection: SyncConnection,
+    task: str | Named,
+    args: Iterable[Mapping[str, Any]],
+    *,
+    spread: Interval | None = None,
+    **options: Unpack[JobOptions],
 ) -> list[int]: ...
 @overload
 def enqueue_many(
-    connection: AsyncConnection, task: str | Named, args: Iterable[Mapping[str, Any]], **options: Unpack[JobOptions]
+    connection: AsyncConnection,
+    task: str | Named,
+    args: Iterable[Mapping[str, Any]],
+    *,
+    spread: Interval | None = None,
+    **options: Unpack[JobOptions],
 ) -> Awaitable[list[int]]: ...
 def enqueue_many(
     connection: SyncConnection | AsyncConnection,
     task: str | Named,
     args: Iterable[Mapping[str, Any]],
+    *,
+    spread: Interval | None = None,
     **options: Unpack[JobOptions],
 ) -> list[int] | Awaitable[list[int]]:
     """Enqueue one job for each of `args` in one statement, with the same options, and return their ids in order.
 
-    All or none; otherwise as `enqueue`.
+    All or none; otherwise as `enqueue`. `spread` (a timedelta, or an interval as text): the jobs become due one after
+    the other over that time, evenly, from their run_at on.
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")
     """
-    return _send(connection, task, args, options, produce.enqueue_many)
+    return _send(connection, task, args, options, partial(produce.enqueue_many, spread=spread))
 
 
 @overload

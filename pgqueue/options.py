@@ -56,6 +56,7 @@ class JobOptions(TypedDict, total=False):
     debounce_max: Interval | None
     run_if: Literal["succeeded", "finished", "failed"] | None
     group_id: int | None
+    retry_cap: Interval | None
 
 
 class TaskSettings(TypedDict, total=False):
@@ -305,7 +306,16 @@ def check_job_options(options: Mapping[str, object]) -> None:
             raise InvalidArgument(error.message, hint=error.hint) from None
 
 
-_JOB_INTERVALS = ("delay", "expires_in", "timeout", "dedupe_for", "retention", "retry_delay", "debounce_max")
+_JOB_INTERVALS = (
+    "delay",
+    "expires_in",
+    "timeout",
+    "dedupe_for",
+    "retention",
+    "retry_delay",
+    "retry_cap",
+    "debounce_max",
+)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -9,6 +9,7 @@ import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pgqueue.db import produce
@@ -20,7 +21,7 @@ from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.options import JobOptions, TaskOptions, check_job_options
+from pgqueue.options import Interval, JobOptions, TaskOptions, check_job_options
 from pgqueue.typed import TypedArguments
 
 P = ParamSpec("P")
@@ -91,19 +92,23 @@ class Task(Target, Generic[P, R]):
         return self.using().enqueue(connection, *args, **kwargs)
 
     @overload
-    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(
+        self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]], *, spread: Interval | None = None
+    ) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]], *, spread: Interval | None = None
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
         connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
+        *,
+        spread: Interval | None = None,
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments, in one statement; see `pgqueue.enqueue_many`."""
-        return self.using().enqueue_many(connection, args)
+        return self.using().enqueue_many(connection, args, spread=spread)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return a call with these arguments as a job for `pgqueue.enqueue_batch` and `pgqueue.chain`."""
@@ -244,20 +249,24 @@ class TaskCall(Generic[P]):
         return {"task": self.task.name, "args": encoded, **self.options, **self.task.declared()}
 
     @overload
-    def enqueue_many(self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]]) -> list[int]: ...
+    def enqueue_many(
+        self, connection: SyncConnection, /, args: Iterable[Mapping[str, Any]], *, spread: Interval | None = None
+    ) -> list[int]: ...
     @overload
     def enqueue_many(
-        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]]
+        self, connection: AsyncConnection, /, args: Iterable[Mapping[str, Any]], *, spread: Interval | None = None
     ) -> Awaitable[list[int]]: ...
     def enqueue_many(
         self,
         connection: SyncConnection | AsyncConnection,
         /,
         args: Iterable[Mapping[str, Any]],
+        *,
+        spread: Interval | None = None,
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
         bound = [self.task.bind(**each) for each in args]
-        return send(connection, self.task, bound, self.options, produce.enqueue_many)
+        return send(connection, self.task, bound, self.options, partial(produce.enqueue_many, spread=spread))
 
 
 def _payloads_parameter(task: str, signature: inspect.Signature) -> str:

@@ -172,7 +172,7 @@ comment on column pgqueue.tasks.declared_retention_succeeded is 'retention_succe
 comment on column pgqueue.tasks.declared_retention_cancelled is 'retention_cancelled, as declared by the code.';
 comment on column pgqueue.tasks.declared_retention_dead is 'retention_dead, as declared by the code.';
 comment on column pgqueue.tasks.retry_cap is
-    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, none otherwise.';
+    'Longest delay of the policy, before anything random is added; default 1 hour for doubling, 1 day for exponential and sidekiq (or retry_delay, if that is longer), none otherwise.';
 comment on column pgqueue.tasks.retry_delays is
     'Delays of the policy list, one for each retry; the last holds for ever after.';
 comment on column pgqueue.tasks.retry_queue is 'Where a job goes when it fails; null: it stays in its queue.';
@@ -421,7 +421,7 @@ comment on column pgqueue.jobs.headers is 'Trace context and middleware data, ap
 comment on column pgqueue.jobs.errors is
     'The last ten errors, oldest first: class, message, traceback, attempt, worker, at; policy_error, where the rule that had to say when to retry failed itself.';
 comment on column pgqueue.jobs.retry is
-    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ...}; null: those of its task.';
+    'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
 comment on column pgqueue.jobs.leader is
     'For a job in a batch of an accumulating task: the job that stands for all payloads of its key; on that one its own id, while it executes.';
 comment on column pgqueue.jobs.followers is 'For a leader: the jobs with the other payloads of its key, in its batch.';
@@ -1143,7 +1143,8 @@ create type pgqueue.job_options as (
     debounce_max interval,
     declared jsonb,
     run_if text,
-    group_id bigint
+    group_id bigint,
+    retry_cap interval
 );
 comment on type pgqueue.job_options is 'Private: what a producer may say of a job, as enqueue() takes it.';
 

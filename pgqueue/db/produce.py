@@ -40,6 +40,7 @@ OPTION_TYPES = {
     "declared": "jsonb",
     "run_if": "text",
     "group_id": "bigint",
+    "retry_cap": "interval",
 }
 
 
@@ -49,11 +50,20 @@ def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -
     return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), read_id)
 
 
-def enqueue_many(task: str, args: Iterable[Mapping[str, Any]], options: Mapping[str, object]) -> Call[list[int]]:
+def enqueue_many(
+    task: str,
+    args: Iterable[Mapping[str, Any]],
+    options: Mapping[str, object],
+    *,
+    spread: timedelta | str | None = None,
+) -> Call[list[int]]:
     """One job for each of `args`; reads their ids in order."""
     names, values = _options(options)
     texts = [to_json(each, "args") for each in args]
-    return Call(_enqueue_text("enqueue_many", "jsonb[]", names), (task, texts, *values), read_ids)
+    text = _enqueue_text("enqueue_many", "jsonb[]", names)
+    if spread is None:
+        return Call(text, (task, texts, *values), read_ids)
+    return Call(text[:-1] + b", spread => %s::interval)", (task, texts, *values, spread), read_ids)
 
 
 def enqueue_outcome(

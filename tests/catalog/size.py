@@ -21,7 +21,7 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have, and what it is to come down to.
-BUDGET = Size(lines=17_800, functions=410)
+BUDGET = Size(lines=17_850, functions=410)
 TARGET = Size(lines=17_400, functions=410)
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)

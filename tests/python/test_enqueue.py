@@ -526,3 +526,11 @@ def test_an_error_that_is_not_the_queues_comes_as_it_is(database: Database) -> N
         conn.execute("select 1 / 0")
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
         pgqueue.enqueue(conn, "t")
+
+
+def test_calls_of_a_task_are_spread_over_a_time(conn: psycopg.Connection) -> None:
+    first, second = send.enqueue_many(conn, [{"to": "a"}, {"to": "b"}], spread=timedelta(hours=1))
+    third, fourth = pgqueue.enqueue_many(conn, send, [{"to": "a"}, {"to": "b"}], spread="1 hour", retry_cap="1 min")
+    for one, other in ((first, second), (third, fourth)):
+        assert job(conn, other).due_at - job(conn, one).due_at == timedelta(minutes=30)
+    assert job(conn, fourth).retry == {"cap": 60}

@@ -49,6 +49,7 @@ options = st.fixed_dictionaries(
         "retention": intervals,
         "retry_policy": names | st.sampled_from(["fixed", "exponential", "sidekiq", "doubling", "list"]),
         "retry_delay": intervals,
+        "retry_cap": intervals,
         "retry_queue": names,
         "key": st.none() | names,
         "limit_key": st.none() | names,

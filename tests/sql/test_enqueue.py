@@ -199,3 +199,29 @@ def test_names_are_bounded_in_bytes_not_characters(conn: psycopg.Connection) -> 
     found = job(conn, enqueue(conn, name, queue=name, tags=[name]))
     assert (found.task, found.queue, found.tags) == (name, name, [name])
     assert reserve_one(conn, queues=[name]).task == name
+
+
+def test_jobs_with_a_spread_become_due_one_after_the_other_over_that_time(
+    conn: psycopg.Connection, clock: Clock
+) -> None:
+    clock.set(NOON)
+    jobs = enqueue_many(conn, 5, spread="10 min", expires_in="1 min", run_at="2030-01-01 11:00+00", key="k")
+    assert ids(reserve(conn, 5)) == jobs[:1]
+    for n, job_id in enumerate(jobs):
+        each = job(conn, job_id)
+        assert each.expires_at - clock.now() == timedelta(minutes=2 * n + 1)
+        # A job that is not due yet holds no position in its key.
+        assert each.run_at - clock.now() == (timedelta(minutes=2 * n) if n else timedelta(hours=-1))
+    clock.advance("2 min -1 us")
+    assert call(conn, "complete", jobs[0], value(conn, "select reservation from pgqueue.jobs where id = %s", jobs[0]))
+    assert reserve(conn, 5) == []
+    clock.advance("1 us")
+    assert ids(reserve(conn, 5)) == jobs[1:2]
+
+
+@pytest.mark.parametrize("spread", ["-1 s", "2 years"])
+def test_a_spread_is_between_zero_and_a_year(conn: psycopg.Connection, spread: str) -> None:
+    with pytest.raises(psycopg.Error, match="spread must be between zero and a year") as refused:
+        enqueue_many(conn, 2, spread=spread)
+    assert refused.value.sqlstate == "22023"
+    assert len(enqueue_many(conn, 2, spread="0")) == len(reserve(conn, 3)) == 2

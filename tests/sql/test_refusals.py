@@ -55,6 +55,8 @@ def _of_enqueue() -> list[Case]:
         ({"retry_policy": "function"}, BAD, "retry_policy"),
         ({"retry_delay": "-1 s"}, BAD, "retry_delay"),
         ({"retry_delay": "2 years"}, BAD, "retry_delay"),
+        ({"retry_cap": "-1 s"}, BAD, "retry_cap"),
+        ({"retry_cap": "2 years"}, BAD, "retry_cap"),
         ({"retry_queue": ""}, BAD, "retry_queue"),
         ({"retry_queue": "x" * 129}, BAD, "retry_queue"),
         ({"timeout": "0"}, BAD, "timeout"),

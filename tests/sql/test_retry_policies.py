@@ -130,19 +130,31 @@ def test_an_operator_overrides_the_policy_and_a_deploy_does_not_undo_it(conn: ps
 @pytest.mark.covers("G10")
 def test_a_job_overrides_its_task_and_keeps_that_in_history(conn: psycopg.Connection, clock: Clock) -> None:
     call(conn, "declare_task", "t", retry_policy="fixed", retry_delay="1 min", retry_jitter=0, max_attempts=2)
-    options = {"retry_policy": "doubling", "retry_delay": "5 s", "retry_queue": "default"}
+    options = {"retry_policy": "doubling", "retry_delay": "5 s", "retry_cap": "4 s", "retry_queue": "default"}
     for enqueue_it in (enqueue, lambda conn, **options: enqueue_many(conn, 1, **options)[0]):
         job_id = enqueue_it(conn, **options)
-        assert job(conn, job_id).retry == {"policy": "doubling", "delay": 5, "queue": "default"}
-        assert fail(conn, clock, job_id) == 5
+        assert job(conn, job_id).retry == {"policy": "doubling", "delay": 5, "cap": 4, "queue": "default"}
+        assert fail(conn, clock, job_id) == 4
         assert call(conn, "fail", job_id, reserve_one(conn).reservation) == "dead"
-        assert job(conn, job_id).retry == {"policy": "doubling", "delay": 5, "queue": "default"}
+        assert job(conn, job_id).retry == {"policy": "doubling", "delay": 5, "cap": 4, "queue": "default"}
         assert call(conn, "retry", job_id) is True
-        assert fail(conn, clock, job_id) == 5
+        assert fail(conn, clock, job_id) == 4
         assert call(conn, "complete", job_id, reserve_one(conn).reservation) is True
     plain = enqueue(conn)
     assert job(conn, plain).retry is None
     assert fail(conn, clock, plain) == 60
+
+
+@pytest.mark.parametrize(
+    ("policy", "delay", "longest"),
+    [("exponential", None, 24), ("sidekiq", None, 24), ("doubling", None, 1), ("exponential", "30 h", 30)],
+)
+def test_a_delay_that_grows_ends_at_a_default_cap(
+    conn: psycopg.Connection, policy: str, delay: str | None, longest: int
+) -> None:
+    backoff = "select extract(epoch from pgqueue._backoff(%s, %s::interval, 0, %s))::float"
+    assert value(conn, backoff, policy, delay, 31) == longest * HOUR
+    assert value(conn, backoff, "fixed", "30 h", 31) == 30 * HOUR
 
 
 @pytest.mark.parametrize("style", ["postgres", "sql_standard", "iso_8601"])

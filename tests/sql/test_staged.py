@@ -55,7 +55,7 @@ def test_each_row_has_every_option_of_its_own(conn: psycopg.Connection) -> None:
         },
         {
             "task": "c", "run_at": "2040-01-01 12:00+03", "tags": ["x", "y"], "retention": "1 h", "timeout": "1 min",
-            "retry_policy": "fixed", "retry_delay": "5 s", "retry_queue": "r",
+            "retry_policy": "fixed", "retry_delay": "5 s", "retry_cap": "1 min", "retry_queue": "r",
         },
         {"task": "d", "dedupe": "d", "dedupe_for": "1 h", "on_conflict": "skip", "args": Jsonb({"d": 1})},
     ) == {"inserted": 4}  # fmt: skip
@@ -64,7 +64,8 @@ def test_each_row_has_every_option_of_its_own(conn: psycopg.Connection) -> None:
     assert (b.args, b.queue, b.priority, b.key, float(b.score)) == ({"x": [1, None]}, "q", -7, "k", 1.5)
     assert (b.run_at - b.created_at, b.expires_at - b.run_at) == (timedelta(hours=1), timedelta(days=1))
     assert (b.max_attempts, b.headers, b.limit_key) == (3, {"h": 1}, "l")
-    assert (c.run_at.isoformat()[:16], c.retry) == ("2040-01-01T09:00", {"policy": "fixed", "delay": 5, "queue": "r"})
+    assert c.run_at.isoformat()[:16] == "2040-01-01T09:00"
+    assert c.retry == {"policy": "fixed", "delay": 5, "cap": 60, "queue": "r"}
     assert (c.tags, c.timeout) == (["x", "y"], timedelta(minutes=1))
     assert value(conn, "select retention from pgqueue.jobs where id = %s", c.id) == timedelta(hours=1)
     assert (d.dedupe, d.args) == ("d", {"d": 1})

@@ -112,7 +112,7 @@ def on_a_sync_connection_ids_come_at_once(sync: Sync, rows: psycopg.Connection[D
     assert_type(add.enqueue_many(sync, [{"a": 1}]), list[int])
     assert_type(pgqueue.enqueue(sync, "add", {"a": 1}, delay=timedelta(seconds=1)), int)
     assert_type(pgqueue.enqueue(sync, add, priority=1), int)
-    assert_type(pgqueue.enqueue_many(sync, "add", ({"a": n} for n in range(3))), list[int])
+    assert_type(pgqueue.enqueue_many(sync, "add", ({"a": n} for n in range(3)), spread="1 h"), list[int])
     assert_type(pgqueue.enqueue_outcome(sync, add, {"a": 1}, dedupe="d"), Enqueued)
     assert_type(add.using(dedupe="d").enqueue_outcome(sync, 1).job_id, int)
     assert_type(pgqueue.enqueue_batch(sync, [add.using(key="k").job(1), {"task": add}]), list[BatchResult])

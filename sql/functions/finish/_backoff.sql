@@ -10,7 +10,8 @@ set search_path = pg_catalog, pg_temp
 as $$
     -- n is the retries so far. exponential is 30 s, 31 s, 62 s, 273 s, ...: 30 + n^5, after the power
     -- that Sidekiq uses; sidekiq is Sidekiq's own, n^4 + 15 + random(30) * (n + 1). doubling with full jitter is what AWS
-    -- measured to end a stampede soonest ("Exponential Backoff And Jitter", 2015). A power is capped at a year. The jitter
+    -- measured to end a stampede soonest ("Exponential Backoff And Jitter", 2015). A power is capped at a year, and a
+    -- delay at a day where no cap is given (the one after 31 retries would be 331 days), but not below retry_delay. The jitter
     -- of the other policies only adds, so that a delay is never shorter than its formula.
     select case
         when f.policy = 'sidekiq' then f.capped + make_interval(secs => 30 * (p_retries + 1) * coalesce(p_jitter, 1) * random())
@@ -31,7 +32,11 @@ as $$
                     when 'list' then p_delays[least(p_retries + 1, cardinality(p_delays))]
                     else coalesce(p_delay, interval '30 s') + make_interval(secs => least(power(n.retries, 5), 31536000))
                 end,
-                coalesce(p_cap, case when n.policy = 'doubling' then interval '1 hour' end)
+                coalesce(p_cap, case n.policy
+                    when 'doubling' then interval '1 hour'
+                    when 'exponential' then greatest(p_delay, interval '1 day')
+                    when 'sidekiq' then greatest(p_delay, interval '1 day')
+                end)
             ) as capped
         from (select coalesce(p_policy, 'exponential') as policy, p_retries::double precision as retries) n
     ) f

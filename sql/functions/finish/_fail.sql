@@ -108,7 +108,8 @@ begin
         pgqueue._max_attempts(h.max_attempts, t.max_attempts, t.accumulate) as max_attempts,
         coalesce(h.own ->> 'policy', t.retry_policy, case when t.accumulate then 'sidekiq' end) as own_policy,
         coalesce(make_interval(secs => (h.own ->> 'delay')::double precision), t.retry_delay) as retry_delay,
-        t.retry_jitter, t.retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
+        t.retry_jitter,
+        coalesce(make_interval(secs => (h.own ->> 'cap')::double precision), t.retry_cap) as retry_cap, t.retry_delays, t.retry_function, q.retry_budget,
         true as may_ask, null::text as state, null::timestamptz as ready_at, null::text as policy_error
     from held h
     left join pgqueue.effective_tasks t on t.name = h.task

@@ -25,7 +25,7 @@ begin
         select case
             when o.option in (
                 'task', 'queue', 'run_at', 'delay', 'expires_in', 'timeout', 'key', 'dedupe', 'dedupe_for', 'on_conflict',
-                'retention', 'retry_policy', 'retry_delay', 'retry_queue', 'limit_key', 'debounce_max', 'run_if', 'ref'
+                'retention', 'retry_policy', 'retry_delay', 'retry_cap', 'retry_queue', 'limit_key', 'debounce_max', 'run_if', 'ref'
             ) then 'string'
             when o.option in ('priority', 'max_attempts', 'score', 'group_id') then 'number'
             when o.option in ('args', 'headers', 'declared') then 'object'

@@ -65,8 +65,10 @@ begin
             perform pgqueue._refuse_circle(null, v_job.group_id, v_job.depends_on);
         end if;
     end if;
-    if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue) > 0 then
-        v_job.retry := pgqueue._job_retry(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue);
+    if num_nonnulls(p_options.retry_policy, p_options.retry_delay, p_options.retry_queue, p_options.retry_cap) > 0 then
+        v_job.retry := pgqueue._job_retry(
+            p_options.retry_policy, p_options.retry_delay, p_options.retry_queue, p_options.retry_cap
+        );
     end if;
     return v_job;
 end

@@ -71,7 +71,7 @@ begin
                 'Give retention as an interval, such as ''30 days''; zero keeps no row in history.']
         end;
     end if;
-    if v_wrong is null and num_nonnulls(o.max_attempts, o.retry_policy, o.retry_delay, o.retry_queue, o.key, o.limit_key) > 0 then
+    if v_wrong is null and num_nonnulls(o.max_attempts, o.retry_policy, o.retry_delay, o.retry_cap, o.retry_queue, o.key, o.limit_key) > 0 then
         v_wrong := case
             when o.max_attempts not between 1 and 100000 then array[
                 'max_attempts must be between 1 and 100000', format('It is %s.', o.max_attempts),
@@ -82,6 +82,9 @@ begin
             when not isfinite(o.retry_delay) or o.retry_delay not between '0' and '1 year' then array[
                 'retry_delay must be between zero and a year', format('It is %s.', o.retry_delay),
                 'Give retry_delay as an interval, such as ''5 min''.']
+            when not isfinite(o.retry_cap) or o.retry_cap not between '0' and '1 year' then array[
+                'retry_cap must be between zero and a year', format('It is %s.', o.retry_cap),
+                'Give retry_cap as an interval, such as ''1 hour'': the longest delay of the policy.']
             when octet_length(o.retry_queue) not between 1 and 128 then array[
                 'retry_queue must be 1 to 128 bytes long', format('It has %s bytes.', octet_length(o.retry_queue)),
                 'Give another retry_queue.']
@@ -189,14 +192,16 @@ end
 $$;
 
 -- In seconds, for the text of an interval depends on intervalstyle.
-create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text)
+create or replace function pgqueue._job_retry(p_policy text, p_delay interval, p_queue text, p_cap interval)
 returns jsonb
 language sql immutable parallel safe
 set search_path = pg_catalog, pg_temp
 as $$
     select nullif(
         jsonb_strip_nulls(
-            jsonb_build_object('policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue)
+            jsonb_build_object(
+                'policy', p_policy, 'delay', extract(epoch from p_delay), 'queue', p_queue, 'cap', extract(epoch from p_cap)
+            )
         ),
         '{}'
     )

@@ -20,7 +20,7 @@ create or replace function pgqueue.enqueue(
     depends_on bigint[] default null, headers jsonb default null, tags text[] default null,
     retention interval default null, retry_policy text default null, retry_delay interval default null,
     retry_queue text default null, limit_key text default null, debounce_max interval default null,
-    declared jsonb default null, run_if text default null, group_id bigint default null
+    declared jsonb default null, run_if text default null, group_id bigint default null, retry_cap interval default null
 )
 returns bigint
 language plpgsql security definer
@@ -49,7 +49,7 @@ begin
             enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe, enqueue.dedupe_for,
             enqueue.on_conflict, enqueue.depends_on, enqueue.run_if, enqueue.group_id, enqueue.headers, enqueue.tags,
             enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-            enqueue.debounce_max
+            enqueue.debounce_max, enqueue.retry_cap
         ) = 0
     then
         -- Not one condition: the inlined function would be compiled for each call, also for a plain one.
@@ -63,7 +63,7 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap
             )
         )).job_id;
     else
@@ -74,12 +74,12 @@ begin
                 enqueue.expires_in, enqueue.timeout, enqueue.max_attempts, enqueue.key, enqueue.score, enqueue.dedupe,
                 enqueue.dedupe_for, enqueue.on_conflict, enqueue.depends_on, enqueue.headers, enqueue.tags,
                 enqueue.retention, enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.limit_key,
-                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id
+                enqueue.debounce_max, enqueue.declared, enqueue.run_if, enqueue.group_id, enqueue.retry_cap
             )
         );
         perform pgqueue._check_args(enqueue.args);
-        if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue) > 0 then
-            v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue);
+        if num_nonnulls(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap) > 0 then
+            v_retry := pgqueue._job_retry(enqueue.retry_policy, enqueue.retry_delay, enqueue.retry_queue, enqueue.retry_cap);
         end if;
         v_run_at := coalesce(enqueue.run_at, pgqueue._after(v_now, enqueue.delay));
         if v_run_at > v_now then
@@ -151,14 +151,14 @@ $$;
 comment on function pgqueue.enqueue(
     text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
     text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
-    text, bigint
+    text, bigint, interval
 ) is
     'Enqueue one job in the current transaction and return its id. '
     'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
     'queue, priority, max_attempts, expires_in and retention default to those of the task, then of the queue; '
     'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
     'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
-    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay and retry_queue: instead of those of the task; '
+    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay, retry_cap and retry_queue: instead of those of the task; '
     'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
     'limit_key: counted by limits of that kind; timeout: how long one attempt may take. '
     'dedupe: there is only one job of a task and dedupe key until it ends, or, with dedupe_for, for that time after its enqueue; '

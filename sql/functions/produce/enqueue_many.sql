@@ -2,6 +2,8 @@
 --
 -- The same steps as enqueue, with one insert and one wake-up for all. With a dedupe key there can be one job only, for all
 -- would have the same key.
+--
+-- With spread, job i of n is due i / n of it later than the first, so that a large call does not start at once.
 
 create or replace function pgqueue.enqueue_many(
     task text, args jsonb[], queue text default null, priority integer default null,
@@ -11,7 +13,7 @@ create or replace function pgqueue.enqueue_many(
     depends_on bigint[] default null, headers jsonb default null, tags text[] default null, retention interval default null,
     retry_policy text default null, retry_delay interval default null, retry_queue text default null,
     limit_key text default null, debounce_max interval default null, declared jsonb default null,
-    run_if text default null, group_id bigint default null
+    run_if text default null, group_id bigint default null, retry_cap interval default null, spread interval default null
 )
 returns setof bigint
 language plpgsql security definer
@@ -24,6 +26,8 @@ declare
     v_job pgqueue.jobs;
     v_enqueued_by text := pgqueue._enqueued_by();
     v_ids bigint[];
+    -- From one job to the next.
+    v_step interval;
 begin
     v_options := row(
         enqueue_many.task, '{}'::jsonb, enqueue_many.queue, enqueue_many.priority, enqueue_many.run_at,
@@ -32,7 +36,7 @@ begin
         enqueue_many.depends_on, enqueue_many.headers, enqueue_many.tags, enqueue_many.retention,
         enqueue_many.retry_policy, enqueue_many.retry_delay, enqueue_many.retry_queue, enqueue_many.limit_key,
         enqueue_many.debounce_max, enqueue_many.declared,
-        enqueue_many.run_if, enqueue_many.group_id
+        enqueue_many.run_if, enqueue_many.group_id, enqueue_many.retry_cap
     );
     if enqueue_many.dedupe is not null or enqueue_many.args is null then
         perform pgqueue._check_options(v_options);
@@ -42,6 +46,13 @@ begin
             'args must be an array of JSON objects', 'It is null.', 'Give args as jsonb[], one element for each job.'
         );
     end if;
+    if not isfinite(enqueue_many.spread) or enqueue_many.spread not between '0' and '1 year' then
+        perform pgqueue._refuse(
+            'spread must be between zero and a year', format('It is %s.', enqueue_many.spread),
+            'Give spread as an interval over which the jobs become due, such as ''10 min''.'
+        );
+    end if;
+    v_step := coalesce(enqueue_many.spread, '0') / greatest(cardinality(enqueue_many.args), 1);
     perform pgqueue._check_args(a.args)
     from unnest(enqueue_many.args) a (args)
     where jsonb_typeof(a.args) is distinct from 'object' or pg_column_size(a.args) > 1000;
@@ -62,6 +73,7 @@ begin
     end if;
 
     v_job := pgqueue._checked_job(0, pgqueue._ready_at(null), v_options);
+    perform pgqueue._check_run_at(pgqueue._after(v_job.ready_at, enqueue_many.spread));
     select
         w.queue, coalesce(v_job.priority, t.priority, q.priority, 0::smallint),
         coalesce(v_job.expires_at, pgqueue._after(greatest(v_job.run_at, v_job.created_at), t.expires_in))
@@ -84,7 +96,11 @@ begin
     overriding system value
     select
         coalesce(v_ids[a.ord], nextval('pgqueue.jobs_id_seq')), v_job.queue, v_job.task, a.args, v_job.headers, v_job.tags,
-        v_job.priority, v_job.run_at, v_job.ready_at, v_job.created_at, v_job.expires_at, v_job.max_attempts,
+        v_job.priority,
+        -- A run_at in the past means now.
+        case when a.ord > 1 and v_step > '0' then pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step) else v_job.run_at end,
+        pgqueue._after(v_job.ready_at, (a.ord - 1) * v_step), v_job.created_at,
+        pgqueue._after(v_job.expires_at, (a.ord - 1) * v_step), v_job.max_attempts,
         v_job.retention, v_job.retry, v_job.key, v_job.score, v_job.limit_key, v_job.timeout, v_enqueued_by,
         coalesce(v_job.state, 'waiting'), v_job.blocked_on, v_job.depends_on, v_job.run_if, v_job.group_id
     from unnest(enqueue_many.args) with ordinality a (args, ord)
@@ -95,6 +111,9 @@ begin
     elsif found then
         perform pgqueue._register_lane(v_job.queue, v_job.priority, v_job.created_at);
         perform pgqueue._wake(v_job.queue, v_job.ready_at, 2, null);
+        if v_step > '0' then
+            perform pgqueue._wake(v_job.queue, pgqueue._after(v_job.ready_at, v_step), 2, null);
+        end if;
     end if;
 end
 $$;
@@ -102,8 +121,9 @@ $$;
 comment on function pgqueue.enqueue_many(
     text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
     text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
-    text, bigint
+    text, bigint, interval, interval
 ) is
     'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
     'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue. '
+    'spread: they become due one after the other over that time, evenly, from run_at on. '
     'For options of each job''s own, and dedupe keys, see enqueue_batch().';

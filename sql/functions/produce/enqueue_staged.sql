@@ -38,7 +38,7 @@ begin
                     s.limit_key, s.headers, s.max_attempts, s.declared,
                     num_nonnulls(
                         s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                        s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max, s.run_if, s.group_id
+                        s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id
                     )
                 )
             ) as plain
@@ -76,7 +76,7 @@ begin
                 s.limit_key, s.headers, s.max_attempts, s.declared,
                 num_nonnulls(
                     s.timeout, s.dedupe, s.dedupe_for, s.on_conflict, s.depends_on, s.tags, s.retention,
-                    s.retry_policy, s.retry_delay, s.retry_queue, s.debounce_max, s.run_if, s.group_id
+                    s.retry_policy, s.retry_delay, s.retry_cap, s.retry_queue, s.debounce_max, s.run_if, s.group_id
                 )
             );
     end if;
@@ -201,7 +201,7 @@ begin
             v_row.timeout, v_row.max_attempts, v_row.key, v_row.score, v_row.dedupe, v_row.dedupe_for,
             v_row.on_conflict, v_row.depends_on, v_row.headers, v_row.tags, v_row.retention, v_row.retry_policy,
             v_row.retry_delay, v_row.retry_queue, v_row.limit_key, v_row.debounce_max, v_row.declared,
-            v_row.run_if, v_row.group_id
+            v_row.run_if, v_row.group_id, v_row.retry_cap
         );
         v_job := pgqueue._checked_job(v_row.id, p_now, v_options);
         if v_job.dedupe is null then
