@@ -183,6 +183,13 @@ def test_every_reason_not_to_run_a_command_is_needed() -> None:
 
 
 @pytest.mark.parametrize("page", pages())
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    for file, name in re.findall(r"(tests/[\w/]+\.py)(?:::(\w+))?", read(page)):
+        assert (ROOT / file).exists(), f"{page} names {file}"
+        assert f"def {name}" in (ROOT / file).read_text(), f"{page} names {file}::{name}"
+
+
+@pytest.mark.parametrize("page", pages())
 def test_every_link_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?:|mailto:", target):

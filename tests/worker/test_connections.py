@@ -203,3 +203,19 @@ async def test_a_worker_forgotten_after_a_long_silence_introduces_itself_again(
         conn.execute("delete from pgqueue.workers")
         await wait_until_async(lambda: value(conn, "select count(*) from pgqueue.workers") == 1)
     assert value(conn, "select count(*) from pgqueue.workers") == 0
+
+
+@pytest.mark.parametrize(("listen", "connections"), [(True, 4), (False, 3)])
+async def test_a_worker_holds_four_connections_and_three_without_listen(
+    database: Database, conn: psycopg.Connection, listen: bool, connections: int
+) -> None:
+    app = App()
+
+    @app.task
+    async def t(i: int) -> None:
+        await asyncio.sleep(0)
+
+    jobs = enqueue_many(conn, 500)
+    async with working(app, database.dsn, name="counted", concurrency=100, listen=listen):
+        await done(conn, *jobs, timeout=60)
+        await wait_until_async(lambda: len(backends(conn, "counted")) == connections)

@@ -46,6 +46,13 @@ def test_a_result_with_a_nul_is_refused(value: object) -> None:
         to_result(value)
 
 
+def test_a_result_beyond_16_million_characters_is_refused() -> None:
+    # Characters, not bytes; two of them are the quotes.
+    assert to_result("é" * 15_999_998)
+    with pytest.raises(InvalidArgument, match="16000001 characters"):
+        to_result("é" * 15_999_999)
+
+
 @pytest.mark.parametrize("value", ["\\u0000", "\\\\u0000", "\\\\", "é\\"])
 def test_a_result_that_only_looks_like_a_nul_is_none(value: str) -> None:
     assert to_result(value)
