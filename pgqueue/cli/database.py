@@ -69,7 +69,9 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database to use."""
     with (
         database(explicit) as dsn,
-        psycopg.connect(own_dsn(dsn), autocommit=True, fallback_application_name=_program()) as connection,
+        psycopg.connect(
+            own_dsn(dsn), autocommit=True, fallback_application_name=with_person("pgqueue cli")
+        ) as connection,
     ):
         yield connection
 
@@ -91,7 +93,10 @@ class Several:
                 connection = self._connections.get(name)
                 if connection is None or connection.closed:
                     connection = psycopg.connect(
-                        own_dsn(dsn), autocommit=True, connect_timeout=_WITHIN, fallback_application_name=_program()
+                        own_dsn(dsn),
+                        autocommit=True,
+                        connect_timeout=_WITHIN,
+                        fallback_application_name=with_person("pgqueue cli"),
                     )
                     self._connections[name] = connection
                 found[name] = ask(connection)
@@ -105,12 +110,12 @@ class Several:
             connection.close()
 
 
-def _program() -> str:
-    # Shown in the audit: the person behind the role.
+def with_person(program: str) -> str:
+    """Return the name of a program with who runs it, as the audit shows it: the person behind the role."""
     try:
-        return f"pgqueue cli ({getpass.getuser()}@{socket.gethostname()})"[:63]
+        return f"{program} ({getpass.getuser()}@{socket.gethostname()})"[:63]
     except (OSError, KeyError):
-        return "pgqueue cli"
+        return program
 
 
 def ask(explicit: str | None, call: Call[Any]) -> Any:

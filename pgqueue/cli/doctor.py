@@ -11,7 +11,7 @@ from pgqueue.cli.database import connected
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import consume, observe
 from pgqueue.db.call import perform
-from pgqueue.schema.status import Installed, Status
+from pgqueue.schema.status import problems
 
 app = commands()
 
@@ -35,30 +35,13 @@ def doctor(
     if fail_on not in (*SEVERITIES, "never"):
         raise typer.BadParameter("give critical, warning, info or never", param_hint="--fail-on")
     with connected(dsn) as connection:
-        findings = [*schema(perform(connection, consume.version())), *perform(connection, observe.doctor())]
+        findings = [*problems(perform(connection, consume.version())), *perform(connection, observe.doctor())]
     if as_json:
         output.print_json(findings)
     else:
         _show(findings)
     if any(_is_as_bad(each["severity"], fail_on) for each in findings):
         raise typer.Exit(1)
-
-
-def schema(installed: Installed | None) -> list[dict[str, str]]:
-    """Return the problems of the schema that this package can detect itself."""
-    refusal = Status.of(installed).refusal("this database")
-    if refusal is None:
-        return []
-    evidence, remedy = refusal
-    return [
-        {
-            "severity": "critical",
-            "topic": "schema",
-            "subject": "pgqueue",
-            "evidence": evidence,
-            "remedy": remedy.removeprefix("run: "),
-        }
-    ]
 
 
 def _is_as_bad(severity: str, least: str) -> bool:

@@ -12,6 +12,7 @@ EXAMPLES = {
     "web": "pgqueue web --port 8081 --read-only",
     "top": "pgqueue top",
     "doctor": "pgqueue doctor",
+    "mcp": "pgqueue mcp --hide-args",
     "metrics": "pgqueue metrics",
     "status": "pgqueue status --watch",
     "jobs list": "pgqueue jobs list --state dead --task send_email --since '2 hours'",

@@ -17,6 +17,7 @@ from pgqueue.cli.options import Dsns, commands
 from pgqueue.config import describe_dsn, name_databases
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
+from pgqueue.redaction import REDACT
 from pgqueue.schema.status import status
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ def web(
     import uvicorn  # noqa: PLC0415
 
     from pgqueue.web.app import Options  # noqa: PLC0415
-    from pgqueue.web.render import REDACT  # noqa: PLC0415
 
     authorize = _authorize(user, password, trust_header, no_auth, host, hide_args)
     if prefix and (not prefix.startswith("/") or prefix.endswith("/")):

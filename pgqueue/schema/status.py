@@ -95,6 +95,23 @@ class Status:
         )
 
 
+def problems(installed: Installed | None) -> list[dict[str, str]]:
+    """Return what makes a database unusable for this package, as a finding of `pgqueue doctor`: one, or none."""
+    refusal = Status.of(installed).refusal("this database")
+    if refusal is None:
+        return []
+    evidence, remedy = refusal
+    return [
+        {
+            "severity": "critical",
+            "topic": "schema",
+            "subject": "pgqueue",
+            "evidence": evidence,
+            "remedy": remedy.removeprefix("run: "),
+        }
+    ]
+
+
 def status(dsn: str) -> Status:
     """Read the revision of the database at `dsn`, changing nothing."""
     with psycopg.connect(own_dsn(dsn), autocommit=True) as connection:

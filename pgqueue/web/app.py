@@ -23,11 +23,12 @@ from starlette.types import Scope
 from pgqueue import __version__
 from pgqueue.errors import PgQueueError
 from pgqueue.middleware import Codec
+from pgqueue.redaction import REDACT
 from pgqueue.web import actions, machinery, pages, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import Database, Pool
 from pgqueue.web.guard import Guard
-from pgqueue.web.render import REDACT, environment
+from pgqueue.web.render import environment
 from pgqueue.web.users import Authorize
 
 _Handler = Callable[[Context], Awaitable[Response]]

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgqueue.web.render import hides, printable
+from pgqueue.redaction import hides
+from pgqueue.web.render import printable
 
 # Characters of args that are shown in a command.
 _MOST = 2000

@@ -22,9 +22,10 @@ from pgqueue.db import observe
 from pgqueue.errors import AccessDenied, InvalidArgument, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.middleware import Codec
+from pgqueue.redaction import hides
 from pgqueue.search import Filter, parse
 from pgqueue.web.database import Database
-from pgqueue.web.render import hides, link
+from pgqueue.web.render import link
 from pgqueue.web.users import User
 
 T = TypeVar("T")

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatch
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,23 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, Undef
 from markupsafe import Markup
 
 from pgqueue import __version__
+from pgqueue.redaction import HIDDEN, is_hidden
 from pgqueue.search import quoted
 from pgqueue.worker.tell.counts import BOUNDS, Entry
-
-# Fields of args, headers and results whose values are not shown: patterns of names at any depth.
-REDACT = (
-    "*password*",
-    "*passwd*",
-    "*secret*",
-    "*token*",
-    "*api_key*",
-    "*apikey*",
-    "authorization",
-    "*credential*",
-    "*private_key*",
-)
-
-_HIDDEN = "•••"
 
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
@@ -257,11 +242,7 @@ def _pretty(value: Any, redact: Sequence[str], indent: str) -> str:
         case dict() if value:
             lines = [
                 f"{inner}{json.dumps(name, ensure_ascii=False)}: "
-                + (
-                    json.dumps(_HIDDEN, ensure_ascii=False)
-                    if _is_hidden(name, redact)
-                    else _pretty(each, redact, inner)
-                )
+                + (json.dumps(HIDDEN, ensure_ascii=False) if is_hidden(name, redact) else _pretty(each, redact, inner))
                 for name, each in value.items()
             ]
             return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
@@ -296,20 +277,6 @@ def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     line = " ".join(f"{x:g},{y:g}" for x, y in points)
     area = f"{points[0][0]:g},{height - 1} {line} {points[-1][0]:g},{height - 1}"
     return {"line": line, "area": area, "highest": highest, "last": values[-1][1]}
-
-
-def hides(value: Any, redact: Sequence[str]) -> bool:
-    """Tell whether a JSON document has a field, at any depth, whose value is not shown."""
-    match value:
-        case dict():
-            return any(_is_hidden(name, redact) or hides(each, redact) for name, each in value.items())
-        case list():
-            return any(hides(each, redact) for each in value)
-    return False
-
-
-def _is_hidden(name: str, redact: Sequence[str]) -> bool:
-    return any(fnmatch(name.lower(), pattern.lower()) for pattern in redact)
 
 
 def percentile(buckets: Sequence[float], part: float) -> float | None:

@@ -126,6 +126,7 @@ FORCED = {
     ("run",): {"task": "no_module:task"},
     ("top",): {"once": "--once"},
     ("web",): {"prefix": "--prefix=no-path"},
+    ("mcp",): {"dsn": "--dsn=no=option"},
     ("bench",): {"names": "nope"},
     ("demo",): {"directory": "--directory=/dev/null/receipts"},
     ("psql",): {"arguments": "--command=select 1"},

@@ -18,6 +18,7 @@ KINDS = ("producer", "worker", *READING)
 
 # They go on until they are stopped, or for minutes; they are for the owner of the queue; or they ask it nothing.
 LEFT_OUT = {("worker",), ("demo",), ("bench",), ("server",), ("migrate",), ("psql",), ("dsn",), ("web",), ("top",)}
+LEFT_OUT |= {("mcp",)}
 LEFT_OUT |= {("proxy",)}
 # It writes nothing where there is nothing to retry.
 LEFT_OUT |= {("groups", "retry")}

@@ -63,7 +63,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         ),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
-        *("tasks list", "tasks set", "tasks schema", "web", "top", "metrics", "doctor"),
+        *("tasks list", "tasks set", "tasks schema", "web", "top", "mcp", "metrics", "doctor"),
         *(f"groups {each}" for each in ("list", "show", "cancel", "retry")),
         *(f"events {each}" for each in ("list", "delete")),
         *(f"import {each}" for each in ("procrastinate", "pgqueuer", "graphile-worker", "pgmq")),
@@ -95,9 +95,9 @@ def test_every_option_of_every_command_is_also_an_environment_variable(
 
 def test_everything_that_prints_prints_json_when_asked() -> None:
     printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
-    # The worker logs, web serves, and both print nothing; psql has formats of its own, a schema is JSON, and proxy
+    # The worker logs, web and mcp serve, and print nothing; psql has formats of its own, a schema is JSON, and proxy
     # prints SQL. What was imported is a count for people.
-    others = {"worker", "dev", "web", "psql", "tasks schema", "proxy"}
+    others = {"worker", "dev", "web", "mcp", "psql", "tasks schema", "proxy"}
     imports = {" ".join(path) for path, _ in commands() if path[0] == "import"}
     assert printing == {" ".join(path) for path, _ in commands()} - others - imports
 

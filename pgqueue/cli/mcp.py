@@ -1,0 +1,44 @@
+"""`pgqueue mcp`: tools for coding agents."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli.database import database, with_person
+from pgqueue.cli.options import Dsn, commands
+from pgqueue.errors import ConfigError
+from pgqueue.redaction import REDACT
+
+app = commands()
+
+
+@app.command()
+def mcp(
+    allow_actions: Annotated[
+        bool,
+        typer.Option("--allow-actions", help="Also offer tools that retry, run and cancel jobs, and pause queues."),
+    ] = False,
+    hide_args: Annotated[bool, typer.Option("--hide-args", help="Show no args, headers and results.")] = False,
+    redact: Annotated[
+        list[str] | None, typer.Option(help="Pattern of a field whose value is hidden; again for more.")
+    ] = None,
+    dsn: Dsn = None,
+) -> None:
+    """Serve tools for coding agents over stdin and stdout.
+
+    An agent's program starts it, by the Model Context Protocol: status, doctor, search_jobs, show_job, explain_job and
+    dead_jobs. It only reads without --allow-actions, and takes no SQL. What an agent changes is in the audit, with mcp
+    as the actor.
+    """
+    # Versions before 2 lack it.
+    if find_spec("mcp_types") is None:
+        raise ConfigError("the tools need the extra mcp", hint="pip install 'pgqueue-sql[mcp]'")
+    # Imported here: its help should not need it.
+    from pgqueue.mcp.server import Options, build  # noqa: PLC0415
+
+    options = Options(with_person("mcp"), allow_actions, hide_args, tuple(redact) if redact else REDACT)
+    with database(dsn) as found:
+        build(found, options).run("stdio")
