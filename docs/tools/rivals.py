@@ -1,4 +1,4 @@
-"""Writes the figures into docs/explanation/comparison.md: `make figures`.
+"""Writes the figures into docs/explanation/comparison.md, and three of them into docs/why.md: `make figures`.
 
 Ours are in benchmarks/figures.json, by `make measure`; those of other queues in benchmarks/rivals.json, by `make rivals
 RIVALS=--save` on a quiet machine, once there are any.
@@ -18,6 +18,7 @@ from benchmarks.rivals.measure import EVERY_LIFE, EVERY_START
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs/explanation/comparison.md"
+WHY = _ROOT / "docs/why.md"
 FIGURES = _ROOT / "benchmarks/figures.json"
 OURS = "pgqueue"
 
@@ -67,6 +68,13 @@ _MEASURES = {
     "life_cpu_ms": (f"server CPU of a job's life at {1000 // EVERY_LIFE} jobs/s, ms", ".1f", False),
     "life_transactions": ("transactions of a job's life", ".1f", False),
 }
+# What docs/why.md shows of them.
+_WHY_HEAD = "| what | pgqueue | the best of the others |\n|---|---|---|\n"
+_WHY = {
+    "start_p50_ms": ("start of a handler after the commit of its enqueue, p50", "{:.1f} ms"),
+    "life_cpu_ms": (f"server CPU of a job's whole life, {1000 // EVERY_LIFE} jobs a second", "{:.1f} ms"),
+    "jobs_per_s": ("jobs that one worker process ends", "{:,.0f} a second"),
+}
 _TEXT = f"""\
 `make rivals` measured this on {{day}}: PostgreSQL {{server}}, on the same machine as workers and producers, durable
 commits, no-op jobs, one worker process each. {{title}}. The programs are in
@@ -91,6 +99,21 @@ def page(text: str, saved: Path = SAVED) -> str:
     start = text.index(f"{_TITLE}\n")
     end = text.index("\n## ", start) + 1
     return f"{text[:start]}{section(orjson.loads(saved.read_bytes()))}\n{text[end:]}"
+
+
+def why(text: str, saved: Path = SAVED) -> str:
+    """Return the page for those who decide, with its three figures anew."""
+    measured = {
+        name: each for name, each in orjson.loads(saved.read_bytes())["figures"].items() if "not_run" not in each
+    }
+    others = {name: each for name, each in measured.items() if name != OURS}
+    rows = []
+    for key, (what, form) in _WHY.items():
+        best = _best(key, others)
+        ours, theirs = form.format(measured[OURS][key]), form.format(others[best][key])
+        rows.append(f"| {what} | {ours} | {theirs} ({best}) |\n")
+    start = text.index(_WHY_HEAD) + len(_WHY_HEAD)
+    return f"{text[:start]}{''.join(rows)}{text[text.index(chr(10) * 2, start - 1) + 1 :]}"
 
 
 def _ours(reports: Mapping[str, Any]) -> str:
@@ -157,3 +180,4 @@ def _behind(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(PAGE.read_text()))
+    WHY.write_text(why(WHY.read_text()))

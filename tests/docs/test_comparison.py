@@ -20,6 +20,10 @@ def test_the_page_has_the_figures_of_others_that_were_saved() -> None:
     assert rivals.page(read(COMPARISON)) == read(COMPARISON), "run: make figures"
 
 
+def test_the_page_for_those_who_decide_has_three_of_them() -> None:
+    assert rivals.why(read("docs/why.md")) == read("docs/why.md"), "run: make figures"
+
+
 def test_the_section_says_what_was_saved_and_where_ours_is_behind(tmp_path: Path) -> None:
     def measured(*values: float) -> dict[str, object]:
         found = dict(zip(MEASURES, values, strict=False))
