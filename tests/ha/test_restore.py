@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -13,12 +15,14 @@ from typing import ClassVar
 
 import psycopg
 import pytest
+from typer.testing import CliRunner
 
-from pgqueue import App, Job, embedded
+from pgqueue import App, Job, cli, embedded
 from pgqueue.schema.migrate import migrate
 from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve, reserve_one, state, stats, value
 from tests.databases import Cloner, Database
+from tests.docs.pages import ROOT
 from tests.facts import wait_until
 from tests.worker.test_failover import Server
 from tests.workers import done, working
@@ -108,6 +112,50 @@ async def test_a_claim_from_before_a_dump_stands_until_its_lease_lapses(
     again = restored.connect()
     assert reserve(again, 5) == []
     assert call(again, "complete", held.id, held.reservation) is True
+
+
+async def test_on_a_copy_for_staging_no_job_of_production_runs_and_new_ones_do(
+    database: Database,
+    restored: Database,
+    conn: psycopg.Connection,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    enqueue_many(conn, 3, "t")
+    enqueue(conn, "t", delay="2 hours")
+    failed = enqueue(conn, "t", queue="failing")
+    held = reserve_one(conn, "before", queues=["failing"])
+    call(conn, "fail", held.id, held.reservation)
+    enqueue_many(conn, 2, "t", queue="keyed", key="k")
+    executing = reserve_one(conn, "before", queues=["keyed"])
+    call(conn, "schedule", "hourly", "@hourly", "t")
+    dump(database, tmp_path)
+    restore(restored, tmp_path)
+
+    staging = restored.connect()
+    page = (ROOT / "docs/operate/backup.md").read_text().split("## Restore production into staging", 1)[1]
+    [statement] = re.findall(r"```sql\n(.*?)```", page.split("\n## ", 1)[0], re.S)
+    [command] = re.findall(r"```sh\n(.*?)```", page.split("\n## ", 1)[0], re.S)
+    staging.execute(statement.encode())
+    monkeypatch.setenv("PGQUEUE_DSN", restored.dsn)
+    assert CliRunner().invoke(cli.cli, shlex.split(command)[1:]).exit_code == 0
+
+    ran: list[int] = []
+    app = App()
+
+    @app.task
+    async def t(job: Job, i: int = 0) -> None:
+        ran.append(job.id)
+
+    clock = Clock(restored.connect())
+    for _ in range(3):
+        clock.advance("3 hours")
+        maintain(staging)
+    new = enqueue(staging, "t", {"i": 1})
+    async with working(app, restored.dsn):
+        await done(staging, new, executing.id, failed, timeout=30)
+    assert ran == [new]
+    assert value(staging, "select count(*) from pgqueue.jobs") == 0
 
 
 class Archiving(Server):
