@@ -17,6 +17,7 @@ PgQueueError
 ├── DuplicateStep       two steps of one attempt have the same name
 ├── EventTimeout        job.wait_event: the event did not come in time
 ├── JobNotFound         there is no such job, or its history has expired
+├── NotCommitted        wait: the connection's own open transaction holds the job, so that it cannot end
 └── WaitTimeout         wait: the job has not ended in time; also a TimeoutError
 """
 
@@ -101,6 +102,10 @@ class EventTimeout(PgQueueError):
 
 class JobNotFound(PgQueueError):
     """There is no such job, or its history has expired."""
+
+
+class NotCommitted(PgQueueError):
+    """The connection's own open transaction has enqueued or changed the job: no worker sees it before the commit."""
 
 
 class WaitTimeout(PgQueueError, TimeoutError):

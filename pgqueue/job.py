@@ -251,9 +251,10 @@ class Job:
 
         `with` in a thread, `async with` on the loop. Without a `connection` it takes one to the worker's database from
         a pool, for the length of the block; what the block SETs for the session stays on that connection, so use SET
-        LOCAL. Or give a connection or session of psycopg or SQLAlchemy, sync or async, without an open transaction. The
-        job's row stays locked in the block, so the lease holds. Raises LeaseLost, and rolls back, when the reservation
-        is over. Set `result` of the transaction to store a result. After the block the job has ended.
+        LOCAL. Or give what `enqueue` takes, without an open transaction: async where it is awaited. A pool or an engine
+        lends a connection. The job's row stays locked in the block, so the lease holds. Raises LeaseLost, and rolls
+        back, when the reservation is over. Set `result` of the transaction to store a result. After the block the job
+        has ended.
 
             with job.transaction() as connection:
                 connection.execute("update accounts set ...")

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias, cast
 
-import psycopg
-from psycopg.pq import TransactionStatus
-
 from pgqueue.db import consume, drivers
-from pgqueue.db.call import Call, T, perform, perform_async
+from pgqueue.db.call import Call, T
 from pgqueue.db.pools import Pools
 from pgqueue.errors import InvalidArgument, LeaseLost
 
@@ -122,25 +120,24 @@ class JobTransaction:
             return self._doors.sync_door(self._given)
         if self._given is None:
             pools = self._own_pools()
-            return _Psycopg(pools.take(check=check), pools)
-        if isinstance(self._given, psycopg.Connection):
-            return _Psycopg(self._given, None)
-        if _is_sqlalchemy(self._given, "Connection", "Session"):
+            return _Block(pools.take(check=check), pools)
+        if _is_sqlalchemy(self._given, "Connection", "Session", "scoped_session"):
             return _SQLAlchemy(self._given)
-        raise _unusable(self._given, "with", "a psycopg Connection, or a Connection or Session of SQLAlchemy")
+        if drivers.is_accepted(self._given) and not drivers.is_async(self._given):
+            return _Block(self._given, None)
+        raise _unusable(self._given, "with", "one that is not async, of those that enqueue takes")
 
     async def _take_async(self, check: bool) -> _AsyncDoor:
         if self._doors is not None:
             return self._doors.async_door(self._given)
         if self._given is None:
             pools = self._own_pools()
-            return _AsyncPsycopg(await pools.take_async(check=check), pools)
-        if isinstance(self._given, psycopg.AsyncConnection):
-            return _AsyncPsycopg(self._given, None)
-        if _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession"):
+            return _AsyncBlock(await pools.take_async(check=check), pools)
+        if _is_sqlalchemy(self._given, "AsyncConnection", "AsyncSession", "async_scoped_session"):
             return _AsyncSQLAlchemy(self._given)
-        expected = "a psycopg AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy"
-        raise _unusable(self._given, "async with", expected)
+        if drivers.is_accepted(self._given) and drivers.is_async(self._given):
+            return _AsyncBlock(self._given, None)
+        raise _unusable(self._given, "async with", "an async one, of those that enqueue takes")
 
     def _own_pools(self) -> Pools:
         if self._pools is None:
@@ -218,59 +215,66 @@ class Doors(Protocol):
     def async_door(self, given: Any) -> _AsyncDoor: ...
 
 
-class _Psycopg:
-    """A connection of psycopg, which goes back to `pools` if it is from there."""
+class _Block:
+    """A connection whose transaction is a context manager, or a pool or engine, which lends one with its transaction.
 
-    def __init__(self, connection: psycopg.Connection[Any], pools: Pools | None) -> None:
-        self.connection = connection
+    A connection of the worker's own goes back to `pools`.
+    """
+
+    def __init__(self, given: Any, pools: Pools | None) -> None:
+        self.connection = given
         self._pools = pools
-        self._block: Any = None
+        self._block = ExitStack()
 
     @property
     def is_replaceable(self) -> bool:
         return self._pools is not None and self.connection.closed
 
     def begin(self) -> None:
-        _require_idle(self.connection.info.transaction_status)
-        block = self.connection.transaction()
-        block.__enter__()
-        self._block = block
+        _require_none_open(self.connection)
+        lent = drivers.lent(self.connection)
+        if lent is not None:
+            self.connection = self._block.enter_context(lent)
+            _refuse_autocommit(self.connection)
+        if not drivers.in_transaction(self.connection):
+            self._block.enter_context(drivers.transaction_on(self.connection))
 
     def run(self, call: Call[T]) -> T:
-        return perform(self.connection, call)
+        return cast(T, drivers.run(self.connection, call))
 
     def end(self, error: BaseException | None) -> None:
         try:
-            if self._block is not None:
-                self._block.__exit__(error and type(error), error, error and error.__traceback__)
+            self._block.__exit__(*_raised(error))
         finally:
             if self._pools is not None:
                 self._pools.give_back(self.connection)
 
 
-class _AsyncPsycopg:
-    def __init__(self, connection: psycopg.AsyncConnection[Any], pools: Pools | None) -> None:
-        self.connection = connection
+class _AsyncBlock:
+    def __init__(self, given: Any, pools: Pools | None) -> None:
+        self.connection = given
         self._pools = pools
-        self._block: Any = None
+        self._block = AsyncExitStack()
 
     @property
     def is_replaceable(self) -> bool:
         return self._pools is not None and self.connection.closed
 
     async def begin(self) -> None:
-        _require_idle(self.connection.info.transaction_status)
-        block = self.connection.transaction()
-        await block.__aenter__()
-        self._block = block
+        _require_none_open(self.connection)
+        lent = drivers.lent(self.connection)
+        if lent is not None:
+            self.connection = await self._block.enter_async_context(lent)
+            _refuse_autocommit(self.connection)
+        if not drivers.in_transaction(self.connection):
+            await self._block.enter_async_context(drivers.transaction_on(self.connection))
 
     async def run(self, call: Call[T]) -> T:
-        return await perform_async(self.connection, call)
+        return await cast(Awaitable[T], drivers.run(self.connection, call))
 
     async def end(self, error: BaseException | None) -> None:
         try:
-            if self._block is not None:
-                await self._block.__aexit__(error and type(error), error, error and error.__traceback__)
+            await self._block.__aexit__(*_raised(error))
         finally:
             if self._pools is not None:
                 await self._pools.give_back_async(self.connection)
@@ -285,12 +289,13 @@ class _SQLAlchemy:
         self.connection = connection
 
     def begin(self) -> None:
-        if self.connection.in_transaction():
-            raise _in_transaction()
-        connection = self.connection.connection() if _is_sqlalchemy(self.connection, "Session") else self.connection
-        if _commits_by_itself(connection):
+        _require_none_open(self.connection)
+        connection = self.connection.connection() if hasattr(self.connection, "get_bind") else self.connection
+        try:
+            _refuse_autocommit(connection)
+        except InvalidArgument:
             self.connection.rollback()
-            raise _in_autocommit()
+            raise
 
     def run(self, call: Call[T]) -> T:
         # An awaitable comes of async connections alone.
@@ -310,13 +315,14 @@ class _AsyncSQLAlchemy:
         self.connection = connection
 
     async def begin(self) -> None:
-        if self.connection.in_transaction():
-            raise _in_transaction()
-        is_session = _is_sqlalchemy(self.connection, "AsyncSession")
+        _require_none_open(self.connection)
+        is_session = hasattr(self.connection, "get_bind")
         connection = await self.connection.connection() if is_session else self.connection
-        if _commits_by_itself(connection.sync_connection):
+        try:
+            _refuse_autocommit(connection)
+        except InvalidArgument:
             await self.connection.rollback()
-            raise _in_autocommit()
+            raise
 
     async def run(self, call: Call[T]) -> T:
         return await cast(Awaitable[T], drivers.run(self.connection, call))
@@ -328,20 +334,27 @@ class _AsyncSQLAlchemy:
             await self.connection.rollback()
 
 
-def _commits_by_itself(connection: Any) -> bool:
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+def _refuse_autocommit(connection: Any) -> None:
+    """Refuse a connection of SQLAlchemy in AUTOCOMMIT; another one may begin a transaction all the same."""
+    if not _is_sqlalchemy(connection, "Connection", "AsyncConnection"):
+        return
+    of_pool = getattr(connection, "sync_connection", connection).connection
+    if getattr(of_pool.dbapi_connection, "autocommit", False):
+        # Commit and rollback would do nothing: the lock would be gone at once, and nothing would be undone.
+        raise InvalidArgument(
+            "job.transaction() needs a transaction, and this connection is in AUTOCOMMIT",
+            hint="give one with another isolation_level, such as READ COMMITTED",
+        )
 
 
-def _in_autocommit() -> InvalidArgument:
-    # Commit and rollback would do nothing: the lock would be gone at once, and nothing would be undone.
-    return InvalidArgument(
-        "job.transaction() needs a transaction, and this connection is in AUTOCOMMIT",
-        hint="give one with another isolation_level, such as READ COMMITTED",
-    )
+def _raised(
+    error: BaseException | None,
+) -> tuple[type[BaseException] | None, BaseException | None, TracebackType | None]:
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-def _require_idle(status: TransactionStatus) -> None:
-    if status != TransactionStatus.IDLE:
+def _require_none_open(connection: Any) -> None:
+    if drivers.in_transaction(connection):
         raise _in_transaction()
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, overload
+from typing import Any, TypeAlias, cast, overload
 
-import psycopg
-from psycopg.pq import TransactionStatus
-
-from pgqueue.db import operate
-from pgqueue.db.call import Row, perform, perform_async
-from pgqueue.errors import JobNotFound, WaitTimeout, WrongIsolation
+from pgqueue.db import drivers, operate
+from pgqueue.db.call import Call, Row
+from pgqueue.db.drivers import AsyncConnection, SyncConnection
+from pgqueue.db.json import readable
+from pgqueue.errors import JobNotFound, NotCommitted, WaitTimeout, WrongIsolation
 
 _FINAL = ("succeeded", "dead", "cancelled")
 
@@ -44,62 +43,69 @@ class Outcome:
 
 
 @overload
-def wait(connection: psycopg.Connection[Any], job_id: int, timeout: float | None = None) -> Outcome: ...
+def wait(connection: SyncConnection, job_id: int, timeout: float | None = None) -> Outcome: ...
 @overload
-def wait(connection: psycopg.AsyncConnection[Any], job_id: int, timeout: float | None = None) -> Awaitable[Outcome]: ...
+def wait(connection: AsyncConnection, job_id: int, timeout: float | None = None) -> Awaitable[Outcome]: ...
 def wait(
-    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], job_id: int, timeout: float | None = None
+    connection: SyncConnection | AsyncConnection, job_id: int, timeout: float | None = None
 ) -> Outcome | Awaitable[Outcome]:
     """Wait until a job has ended, at most `timeout` seconds, and return its `Outcome`; async: an awaitable of it.
 
-    It polls, from every 5 ms to once a second, and leaves no transaction open that was not. Commit the enqueue first:
-    a job that is not committed does not run. The role needs worker, reader or operator rights.
-    Raises WaitTimeout, JobNotFound (no such job, or history keeps none of its kind), WrongIsolation in a transaction
-    above READ COMMITTED, which would never see it end.
+    The connection is any that `enqueue` takes. It polls, from every 5 ms to once a second, and leaves no transaction
+    open that was not; a session of SQLAlchemy without a transaction lends its bind. The role needs worker, reader or
+    operator rights.
+
+    Raises NotCommitted when the connection's own open transaction has enqueued the job, because no worker sees it;
+    WaitTimeout; JobNotFound (no such job, or history keeps none of its kind); WrongIsolation in a transaction above
+    READ COMMITTED, which would never see it end.
 
         outcome = pgqueue.wait(connection, job_id, timeout=10)
     """
-    if isinstance(connection, psycopg.Connection):
-        return _wait(connection, job_id, timeout)
-    if isinstance(connection, psycopg.AsyncConnection):
-        return _wait_async(connection, job_id, timeout)
-    raise TypeError(f"wait needs a psycopg Connection or AsyncConnection, not {type(connection).__qualname__}")
+    plan = _plan(job_id, timeout, drivers.in_transaction(connection))
+    return _wait_async(connection, plan) if drivers.is_async(connection) else _wait(connection, plan)
 
 
-def _wait(connection: psycopg.Connection[Any], job_id: int, timeout: float | None) -> Outcome:
-    idle = connection.info.transaction_status == TransactionStatus.IDLE
+# Yields what to ask, or how many seconds to pause.
+Plan: TypeAlias = Generator[Call[Row | None] | float, Row | None, Outcome]
+
+
+def _plan(job_id: int, timeout: float | None, is_open: bool) -> Plan:
     state = None
     for pause in _pauses(timeout):
-        if not idle:
-            row = connection.execute("show transaction_isolation").fetchone()
-            _check_isolation(row)
-        found = perform(connection, operate.outcome(job_id))
-        if idle and not connection.autocommit:
-            connection.rollback()
+        found = yield operate.outcome(job_id)
         state = _state(job_id, found, state)
         if found is not None and state in _FINAL:
             return _outcome(job_id, found)
+        _check_can_end(job_id, found, is_open)
         if pause:
-            time.sleep(pause)
+            yield pause
     raise _too_long(job_id, timeout, state)
 
 
-async def _wait_async(connection: psycopg.AsyncConnection[Any], job_id: int, timeout: float | None) -> Outcome:  # noqa: ASYNC109
-    idle = connection.info.transaction_status == TransactionStatus.IDLE
-    state = None
-    for pause in _pauses(timeout):
-        if not idle:
-            cursor = await connection.execute("show transaction_isolation")
-            _check_isolation(await cursor.fetchone())
-        found = await perform_async(connection, operate.outcome(job_id))
-        if idle and not connection.autocommit:
-            await connection.rollback()
-        state = _state(job_id, found, state)
-        if found is not None and state in _FINAL:
-            return _outcome(job_id, found)
-        if pause:
-            await asyncio.sleep(pause)
-    raise _too_long(job_id, timeout, state)
+def _wait(connection: Any, plan: Plan) -> Outcome:
+    found: Any = None
+    while True:
+        try:
+            wanted = plan.send(found)
+        except StopIteration as end:
+            return cast(Outcome, end.value)
+        if isinstance(wanted, Call):
+            found = drivers.run_briefly(connection, wanted)
+        else:
+            time.sleep(wanted)
+
+
+async def _wait_async(connection: Any, plan: Plan) -> Outcome:
+    found: Any = None
+    while True:
+        try:
+            wanted = plan.send(found)
+        except StopIteration as end:
+            return cast(Outcome, end.value)
+        if isinstance(wanted, Call):
+            found = await cast("Awaitable[Any]", drivers.run_briefly(connection, wanted))
+        else:
+            await asyncio.sleep(wanted)
 
 
 def _pauses(timeout: float | None) -> Iterator[float]:
@@ -115,11 +121,19 @@ def _pauses(timeout: float | None) -> Iterator[float]:
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def _check_isolation(row: Any) -> None:
-    found = next(iter(row.values())) if isinstance(row, dict) else row[0]
-    if found not in ("read committed", "read uncommitted"):
+def _check_can_end(job_id: int, found: Row | None, is_open: bool) -> None:
+    if found is None:
+        return
+    *_, uncommitted, isolation = found
+    if uncommitted:
+        raise NotCommitted(
+            f"job {job_id} cannot end: the open transaction of this connection has enqueued or changed it,"
+            " and no worker sees that",
+            hint="commit first, then wait",
+        )
+    if is_open and isolation not in ("read committed", "read uncommitted"):
         raise WrongIsolation(
-            f"this transaction is {str(found).upper()} and would never see the job end",
+            f"this transaction is {isolation.upper()} and would never see the job end",
             hint="wait outside of the transaction, or in a READ COMMITTED one",
         )
 
@@ -139,8 +153,8 @@ def _state(job_id: int, found: Row | None, before: str | None) -> str:
 
 
 def _outcome(job_id: int, found: Row) -> Outcome:
-    state, result, errors, attempts, finished_at = found
-    return Outcome(job_id, state, result, errors or [], attempts, finished_at)
+    state, result, errors, attempts, finished_at, *_ = found
+    return Outcome(job_id, state, readable(result, f"the result of job {job_id}"), errors or [], attempts, finished_at)
 
 
 def _too_long(job_id: int, timeout: float | None, state: str | None) -> WaitTimeout:

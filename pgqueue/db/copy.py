@@ -1,38 +1,81 @@
-"""Enqueue with COPY, in the connection's current transaction."""
+"""Enqueue very many jobs, in the connection's current transaction: with COPY on psycopg, with INSERTs elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from datetime import datetime
-from itertools import chain
-from typing import Any
+from datetime import datetime, timedelta
+from itertools import chain, islice
+from typing import Any, cast
 
+import orjson
 import psycopg
-from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from pgqueue.db.call import AsyncCursor, Cursor, translated, unwritable
-from pgqueue.db.json import to_json
+from pgqueue.db import drivers
+from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
+from pgqueue.db.json import interval_text, to_json
 from pgqueue.db.produce import OPTION_TYPES
 from pgqueue.errors import InvalidArgument, PgQueueError
 
 
-def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str, object]]) -> dict[str, int]:
+def perform_copy(connection: Any, jobs: Iterable[Mapping[str, object]]) -> dict[str, int]:
     """Copy jobs into the queue in the connection's current transaction; read how many had which outcome."""
     rows = _staged(jobs)
     first = next(rows, None)
     if first is None:
         return {}
+    # Staged rows live as long as their transaction.
+    with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+        if isinstance(mine, psycopg.Connection):
+            return _copy(mine, chain([first], rows))
+        plan = _inserting(chain([first], rows))
+        wanted = next(plan)
+        try:
+            while True:
+                try:
+                    answer = drivers.run(mine, wanted)
+                except InvalidArgument as error:
+                    wanted = plan.throw(error)
+                else:
+                    wanted = plan.send(answer)
+        except StopIteration as end:
+            return cast("dict[str, int]", end.value)
+
+
+async def perform_copy_async(connection: Any, jobs: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """Copy jobs into the queue in the connection's current transaction; read how many had which outcome."""
+    rows = _staged(jobs)
+    first = next(rows, None)
+    if first is None:
+        return {}
+    async with drivers.lent(connection) or nullcontext(connection) as mine, _own_transaction(mine):
+        if isinstance(mine, psycopg.AsyncConnection):
+            return await _copy_async(mine, chain([first], rows))
+        plan = _inserting(chain([first], rows))
+        wanted = next(plan)
+        try:
+            while True:
+                try:
+                    answer = await cast("Awaitable[Any]", drivers.run(mine, wanted))
+                except InvalidArgument as error:
+                    wanted = plan.throw(error)
+                else:
+                    wanted = plan.send(answer)
+        except StopIteration as end:
+            return cast("dict[str, int]", end.value)
+
+
+def _own_transaction(connection: Any) -> Any:
+    return drivers.transaction_on(connection) if drivers.commits_by_itself(connection) else nullcontext()
+
+
+def _copy(connection: psycopg.Connection[Any], rows: Iterable[tuple[object, ...]]) -> dict[str, int]:
     try:
-        # Staged rows live as long as their transaction.
-        with (
-            connection.transaction() if _is_alone(connection) else nullcontext(),
-            Cursor(connection, row_factory=tuple_row) as cursor,
-        ):
+        with Cursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(_STAGE)
             with cursor.copy(_COPY) as copy:
-                for row in chain([first], rows):
+                for row in rows:
                     copy.write_row(row)
             cursor.execute(_ENQUEUE_STAGED)
             return dict(cursor.fetchall())
@@ -42,22 +85,12 @@ def perform_copy(connection: psycopg.Connection[Any], jobs: Iterable[Mapping[str
         raise unwritable(error) from error
 
 
-async def perform_copy_async(
-    connection: psycopg.AsyncConnection[Any], jobs: Iterable[Mapping[str, object]]
-) -> dict[str, int]:
-    """Copy jobs into the queue in the connection's current transaction; read how many had which outcome."""
-    rows = _staged(jobs)
-    first = next(rows, None)
-    if first is None:
-        return {}
+async def _copy_async(connection: psycopg.AsyncConnection[Any], rows: Iterable[tuple[object, ...]]) -> dict[str, int]:
     try:
-        async with (
-            connection.transaction() if _is_alone(connection) else nullcontext(),
-            AsyncCursor(connection, row_factory=tuple_row) as cursor,
-        ):
+        async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(_STAGE)
             async with cursor.copy(_COPY) as copy:
-                for row in chain([first], rows):
+                for row in rows:
                     await copy.write_row(row)
             await cursor.execute(_ENQUEUE_STAGED)
             return dict(await cursor.fetchall())
@@ -67,17 +100,58 @@ async def perform_copy_async(
         raise unwritable(error) from error
 
 
+def _inserting(rows: Iterator[tuple[object, ...]]) -> Generator[Call[Any], Any, dict[str, int]]:
+    """Plan the statements of a load without COPY, which other drivers have in forms of their own."""
+    yield Call(_STAGE, (), read_nothing)
+    sent = 0
+    while some := list(islice(rows, _JOBS_IN_ONE)):
+        jobs = [_as_object(row) for row in some]
+        try:
+            yield Call(_INSERT, (to_json(jobs, "the load"),), read_nothing)
+        except InvalidArgument as error:
+            among = f"{error.message}, in one of the jobs {sent + 1} to {sent + len(some)} of the load"
+            raise InvalidArgument(among, hint=error.hint) from error
+        sent += len(some)
+    counts: dict[str, int] = yield Call(_ENQUEUE_STAGED, (), _read_counts)
+    return counts
+
+
+def _as_object(row: tuple[object, ...]) -> dict[str, object]:
+    written = {name: value for name, value in zip(_COLUMNS, row, strict=True) if value is not None}
+    for name, value in written.items():
+        if name in _WRITTEN:
+            written[name] = orjson.Fragment(cast(str, value))
+        elif isinstance(value, timedelta):
+            written[name] = interval_text(value)
+    return written
+
+
+def _read_counts(rows: list[Row]) -> dict[str, int]:
+    return {as_text(outcome): int(jobs) for outcome, jobs in rows}
+
+
+# Jobs in one INSERT.
+_JOBS_IN_ONE = 1000
+
+_COLUMNS = ("task", "args", *OPTION_TYPES)
+
+# JSON texts in a row of `_staged`.
+_WRITTEN = ("args", "headers", "declared")
+
+
 _STAGE = b"select pgqueue.stage()"
 
 
 _ENQUEUE_STAGED = b"select outcome, jobs from pgqueue.enqueue_staged()"
 
 
-_COPY = f"copy pg_temp.pgqueue_staged (task, args, {', '.join(OPTION_TYPES)}) from stdin".encode()
+_COPY = f"copy pg_temp.pgqueue_staged ({', '.join(_COLUMNS)}) from stdin".encode()
 
 
-def _is_alone(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    return connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE
+_INSERT = (
+    f"with inserted as (insert into pg_temp.pgqueue_staged ({', '.join(_COLUMNS)}) select {', '.join(_COLUMNS)}"
+    " from jsonb_populate_recordset(null::pgqueue.job_options, %s::jsonb) returning 1) select count(*) from inserted"
+).encode()
 
 
 def _copy_error(error: psycopg.Error) -> PgQueueError | psycopg.Error:

@@ -10,14 +10,16 @@ are made of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from pgqueue.db.call import Call, Diagnosis, meaning, perform, perform_async, unwritable
 from pgqueue.errors import InvalidArgument, PgQueueError
@@ -55,7 +57,7 @@ class AsyncpgPool(Protocol):
     def get_max_size(self) -> int: ...
 
 
-# Connections that enqueue a job at once, and ones that return an awaitable.
+# Connections on which a call is done at once, and ones on which it returns an awaitable.
 # One string each: pyright does not read an alias made of several.
 SyncConnection: TypeAlias = """(
     psycopg.Connection[Any] | sqlalchemy.Connection | sqlalchemy.orm.Session | sqlalchemy.orm.scoped_session[Any]
@@ -102,12 +104,89 @@ def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
     kind = type(connection)
     door = _door_of(kind)
     if door is None:
-        raise TypeError(
-            f"enqueue needs {_ACCEPTED}, not {kind.__module__}.{kind.__qualname__};"
-            " from another driver run: select pgqueue.enqueue(...)"
-        )
+        raise not_accepted(connection)
     result: T | Awaitable[T] = door(connection, call)
     return result
+
+
+def run_briefly(connection: Any, call: Call[T]) -> T | Awaitable[T]:
+    """Run `call` as `run` does; where no transaction was open, none is open afterwards."""
+    if in_transaction(connection):
+        return run(connection, call)
+    if is_async(connection):
+        return _run_briefly_async(connection, call)
+    if _is_session(connection):
+        # Not the session itself: the end of a transaction of its own would expire what it has loaded.
+        return run_briefly(_unscoped(connection).get_bind(), call)
+    try:
+        answer = run(connection, call)
+    except BaseException:
+        with suppress(Exception):
+            _end_read(connection)
+        raise
+    _end_read(connection)
+    return answer
+
+
+def in_transaction(connection: Any) -> bool:
+    """Return whether the caller has a transaction open on this connection; a pool or an engine has none."""
+    if isinstance(connection, psycopg.Connection | psycopg.AsyncConnection):
+        return connection.info.transaction_status != TransactionStatus.IDLE
+    if hasattr(connection, "get_transaction_status"):  # psycopg2
+        return bool(connection.get_transaction_status())
+    if hasattr(connection, "in_atomic_block"):  # Django
+        return connection.in_atomic_block or (
+            connection.connection is not None and in_transaction(connection.connection)
+        )
+    session = _unscoped(connection)
+    for name in ("in_transaction", "is_in_transaction"):  # SQLAlchemy, asyncpg
+        if hasattr(session, name):
+            return bool(getattr(session, name)())
+    return False
+
+
+def lent(given: Any) -> Any:
+    """Return a context manager that lends a connection in a transaction of its own; None for what is no pool or engine.
+
+    It is an async one for async pools and engines.
+    """
+    lend = _found(_LENDERS, type(given), _known_lenders)
+    return None if lend is None else lend(given)
+
+
+def transaction_on(connection: Any) -> Any:
+    """Return a context manager that begins a transaction and ends it: of psycopg, psycopg2, asyncpg or Django."""
+    if hasattr(connection, "in_atomic_block"):
+        # Imported here: a program with such a connection has Django.
+        from django.db import transaction  # noqa: PLC0415
+
+        return transaction.atomic(using=connection.alias)
+    return connection.transaction() if hasattr(connection, "transaction") else connection
+
+
+def commits_by_itself(connection: Any) -> bool:
+    """Return whether each statement is a transaction of its own: on psycopg, psycopg2, asyncpg or Django."""
+    if hasattr(connection, "in_atomic_block"):
+        return not connection.in_atomic_block and bool(connection.get_autocommit())
+    if hasattr(connection, "is_in_transaction"):
+        return not connection.is_in_transaction()
+    return bool(getattr(connection, "autocommit", False)) and not in_transaction(connection)
+
+
+def is_accepted(connection: Any) -> bool:
+    """Return whether `run` takes this object."""
+    return isinstance(connection, psycopg.Connection | psycopg.AsyncConnection) or (
+        _door_of(type(connection)) is not None
+    )
+
+
+def not_accepted(given: Any) -> TypeError:
+    """Return the error for an object that `run` does not take."""
+    kind = type(given)
+    return TypeError(
+        f"this call needs {_ACCEPTED}, not {kind.__module__}.{kind.__qualname__};"
+        " from another driver run: select pgqueue.enqueue(...)"
+    )
 
 
 def is_async(connection: Any) -> bool:
@@ -115,11 +194,50 @@ def is_async(connection: Any) -> bool:
     return isinstance(connection, psycopg.AsyncConnection) or iscoroutinefunction(_door_of(type(connection)))
 
 
+def sqlstate_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error, or None."""
+    return next((found.sqlstate for each in _origins(error) if (found := _diagnosis(each)) is not None), None)
+
+
+async def _run_briefly_async(connection: Any, call: Call[T]) -> T:
+    if _is_session(connection):
+        briefly: T = await _unscoped(connection).run_sync(run_briefly, call)
+        return briefly
+    try:
+        answer = await cast(Awaitable[T], run(connection, call))
+    except BaseException:
+        with suppress(Exception):
+            if in_transaction(connection):
+                await connection.rollback()
+        raise
+    if in_transaction(connection):
+        await connection.rollback()
+    return answer
+
+
+def _end_read(connection: Any) -> None:
+    if in_transaction(connection):
+        connection.rollback()
+
+
+def _is_session(connection: Any) -> bool:
+    return hasattr(_unscoped(connection), "get_bind")
+
+
+def _unscoped(connection: Any) -> Any:
+    # A scoped session of SQLAlchemy does not have all that a session has.
+    return connection() if hasattr(connection, "session_factory") else connection
+
+
 def _door_of(kind: type) -> Callable[[Any, Call[Any]], Any] | None:
-    if kind not in _known:
+    return _found(_DOORS, kind, _known)
+
+
+def _found(kinds: Mapping[tuple[str, str], T], kind: type, known: dict[type, T | None]) -> T | None:
+    if kind not in known:
         names = ((each.__module__.partition(".")[0], each.__name__) for each in kind.__mro__)
-        _known[kind] = next((_DOORS[name] for name in names if name in _DOORS), None)
-    return _known[kind]
+        known[kind] = next((kinds[name] for name in names if name in kinds), None)
+    return known[kind]
 
 
 def _by_cursor(connection: Any, call: Call[T], **given: Any) -> T:
@@ -186,29 +304,28 @@ async def _by_asyncpg(connection: Any, call: Call[T]) -> T:
         raise ours from error
 
 
-def _by_pool(pool: Any, call: Call[T]) -> T:
-    with pool.connection() as connection:
-        return perform(connection, call)
+def _by_lender(lender: Any, call: Call[T]) -> T:
+    with lent(lender) as connection:
+        return cast(T, run(connection, call))
 
 
-async def _by_async_pool(pool: Any, call: Call[T]) -> T:
-    async with pool.connection() as connection:
-        return await perform_async(connection, call)
+async def _by_async_lender(lender: Any, call: Call[T]) -> T:
+    async with lent(lender) as connection:
+        return await cast(Awaitable[T], run(connection, call))
 
 
-def _by_engine(engine: Any, call: Call[T]) -> T:
-    with engine.begin() as connection:
-        return _by_sqlalchemy(connection, call)
-
-
-async def _by_async_engine(engine: Any, call: Call[T]) -> T:
-    async with engine.begin() as connection:
-        return await _by_async_sqlalchemy(connection, call)
-
-
-async def _by_asyncpg_pool(pool: Any, call: Call[T]) -> T:
+@asynccontextmanager
+async def _lent_by_asyncpg(pool: Any) -> AsyncIterator[Any]:
     async with pool.acquire() as connection, connection.transaction():
-        return await _by_asyncpg(connection, call)
+        yield connection
+
+
+def _lent_by_pool(pool: Any) -> Any:
+    return pool.connection()
+
+
+def _lent_by_engine(engine: Any) -> Any:
+    return engine.begin()
 
 
 _DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
@@ -223,15 +340,24 @@ _DOORS: dict[tuple[str, str], Callable[[Any, Call[Any]], Any]] = {
     ("django", "ConnectionProxy"): _by_django,
     ("django", "BaseDatabaseWrapper"): _by_django,
     ("psycopg2", "connection"): _by_psycopg2,
-    ("psycopg_pool", "ConnectionPool"): _by_pool,
-    ("psycopg_pool", "AsyncConnectionPool"): _by_async_pool,
-    ("sqlalchemy", "Engine"): _by_engine,
-    ("sqlalchemy", "AsyncEngine"): _by_async_engine,
-    ("asyncpg", "Pool"): _by_asyncpg_pool,
+    ("psycopg_pool", "ConnectionPool"): _by_lender,
+    ("psycopg_pool", "AsyncConnectionPool"): _by_async_lender,
+    ("sqlalchemy", "Engine"): _by_lender,
+    ("sqlalchemy", "AsyncEngine"): _by_async_lender,
+    ("asyncpg", "Pool"): _by_async_lender,
+}
+
+_LENDERS: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("psycopg_pool", "ConnectionPool"): _lent_by_pool,
+    ("psycopg_pool", "AsyncConnectionPool"): _lent_by_pool,
+    ("sqlalchemy", "Engine"): _lent_by_engine,
+    ("sqlalchemy", "AsyncEngine"): _lent_by_engine,
+    ("asyncpg", "Pool"): _lent_by_asyncpg,
 }
 
 # By type, as they are met.
 _known: dict[type, Callable[[Any, Call[Any]], Any] | None] = {}
+_known_lenders: dict[type, Callable[[Any], Any] | None] = {}
 
 
 def _of_dialect(dialect: Any, call: Call[Any]) -> tuple[str, tuple[object, ...]]:

@@ -8,17 +8,30 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pgqueue.db.call import Call, Row, read_column, read_first, read_maybe_one, read_nothing
-from pgqueue.db.json import Document, to_json
+from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_nothing
+from pgqueue.db.json import Document, from_json, to_json
 
 
 def outcome(job_id: int) -> Call[Row | None]:
-    """Read (state, result, errors, attempts, finished_at) of a job, or None."""
+    """Read a job's (state, result, errors, attempts, finished_at, uncommitted, the transaction's isolation), or None.
+
+    Uncommitted: the connection's own transaction has enqueued or changed the job.
+    """
+    # As text: each driver reads jsonb in its own way.
     return Call(
-        b"select state, result, errors, attempts, finished_at from pgqueue.outcome(%s::bigint)",
+        b"select state, result::text, errors::text, attempts, finished_at, uncommitted,"
+        b" current_setting('transaction_isolation') from pgqueue.outcome(%s::bigint)",
         (job_id,),
-        read_maybe_one,
+        _read_outcome,
     )
+
+
+def _read_outcome(rows: list[Row]) -> Row | None:
+    if not rows:
+        return None
+    state, result, errors, attempts, finished_at, uncommitted, isolation = rows[0]
+    found = (None if each is None else from_json(as_text(each)) for each in (result, errors))
+    return (as_text(state), *found, attempts, finished_at, uncommitted, as_text(isolation))
 
 
 def cancel(job_id: int) -> Call[str | None]:

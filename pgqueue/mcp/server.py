@@ -215,7 +215,7 @@ class Acting:
 
 @contextmanager
 def _transaction(dsn: str, actor: str | None = None) -> Iterator[psycopg.Connection[Any]]:
-    """Begin a transaction on a connection of its own, read-only where nobody acts; errors are told to the agent."""
+    """Begin a transaction on a connection of its own, read-only unless it is for an action; errors go to the agent."""
     try:
         with psycopg.connect(
             own_dsn(dsn), connect_timeout=_CONNECTS_WITHIN, fallback_application_name="pgqueue mcp"

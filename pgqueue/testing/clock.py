@@ -10,20 +10,18 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg
-from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
-
-from pgqueue.db.call import Cursor
+from pgqueue.db import drivers
+from pgqueue.db.call import Call, Row, read_one
 from pgqueue.schema import bundled
+from pgqueue.testing.doors import door_to, stepped
 
 
 class Clock:
     """Moves the queue's clock in one database, for all its sessions at once.
 
     Never in a production database: leases, delays and schedules depend on this clock. A session in a transaction
-    sees a move with its next lock on a table that it had not locked yet. `connection` needs the
-    rights of the schema's owner.
+    sees a move with its next lock on a table that it had not locked yet. `connection` is any that `drain` takes, with
+    the rights of the schema's owner.
 
     On a connection in a transaction the moves are part of it: they are undone when it is rolled back, and other
     sessions do not see them before it is committed. Packages that replace Python's clock are not needed: only the
@@ -35,9 +33,11 @@ class Clock:
         clock.advance("1 week")              # now it is due
     """
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
-        connection.execute(clock_sql().encode())
+    def __init__(self, connection: Any) -> None:
+        self._door = door_to(connection)
+        if self._door.is_async:
+            raise TypeError("a Clock needs a connection that is not async; it moves the clock of all sessions")
+        stepped(self._door.script(clock_sql()))
 
     def now(self) -> datetime:
         """Return the time of the queue."""
@@ -78,30 +78,30 @@ class Clock:
             self._restore(before)
 
     def _read(self) -> tuple[datetime | None, timedelta]:
-        with Cursor(self._connection, row_factory=tuple_row) as cursor:
-            row = cursor.execute("select standing_at, ahead from pgqueue_testing.clock").fetchone()
-        assert row is not None
-        standing_at, ahead = row
+        standing_at, ahead = self._run("select standing_at, ahead from pgqueue_testing.clock")
         return standing_at, ahead
 
     def _restore(self, before: tuple[datetime | None, timedelta]) -> None:
-        # After an error in the block the transaction may have failed: its rollback restores the clock.
-        if self._connection.info.transaction_status == TransactionStatus.INERROR:
-            return
         standing_at, ahead = before
-        if standing_at is not None:
-            self.set(standing_at)
-            return
-        self.back_to_real()
-        if ahead:
-            self.advance(ahead)
+        try:
+            if standing_at is not None:
+                self.set(standing_at)
+                return
+            self.back_to_real()
+            if ahead:
+                self.advance(ahead)
+        except Exception as error:
+            # An error in the block has failed the transaction: its rollback restores the clock.
+            if drivers.sqlstate_of(error) != "25P02":
+                raise
 
     def _ask(self, question: str, *params: object) -> datetime:
-        with Cursor(self._connection, row_factory=tuple_row) as cursor:
-            row = cursor.execute(question.encode(), params or None).fetchone()
-        assert row is not None
-        instant: datetime = row[0]
+        instant: datetime = self._run(question, *params)[0]
         return instant
+
+    def _run(self, question: str, *params: object) -> Row:
+        row: Row = stepped(self._door.run(Call(question.encode(), params, read_one)))
+        return row
 
 
 def clock_sql() -> str:

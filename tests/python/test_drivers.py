@@ -23,11 +23,15 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import Jsonb
 
 import pgqueue
 from pgqueue import App
-from pgqueue.errors import DuplicateJob, InvalidArgument, SchemaError
-from tests.calls import job, value
+from pgqueue.db import drivers
+from pgqueue.errors import DuplicateJob, InvalidArgument, NotCommitted, SchemaError, WaitTimeout
+from pgqueue.testing import Clock
+from pgqueue.transaction import JobTransaction
+from tests.calls import call, enqueue, job, reserve_one, value
 from tests.databases import Database
 
 app = App()
@@ -498,6 +502,207 @@ def test_django_gets_the_errors_of_the_queue_and_may_go_on(database: Database, c
         assert len(jobs(conn)) == 1
         with pytest.raises(InvalidArgument, match="connection to sqlite"):
             pgqueue.enqueue(db.connections["other"], "t")
+
+
+# Every other call that takes a connection
+
+
+async def test_wait_and_the_rest_take_what_enqueue_takes(hand: Way, conn: psycopg.Connection) -> None:
+    job_id = await done(pgqueue.enqueue(hand.given, "t", {"n": 1}))
+    await hand.commit()
+    held = reserve_one(conn)
+    call(conn, "complete", held.id, held.reservation, result=Jsonb({"sum": "3"}))
+    outcome = await done(pgqueue.wait(hand.given, job_id, timeout=5))
+    assert (outcome.state, outcome.result, outcome.errors, outcome.attempts) == ("succeeded", {"sum": "3"}, [], 1)
+    assert outcome.finished_at.tzinfo is not None
+    assert not drivers.in_transaction(hand.given)
+    await hand.begin()
+    assert await done(pgqueue.emit_event(hand.given, "paid", {"cents": 5})) is True
+    assert len(await done(pgqueue.chain(hand.given, send.job("a"), send.job("b")))) == 2
+    await hand.commit()
+    assert [args["to"] for _, args in jobs(conn)] == ["a", "b"]
+
+
+async def test_waiting_for_a_job_of_the_connections_own_open_transaction_says_to_commit_first(
+    hand: Way, conn: psycopg.Connection
+) -> None:
+    job_id = await done(pgqueue.enqueue(hand.given, "t"))
+    with pytest.raises(NotCommitted, match=f"job {job_id} cannot end: the open transaction .*; commit first"):
+        await done(pgqueue.wait(hand.given, job_id))
+    # The transaction goes on.
+    await done(pgqueue.enqueue(hand.given, "u"))
+    await hand.commit()
+    with pytest.raises(WaitTimeout, match="it is waiting"):
+        await done(pgqueue.wait(hand.given, job_id, timeout=0))
+    assert [task for task, _ in jobs(conn)] == ["t", "u"]
+
+
+async def test_a_wait_in_a_transaction_leaves_it_open(hand: Way, conn: psycopg.Connection) -> None:
+    job_id = enqueue(conn)
+    await done(pgqueue.enqueue(hand.given, "mine"))
+    with pytest.raises(WaitTimeout):
+        await done(pgqueue.wait(hand.given, job_id, timeout=0))
+    await hand.rollback()
+    assert [task for task, _ in jobs(conn)] == ["t"]
+
+
+async def test_a_pool_or_engine_waits_and_loads_as_well(lends: Any, conn: psycopg.Connection) -> None:
+    job_id = await done(pgqueue.enqueue(lends, "t"))
+    # It lends one connection at the most: a leak would block the next call for ever.
+    for _ in range(2):
+        with pytest.raises(WaitTimeout):
+            await done(pgqueue.wait(lends, job_id, timeout=0))
+    assert await done(pgqueue.enqueue_copy(lends, [{"task": "u"}, {"task": "u"}])) == {"inserted": 2}
+    assert [task for task, _ in jobs(conn)] == ["t", "u", "u"]
+
+
+async def test_a_load_takes_any_connection_and_goes_with_its_transaction(hand: Way, conn: psycopg.Connection) -> None:
+    at = datetime(2040, 1, 1, 12, tzinfo=UTC)
+    given = [
+        {
+            "task": "t",
+            "args": {"n": 1, "text": "a\t\n\\"},
+            "run_at": at,
+            "tags": ("x", 'b"c,{}'),
+            "headers": {"h": [1]},
+        },
+        send.using(delay=timedelta(minutes=5), key="k", dedupe="d").job("b", copies=2),
+        send.using(dedupe="d").job("c"),
+        {"task": "t", "priority": 3, "score": Decimal("1.5"), "expires_in": "1 day"},
+        *({"task": "many", "args": {"n": n}} for n in range(1500)),
+    ]
+    assert await done(pgqueue.enqueue_copy(hand.given, iter(given))) == {"inserted": 1503, "skipped": 1}
+    assert jobs(conn) == []
+    await hand.rollback()
+    assert jobs(conn) == []
+    await hand.begin()
+    assert await done(pgqueue.enqueue_copy(hand.given, given[:4])) == {"inserted": 3, "skipped": 1}
+    await hand.commit()
+    found = [job(conn, job_id) for (job_id,) in conn.execute("select id from pgqueue.jobs order by id")]
+    assert [each.task for each in found] == ["t", send.name, "t"]
+    assert (found[0].args, found[0].run_at, found[0].tags) == ({"n": 1, "text": "a\t\n\\"}, at, ["x", 'b"c,{}'])
+    assert (found[0].headers, found[1].key, found[1].args) == ({"h": [1]}, "k", {"to": "b", "copies": 2})
+    assert found[1].run_at - found[1].created_at == timedelta(minutes=5)
+    assert (found[2].priority, found[2].expires_at - found[2].run_at) == (3, timedelta(days=1))
+
+
+async def test_a_wrong_job_of_a_load_is_refused_by_its_place_on_any_connection(hand: Way) -> None:
+    with pytest.raises(InvalidArgument, match=r"2 of the load|line 2"):
+        await done(pgqueue.enqueue_copy(hand.given, [{"task": "t"}, {"task": "t", "priority": 1000}]))
+    await hand.rollback()
+    await hand.begin()
+    with pytest.raises(InvalidArgument, match=r"jobs 1 to 2 of the load|line 2"):
+        await done(pgqueue.enqueue_copy(hand.given, [{"task": "t"}, {"task": "t", "delay": "soon"}]))
+
+
+async def test_a_load_on_a_connection_that_commits_by_itself_has_a_transaction_of_its_own(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    asyncpg = pytest.importorskip("asyncpg")
+    psycopg2 = pytest.importorskip("psycopg2")
+    on = await asyncpg.connect(database.dsn)
+    assert await pgqueue.enqueue_copy(on, [{"task": "a"}]) == {"inserted": 1}
+    await on.close()
+    own = psycopg2.connect(database.dsn)
+    own.autocommit = True
+    assert pgqueue.enqueue_copy(own, [{"task": "b"}]) == {"inserted": 1}
+    own.close()
+    with (
+        engine(database, "psycopg") as made,
+        made.connect().execution_options(isolation_level="AUTOCOMMIT") as automatic,
+        pytest.raises(InvalidArgument, match="nothing is staged in this transaction"),
+    ):
+        pgqueue.enqueue_copy(automatic, [{"task": "c"}])
+    assert [task for task, _ in jobs(conn)] == ["a", "b"]
+
+
+def test_a_session_without_a_transaction_keeps_what_it_has_loaded_while_it_waits(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    sqlalchemy, orm = pytest.importorskip("sqlalchemy"), pytest.importorskip("sqlalchemy.orm")
+    conn.execute("create table public.orders (id bigint primary key)")
+
+    class Order(orm.declarative_base()):  # type: ignore[misc]
+        __tablename__ = "orders"
+        id = sqlalchemy.Column(sqlalchemy.BigInteger, primary_key=True)
+
+    job_id = enqueue(conn)
+    with engine(database, "psycopg") as made, orm.Session(made, expire_on_commit=False) as session:
+        order = Order(id=1)
+        session.add(order)
+        session.commit()
+        with pytest.raises(WaitTimeout):
+            pgqueue.wait(session, job_id, timeout=0)
+        assert not sqlalchemy.inspect(order).expired
+        assert not session.in_transaction()
+
+
+def test_django_waits_and_loads_and_goes_with_atomic(database: Database, conn: psycopg.Connection) -> None:
+    with django_on(database) as db:
+        with db.transaction.atomic():
+            job_id = pgqueue.enqueue(db.connection, "t")
+            with pytest.raises(NotCommitted), db.transaction.atomic():
+                pgqueue.wait(db.connection, job_id)
+            assert pgqueue.enqueue_copy(db.connection, [{"task": "u"}]) == {"inserted": 1}
+            assert jobs(conn) == []
+        with pytest.raises(WaitTimeout):
+            pgqueue.wait(db.connection, job_id, timeout=0)
+        assert pgqueue.enqueue_copy(db.connection, [{"task": "v"}]) == {"inserted": 1}
+        assert [task for task, _ in jobs(conn)] == ["t", "u", "v"]
+        held = reserve_one(conn)
+        call(conn, "complete", held.id, held.reservation, result=Jsonb("text"))
+        assert pgqueue.wait(db.connection, held.id, timeout=5).result == "text"
+        clock = Clock(db.connection)
+        with clock.freeze("2030-01-01 00:00+00") as frozen:
+            assert clock.now() == frozen
+
+
+async def test_a_handlers_own_transaction_takes_what_enqueue_takes(hand: Way, conn: psycopg.Connection) -> None:
+    enqueue(conn, "t")
+    held = reserve_one(conn)
+    await hand.rollback()
+    transaction = JobTransaction([(held.id, held.reservation)], None, hand.given, lambda stage: None)
+    if drivers.is_async(hand.given):
+        async with transaction as mine:
+            await done(pgqueue.enqueue(mine, "next"))
+    else:
+        with transaction as mine:
+            pgqueue.enqueue(mine, "next")
+    assert [task for task, _ in jobs(conn)] == ["next"]
+
+
+async def test_a_pool_or_engine_lends_a_handler_its_transaction(lends: Any, conn: psycopg.Connection) -> None:
+    for attempt in (1, 2):
+        enqueue(conn, "t")
+        held = reserve_one(conn)
+        transaction = JobTransaction([(held.id, held.reservation)], None, lends, lambda stage: None)
+        if drivers.is_async(lends):
+            async with transaction as mine:
+                await done(pgqueue.enqueue(mine, "next"))
+        else:
+            with transaction as mine:
+                pgqueue.enqueue(mine, "next")
+        assert [task for task, _ in jobs(conn)] == ["next"] * attempt
+        conn.execute("update pgqueue.jobs set run_at = 'infinity', ready_at = 'infinity'")
+
+
+def test_a_handlers_transaction_on_djangos_connection(database: Database, conn: psycopg.Connection) -> None:
+    enqueue(conn, "t")
+    held = reserve_one(conn)
+    pairs = [(held.id, held.reservation)]
+    with django_on(database) as db:
+        with suppress(Change), JobTransaction(pairs, None, db.connection, lambda stage: None):
+            pgqueue.enqueue(db.connection, "never")
+            raise Change
+        with (
+            db.transaction.atomic(),
+            pytest.raises(InvalidArgument, match="open on this connection"),
+            JobTransaction(pairs, None, db.connection, lambda stage: None),
+        ):
+            raise AssertionError
+        with JobTransaction(pairs, None, db.connection, lambda stage: None):
+            pgqueue.enqueue(db.connection, "next")
+    assert [task for task, _ in jobs(conn)] == ["next"]
 
 
 # SQLAlchemy's bridge between the two kinds

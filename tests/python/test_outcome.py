@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
 from pgqueue import wait
-from pgqueue.errors import JobNotFound, WaitTimeout, WrongIsolation
+from pgqueue.errors import JobNotFound, NotCommitted, WaitTimeout, WrongIsolation
 from tests.calls import call, enqueue, reserve_one
 from tests.databases import Database
 
@@ -95,3 +95,27 @@ def test_wait_in_a_transaction_that_would_never_see_the_end_is_refused(
         thread.join()
     with pytest.raises(TypeError, match="Connection"):
         wait(object(), job_id)  # type: ignore[call-overload]
+
+
+def test_an_enqueue_in_a_savepoint_of_the_open_transaction_counts_as_not_committed(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    committed = enqueue(conn)
+    with database.connect(autocommit=False) as mine:
+        mine.execute("create temporary table written ()")
+        with mine.transaction():
+            job_id = enqueue(mine)
+        with mine.transaction():
+            mine.execute("insert into written default values")
+        with pytest.raises(NotCommitted):
+            wait(mine, job_id)
+        # Of another session, before this transaction and in its course.
+        for other in (committed, enqueue(conn)):
+            with pytest.raises(WaitTimeout, match="it is waiting"):
+                wait(mine, other, timeout=0)
+        mine.rollback()
+        mine.execute("select pgqueue.cancel(%s)", [committed])
+        assert wait(mine, committed).state == "cancelled"
+        mine.execute("select pgqueue.retry(%s)", [committed])
+        with pytest.raises(NotCommitted):
+            wait(mine, committed)

@@ -144,6 +144,9 @@ def what_else_is_at_hand_is_typed_as_well(
     assert_type(add.enqueue(session, 1), int)
     assert_type(pgqueue.enqueue_many(on, "add", [{}]), Awaitable[list[int]])
     assert_type(add.using(dedupe="d").enqueue_outcome(async_session, 1), Awaitable[Enqueued])
+    assert_type(pgqueue.wait(session, 1), Outcome)
+    assert_type(pgqueue.wait(async_session, 1), Awaitable[Outcome])
+    assert_type(pgqueue.enqueue_copy(session, []), dict[str, int])
 
 
 async def a_pool_or_engine_serves_as_well(
