@@ -16,11 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import psycopg
-import sqlalchemy
-from alembic import command, op
-from alembic.config import Config
-from alembic.util.exc import CommandError
 from psycopg import sql
+
+try:
+    import sqlalchemy
+    from alembic import command, op
+    from alembic.config import Config
+    from alembic.util.exc import CommandError
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "migrations need the extra cli; run: pip install 'pgqueue-sql[cli]'", name=error.name
+    ) from error
 
 from pgqueue import __version__
 from pgqueue.config import own_dsn

@@ -32,6 +32,7 @@ NOT_RUN = {
     ". venv/bin/activate": "an environment for the next line",
     "pip install": "installs from a registry; .ci/run installs both distributions",
     "pgqueue dev": "runs until Ctrl-C; tests/cli/test_dev.py starts it",
+    "pgqueue demo": "takes a server of its own and ten seconds; tests/cli/test_commands.py runs it",
     "pgqueue server": "the tests have a database of their own; tests/cli starts this one",
     "export PGQUEUE_DSN=": "the tests have a database of their own",
     "pgqueue psql": "wants a terminal, and psql; tests/cli runs it",
