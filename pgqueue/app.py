@@ -98,7 +98,7 @@ class App(Hooks):
             chosen = name if name is not None else getattr(function, "__name__", "")
             if not is_name(chosen):
                 raise ConfigError(f"a task's name must have 1 to 128 bytes, and no NUL or lone surrogate: {chosen!r}")
-            task = _made(chosen, function, options, self)
+            task = made_task(Task, chosen, function, options, self)
             if chosen in self.tasks:
                 raise _duplicate(chosen, self.tasks[chosen].function, function)
             self.tasks[chosen] = task
@@ -177,12 +177,15 @@ class App(Hooks):
                 raise _duplicate(name, mine.function, task.function)
 
 
-def _made(name: str, function: Callable[..., Any], options: Mapping[str, Any], hooks: Hooks) -> Task[..., Any]:
+def made_task(
+    kind: type[AnyTask], name: str, function: Callable[..., Any], options: Mapping[str, Any], hooks: Hooks
+) -> AnyTask:
+    """Make a task of this class. Raises ConfigError, with the task's name, for an unusable option."""
     try:
         declared = TaskOptions(**options)
     except ConfigError as error:
         raise ConfigError(f"task {name}: {error.message}", hint=error.hint) from None
-    return Task(name, function, declared, hooks)
+    return kind(name, function, declared, hooks)
 
 
 def _check_expression(schedule: str, expression: str) -> None:

@@ -7,11 +7,12 @@ from typing import Annotated
 import orjson
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import names, output
 from pgqueue.cli.completion import queues, tasks
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import connected
 from pgqueue.cli.options import AsJson, Dsn, commands, parse_object
 from pgqueue.db import produce
+from pgqueue.db.call import perform
 
 app = commands()
 
@@ -91,7 +92,13 @@ def enqueue(
         "on_conflict": on_conflict,
         "debounce_max": debounce_max,
     }
-    done = ask(dsn, produce.enqueue_outcome(task, _parse_object(args, "ARGS"), options))
+    call = produce.enqueue_outcome(task, _parse_object(args, "ARGS"), options)
+    with connected(dsn) as connection:
+        # Before: it may be the first job of its queue.
+        doubts = [names.doubt(connection, "task", task), names.doubt(connection, "queue", queue)]
+        done = perform(connection, call)
+    for each in filter(None, doubts):
+        output.message(each)
     if as_json:
         output.print_json({"id": done.job_id, **({} if dedupe is None else {"outcome": done.outcome})})
     else:

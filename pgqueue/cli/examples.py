@@ -45,6 +45,7 @@ EXAMPLES = {
     "limits set": "pgqueue limits set task send_email --rate 100 --per '1 min'",
     "limits drop": "pgqueue limits drop task send_email --part rate",
     "schedules list": "pgqueue schedules list",
+    "schedules add": """pgqueue schedules add weekly send_report '{"days": 7}' --cron '0 6 * * mon'""",
     "schedules show": "pgqueue schedules show nightly_report --runs 20",
     "schedules set": "pgqueue schedules set nightly_report --expression '0 4 * * *' --timezone Europe/Berlin",
     "schedules pause": "pgqueue schedules pause nightly_report",

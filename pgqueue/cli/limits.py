@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import names, output
 from pgqueue.cli.completion import kinds_of_limits
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import ask, connected
+from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import observe, operate
+from pgqueue.db.call import perform
 
 app = commands("Limit how many jobs execute or start at a time.")
 
@@ -61,11 +63,15 @@ def set_limit(
     max_executing: Annotated[int | None, typer.Option("--max-executing", "-n", help="At most N at a time.")] = None,
     rate: Annotated[int | None, typer.Option(help="At most N starts ...")] = None,
     per: Annotated[str | None, typer.Option(help="... in any stretch of time as long as this: '1 min'.")] = None,
+    create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
     """Set a limit, or change it; it takes effect at once, over the whole fleet."""
-    changed = ask(dsn, operate.set_limit(kind, target, max_executing, rate, per))
+    with connected(dsn) as connection:
+        # A key and a limit_key come with their jobs.
+        names.require(connection, kind, target, create)
+        changed = perform(connection, operate.set_limit(kind, target, max_executing, rate, per))
     if as_json:
         output.print_json({"kind": kind, "target": target, "changed": changed})
     else:

@@ -48,7 +48,7 @@ COMMANDS = {
     "tasks": ("tasks", "List tasks, and override the options that their code declares."),
     "workers": ("workers", "List workers, and act on one."),
     "limits": ("limits", "Limit how many jobs execute or start at a time."),
-    "schedules": ("schedules", "List schedules, show one, and act on one."),
+    "schedules": ("schedules", "List schedules, add one, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),
     "help": ("help", "Explain an SQL function of the queue."),

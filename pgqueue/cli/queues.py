@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import bulk, output, queue_table
+from pgqueue.cli import bulk, names, output, queue_table
 from pgqueue.cli.completion import queues
 from pgqueue.cli.database import ask, connected
+from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, ChunkSize, Dsn, Reset, Yes, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import observe, operate
@@ -42,15 +43,15 @@ def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 
 @app.command(name="pause")
-def pause_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
+def pause_queue(queue: QueueName, create: Create = False, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start no more jobs of a queue; executing jobs go on, and producers can enqueue."""
-    _change(queue, operate.pause_queue(queue), "paused", as_json, dsn)
+    _change(queue, operate.pause_queue(queue), "paused", create, as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_queue(queue: QueueName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Start jobs of a paused queue again."""
-    _change(queue, operate.resume_queue(queue), "resumed", as_json, dsn, creates=False)
+    _change(queue, operate.resume_queue(queue), "resumed", False, as_json, dsn)
 
 
 @app.command(name="set")
@@ -63,6 +64,7 @@ def set_queue(
     retention_cancelled: Retention = None,
     retention_dead: Retention = None,
     reset: Reset = None,
+    create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -75,8 +77,8 @@ def set_queue(
         "retention_cancelled": retention_cancelled,
         "retention_dead": retention_dead,
     }
-    names = [name.replace("-", "_") for name in reset or ()]
-    _change(queue, operate.configure_queue(queue, options, names), "set", as_json, dsn)
+    reset_names = [name.replace("-", "_") for name in reset or ()]
+    _change(queue, operate.configure_queue(queue, options, reset_names), "set", create, as_json, dsn)
 
 
 @app.command(name="purge")
@@ -84,18 +86,16 @@ def purge_queue(
     queue: QueueName, chunk: ChunkSize = 1000, yes: Yes = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
     """Delete the waiting jobs of a queue; executing ones go on, history stays."""
-    if not ask(dsn, operate.knows_queue(queue)):
+    if queue not in ask(dsn, operate.queue_names()):
         output.not_found(f"There is no queue {queue}")
     bulk.run("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)
 
 
-def _change(queue: str, call: Call[bool], verb: str, as_json: bool, dsn: str | None, *, creates: bool = True) -> None:
+def _change(queue: str, call: Call[bool], verb: str, create: bool, as_json: bool, dsn: str | None) -> None:
     with connected(dsn) as connection:
-        is_known = perform(connection, operate.knows_queue(queue))
+        names.require(connection, "queue", queue, create)
         changed = perform(connection, call)
     if as_json:
         output.print_json({"queue": queue, "changed": changed})
-        return
-    # A name may be mistyped.
-    note = "" if is_known else "; no such queue yet: created" if creates else "; there is no such queue"
-    output.line(f"Queue {queue}: {verb if changed else 'unchanged'}{note}")
+    else:
+        output.line(f"Queue {queue}: {verb if changed else 'unchanged'}")

@@ -6,14 +6,17 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from pgqueue.cli import output, page
-from pgqueue.cli.database import ask
-from pgqueue.cli.options import AsJson, Dsn, Reset, commands
+from pgqueue.cli import names, output, page
+from pgqueue.cli.completion import queues, tasks
+from pgqueue.cli.database import ask, connected
+from pgqueue.cli.names import Create
+from pgqueue.cli.options import AsJson, Dsn, Reset, commands, parse_object
 from pgqueue.cli.output import when
 from pgqueue.cli.tables import Table
-from pgqueue.db import operate
+from pgqueue.db import declare, operate
+from pgqueue.db.call import perform
 
-app = commands("List schedules, show one, and act on one.")
+app = commands("List schedules, add one, show one, and act on one.")
 
 ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.", show_envvar=False)]
 
@@ -57,6 +60,50 @@ def show_schedule(
     history.show()
 
 
+@app.command(name="add")
+def add_schedule(
+    name: ScheduleName,
+    task: Annotated[str, typer.Argument(metavar="TASK", help="The task.", show_envvar=False, autocompletion=tasks)],
+    args: Annotated[
+        str, typer.Argument(metavar="[ARGS]", help="Its arguments, a JSON object.", show_envvar=False)
+    ] = "{}",
+    cron: Annotated[str | None, typer.Option(help="A cron expression: '30 2 * * *'.")] = None,
+    every: Annotated[str | None, typer.Option(help="Or an interval: '90 s'.")] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="The zone of the expression: Europe/Berlin; default: UTC.")
+    ] = None,
+    catch_up: Annotated[
+        str | None, typer.Option(help="Which missed runs are made up for: last (the default), skip or all.")
+    ] = None,
+    overlap: Annotated[
+        str | None, typer.Option(help="While its last job has not ended: start (the default) or skip.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", "-q", help="Queue; default: the task's.", autocompletion=queues)
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Of its jobs: -100 to 100.")] = None,
+    create: Create = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Have a task enqueued by the clock. What is declared in code needs no command."""
+    options = {
+        "every": every, "timezone": timezone, "catch_up": catch_up, "overlap": overlap, "queue": queue,
+        "priority": priority,
+    }  # fmt: skip
+    call = declare.schedule(name, cron, task, parse_object(args, "ARGS"), options)
+    with connected(dsn) as connection:
+        names.require(connection, "task", task, create)
+        if perform(connection, operate.find_schedule(name, 0)) is not None:
+            output.not_found(f"There is a schedule {name} already; pgqueue schedules set changes it, remove removes it")
+        due = perform(connection, call)
+    next_at = None if due is None else due.isoformat()
+    if as_json:
+        output.print_json({"name": name, "next_at": next_at})
+    else:
+        output.line(f"Schedule {name}: added, next {when(next_at)}")
+
+
 @app.command(name="pause")
 def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Pause a schedule until it is resumed; deploys do not change that."""
@@ -79,8 +126,8 @@ def set_schedule(
     dsn: Dsn = None,
 ) -> None:
     """Run a schedule by another expression or in another time zone; deploys do not change that."""
-    names = [option.replace("-", "_") for option in reset or ()]
-    done = ask(dsn, operate.configure_schedule(name, expression, timezone, names))
+    reset_names = [option.replace("-", "_") for option in reset or ()]
+    done = ask(dsn, operate.configure_schedule(name, expression, timezone, reset_names))
     _answer(name, done, "set", "there, or it is set so already", as_json)
 
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import output, tasks_schema
+from pgqueue.cli import names, output, tasks_schema
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask, connected
+from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, Dsn, Reset, commands
 from pgqueue.cli.tables import Table
 from pgqueue.db import operate
@@ -65,6 +66,7 @@ def set_task(
     retention_cancelled: Retention = None,
     retention_dead: Retention = None,
     reset: Reset = None,
+    create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
@@ -88,13 +90,11 @@ def set_task(
         "retention_cancelled": retention_cancelled,
         "retention_dead": retention_dead,
     }
-    names = [name.replace("-", "_") for name in reset or ()]
+    reset_names = [name.replace("-", "_") for name in reset or ()]
     with connected(dsn) as connection:
-        is_known = perform(connection, operate.knows_task(task))
-        changed = perform(connection, operate.configure_task(task, options, names))
+        names.require(connection, "task", task, create)
+        changed = perform(connection, operate.configure_task(task, options, reset_names))
     if as_json:
         output.print_json({"task": task, "changed": changed})
     else:
-        # Its name may be mistyped.
-        note = "" if is_known else "; no worker has declared such a task yet: created"
-        output.line(f"Task {task}: {'set' if changed else 'unchanged'}{note}")
+        output.line(f"Task {task}: {'set' if changed else 'unchanged'}")

@@ -182,22 +182,28 @@ def unknown_tasks(names: Collection[str]) -> Call[list[str]]:
     )
 
 
-def knows_queue(name: str) -> Call[bool]:
-    """Read whether a queue has jobs, options, a task or a worker."""
+def queue_names() -> Call[list[str]]:
+    """Read the names of queues: those that have jobs, options, a limit, a task or a worker, and the default one."""
     return Call(
-        b"select exists (select from pgqueue.queues q where q.name = n.name)"
-        b" or exists (select from pgqueue.lanes l where l.queue = n.name)"
-        b" or exists (select from pgqueue.effective_tasks t where n.name in (t.queue, t.retry_queue))"
-        b" or exists (select from pgqueue.worker_status w where n.name = any (w.queues))"
-        b" from (values (%s::text)) n (name)",
-        (name,),
-        read_first,
+        b"select q.name from pgqueue.queues q union select l.queue from pgqueue.lanes l"
+        b" union select n.name from pgqueue.effective_tasks t, unnest(array[t.queue, t.retry_queue]) n (name)"
+        b" where n.name is not null"
+        b" union select n.name from pgqueue.worker_status w, unnest(w.queues) n (name)"
+        b" union select l.target from pgqueue.limits l where l.kind = 'queue'"
+        b" union select 'default'",
+        (),
+        read_column,
     )
 
 
-def knows_task(name: str) -> Call[bool]:
-    """Read whether a worker has declared a task, or an operator has set its options."""
-    return Call(b"select exists (select from pgqueue.effective_tasks t where t.name = %s::text)", (name,), read_first)
+def task_names() -> Call[list[str]]:
+    """Read the names of tasks: those that a worker has declared, or that have options or a limit."""
+    return Call(
+        b"select t.name from pgqueue.effective_tasks t"
+        b" union select l.target from pgqueue.limits l where l.kind = 'task'",
+        (),
+        read_column,
+    )
 
 
 def list_workers() -> Call[list[dict[str, Any]]]:

@@ -208,7 +208,7 @@ class Acting:
 
     def _on_queue(self, call: Any, queue: str) -> dict[str, bool]:
         with _transaction(self._dsn, self._actor) as connection:
-            if not perform(connection, operate.knows_queue(queue)):
+            if queue not in perform(connection, operate.queue_names()):
                 raise ToolError(f"there is no queue {queue!r}: see status")
             return {"changed": perform(connection, call(queue))}
 

@@ -128,9 +128,9 @@ def test_enqueue_refuses_in_one_line_with_exit_code_2(
         (("jobs", "list", "--since", "2 hours", "--until", "3 x"), "until"),
         (("jobs", "retry", "--created-after", "2 x", "--yes"), "created_after"),
         (("jobs", "retry", "--finished-before", "then", "--yes"), "finished_before"),
-        (("limits", "set", "task", "t", "--rate", "1", "--per", "x"), "per"),
-        (("queues", "set", "mail", "--retention-dead", "x"), "retention_dead"),
-        (("tasks", "set", "t", "--retry-delay", "1 s", "--timeout", "x"), "timeout"),
+        (("limits", "set", "task", "t", "--rate", "1", "--per", "x", "--create"), "per"),
+        (("queues", "set", "mail", "--retention-dead", "x", "--create"), "retention_dead"),
+        (("tasks", "set", "t", "--retry-delay", "1 s", "--timeout", "x", "--create"), "timeout"),
     ],
 )
 def test_an_interval_or_an_instant_that_cannot_be_read_is_named(
@@ -424,7 +424,7 @@ def test_jobs_explain_says_why_a_job_is_not_running(run: Run, conn: psycopg.Conn
 
 
 def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -> None:
-    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: set\n"
+    assert run("limits", "set", "task", "[b]t[/b]", "-n", 3, "--create").out == "Limit task [b]t[/b]: set\n"
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: unchanged\n"
     done = run("limits", "set", "limit_key", "acme*", "--rate", 5, "--per", "1 min", "--json")
     assert done.json() == {"kind": "limit_key", "target": "acme*", "changed": True}
@@ -435,7 +435,7 @@ def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -
     assert run("limits", "drop", "limit_key", "acme*").out == "Limit limit_key acme*: dropped\n"
     gone = run("limits", "drop", "limit_key", "acme*")
     assert (gone.code, gone.err) == (1, "There is no limit limit_key acme*\n")
-    refused = run("limits", "set", "task", "t")
+    refused = run("limits", "set", "task", "t", "--create")
     assert refused.code == 2
     assert "max_executing" in refused.err
 

@@ -198,10 +198,6 @@ def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psy
 
 def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connection) -> None:
     enqueue(conn, queue="mail")
-    assert run("queues", "resume", "mial").out == "Queue mial: unchanged; there is no such queue\n"
-    assert run("queues", "pause", "mial").out == "Queue mial: paused; no such queue yet: created\n"
-    assert run("queues", "set", "other", "--weight", 3).out == "Queue other: set; no such queue yet: created\n"
-    conn.execute("delete from pgqueue.queues")
     assert run("queues", "set", "mail", "--weight", 3, "--retention-dead", "30 days").out == "Queue mail: set\n"
     assert run("queues", "set", "mail", "--weight", 3).out == "Queue mail: unchanged\n"
     assert run("queues", "pause", "mail").out == "Queue mail: paused\n"
@@ -221,11 +217,81 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
     assert "reset names an unknown option" in run("queues", "set", "mail", "--reset", "colour").err
 
 
+@pytest.mark.parametrize(
+    ("command", "kind", "known"),
+    [
+        ("queues pause mial", "queue", "mail"),
+        ("queues resume mial", "queue", "mail"),
+        ("queues set mial --weight 3", "queue", "mail"),
+        ("queues set defalt --weight 3", "queue", "default"),
+        ("tasks set send_mail --max-attempts 3", "task", "send_email"),
+        ("limits set queue mial -n 3", "queue", "mail"),
+        ("limits set task send_mail -n 3", "task", "send_email"),
+        ("schedules add nightly send_mail --cron @daily", "task", "send_email"),
+    ],
+)
+def test_a_name_that_nothing_has_is_refused_with_the_nearest_until_it_is_to_be_created(
+    run: Run, conn: psycopg.Connection, command: str, kind: str, known: str
+) -> None:
+    call(conn, "declare_task", "send_email", queue="mail")
+    before = value(conn, _SETTINGS)
+    words = command.split()
+    refused = run(*words)
+    [name] = {"mial", "defalt", "send_mail"} & set(words)
+    assert (refused.code, refused.out) == (1, "")
+    assert f"There is no {kind} {name} yet: did you mean {known}?" in refused.err
+    assert value(conn, _SETTINGS) == before
+    if "resume" in words:
+        return
+    assert "--create" in refused.err
+    assert run(*words, "--create").code == 0
+    assert value(conn, _SETTINGS) != before
+
+
+_SETTINGS = """
+select array(select to_jsonb(q) from pgqueue.queues q) || array(select to_jsonb(t) from pgqueue.tasks t)
+    || array(select to_jsonb(l) from pgqueue.limits l) || array(select to_jsonb(s) from pgqueue.schedules s)
+"""
+
+
+def test_a_limit_of_keys_that_have_no_jobs_yet_is_set(run: Run) -> None:
+    assert run("limits", "set", "key", "customer:", "-n", 1).code == 0
+    assert run("limits", "set", "limit_key", "acme*", "-n", 1).code == 0
+
+
+def test_an_enqueue_under_a_name_like_another_goes_through_with_a_note(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "send_email", queue="mail")
+    first = run("enqueue", "other")
+    assert (first.code, first.err) == (0, "")
+    done = run("enqueue", "send_emial", "-q", "mial")
+    assert (done.code, done.out.strip().isdigit()) == (0, True)
+    assert "Nothing had the task send_emial until now: did you mean send_email?" in done.err
+    assert "Nothing had the queue mial until now: did you mean mail?" in done.err
+    assert run("enqueue", "send_email", "-q", "mail").err == ""
+
+
+def test_a_schedule_is_added_once(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "send_report", queue="mail")
+    add = ("schedules", "add", "weekly", "send_report", '{"days": 7}')
+    done = run(*add, "--cron", "0 6 * * mon", "--timezone", "Europe/Berlin", "-q", "slow", "--priority", 3)
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"Schedule weekly: added, next \d{4}-\d\d-\d\d \d\d:\d\d:\d\d.*\n", done.out)
+    declared = "task, args, declared_expression, declared_timezone, queue, priority, catch_up"
+    row = conn.execute(f"select {declared} from pgqueue.schedules".encode()).fetchone()
+    assert row == ("send_report", {"days": 7}, "0 6 * * mon", "Europe/Berlin", "slow", 3, "last")
+    again = run(*add, "--every", "1 h")
+    assert (again.code, again.out) == (1, "")
+    assert "There is a schedule weekly already" in again.err
+    assert run("schedules", "add", "pulse", "send_report", "--every", "90 s", "--json").json()["name"] == "pulse"
+    for wrong in ([], ["--cron", "61 * * * *"], ["--cron", "@daily", "--every", "1 h"]):
+        assert run("schedules", "add", "wrong", "send_report", *wrong).code == 2
+    assert "ARGS is not a JSON object" in run("schedules", "add", "wrong", "send_report", "[]", "--every", "1 h").err
+
+
 def test_tasks_are_set_before_any_worker_knows_them_and_listed(run: Run, conn: psycopg.Connection) -> None:
     set_ = ("tasks", "set", "send_email")
-    assert run(*set_, "--max-attempts", 3, "--retry-delay", "5 min", "-q", "mail").out == (
-        "Task send_email: set; no worker has declared such a task yet: created\n"
-    )
+    first = run(*set_, "--max-attempts", 3, "--retry-delay", "5 min", "-q", "mail", "--create")
+    assert first.out == "Task send_email: set\n"
     call(conn, "declare_task", "send_email", max_attempts=9, timeout="1 min")
     [listed] = run("tasks", "list", "--json").json()
     assert (listed["max_attempts"], listed["timeout"], listed["set"]) == (
@@ -243,7 +309,7 @@ def test_tasks_are_set_before_any_worker_knows_them_and_listed(run: Run, conn: p
 
 
 def test_a_list_of_delays_is_set(run: Run, conn: psycopg.Connection) -> None:
-    done = run("tasks", "set", "t", "--retry-policy", "list", "--retry-delays", "10 s, 1 min,1 hour")
+    done = run("tasks", "set", "t", "--retry-policy", "list", "--retry-delays", "10 s, 1 min,1 hour", "--create")
     assert done.code == 0, done.err
     assert (
         value(conn, "select retry_policy || retry_delays::text from pgqueue.tasks")
@@ -254,7 +320,7 @@ def test_a_list_of_delays_is_set(run: Run, conn: psycopg.Connection) -> None:
 
 
 def test_a_part_of_a_limit_is_dropped(run: Run, conn: psycopg.Connection) -> None:
-    run("limits", "set", "task", "t", "-n", 3, "--rate", 5, "--per", "1 min")
+    run("limits", "set", "task", "t", "-n", 3, "--rate", 5, "--per", "1 min", "--create")
     assert run("limits", "drop", "task", "t", "--part", "rate").out == "Limit task t: rate dropped\n"
     assert run("limits", "list", "--json").json()[0]["max_executing"] == 3
     gone = run("limits", "drop", "task", "t", "--part", "rate")

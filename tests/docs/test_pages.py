@@ -34,7 +34,8 @@ SET_UP = {
     "docs/operate/roles.md": SetUp(clean_up="drop owned by shop_web, shop_worker; drop role shop_web, shop_worker"),
     "docs/operate/operating.md": SetUp(
         sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'));"
-        "select pgqueue.configure_queue('mail', weight => 2)"
+        "select pgqueue.configure_queue('mail', weight => 2);"
+        "select pgqueue.declare_task('send_email')"
     ),
 }
 

@@ -221,7 +221,7 @@ def test_from_the_command_line(
     assert via.startswith("pgqueue")
     monkeypatch.delenv("PGOPTIONS")
     # Without a word on who it is, the role.
-    run("queues", "set", "other", "--weight", "2")
+    run("queues", "set", "other", "--weight", "2", "--create")
     assert newest(conn)[1] == value(conn, "select session_user::text")
 
 

@@ -34,21 +34,14 @@ def check_schema(app_configs: Any = None, databases: Any = None, **kwargs: Any) 
 
     A warning, as `manage.py migrate`, which is the remedy, refuses to begin where a check finds an error.
     """
-    from pgqueue.contrib.django.schema import aliases, standing  # noqa: PLC0415
+    from pgqueue.contrib.django.schema import aliases, trouble  # noqa: PLC0415
 
     found: list[checks.CheckMessage] = []
     for alias in aliases():
         if alias in (databases or ()):
-            status = standing(alias)
-            if not status.current:
-                found.append(
-                    checks.Warning(
-                        f"The queue's schema in the database {alias!r} is at {status.revision}, and this version of"
-                        f" pgqueue needs {status.head}.",
-                        hint="Run: manage.py migrate",
-                        id="pgqueue.W002",
-                    )
-                )
+            seen = trouble(alias)
+            if seen is not None:
+                found.append(checks.Warning(seen[0], hint=seen[1], id="pgqueue.W002"))
     return found
 
 

@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from decimal import Decimal
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from django.apps import apps
 from django.core import checks
 from django.db import connections
 from django.utils import timezone
 
-import pgqueue
 from pgqueue.contrib.django import results
 from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
-from pgqueue.options import RetryRule
+from pgqueue.contrib.django.handlers import declare, declared
+from pgqueue.enqueue import one, send
+from pgqueue.options import JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options
 
 T = TypeVar("T")
 
@@ -25,53 +27,106 @@ T = TypeVar("T")
 with suppress(ImportError):
     import_module(CHECKS)
 
-# Every task that was declared with a backend of ours, by its path: what a worker runs.
-declared: dict[str, PgqueueTask] = {}
+# Options of a task that one of its jobs cannot have.
+_OF_TASKS = {"schedule", *TaskOptions.__slots__} - JobOptions.__annotations__.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PgqueueTask(Task):
-    """A task of Django's with options of the queue, for `@task(...)` and `.using(...)`.
+    """A task of Django's with options of the queue.
 
-    max_attempts, retry, timeout    for the worker: see `pgqueue.options.TaskOptions`
-    key, dedupe, depends_on, delay  for one job: see `pgqueue.enqueue`
+    The first block are options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`. `schedule` is a cron
+    expression; or the options of `pgqueue.App.schedule` as a mapping, with the expression as "expression"; or a list
+    of these, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
+
+    The second block are options of one job, and the third are both, for `.using(...)` too: see `pgqueue.enqueue`. In
+    `@task(...)` they are those of every job that is enqueued through the task.
     """
 
-    max_attempts: int | None = None
+    schedule: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None
+    validate: bool = False
     retry: RetryRule | None = None
-    timeout: timedelta | str | None = None
+    retry_jitter: float | None = None
+    retry_cap: timedelta | str | None = None
+    retry_delays: Sequence[timedelta | str] | None = None
+    discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
+    max_crashes: int | None = None
+    retention_succeeded: timedelta | str | None = None
+    retention_cancelled: timedelta | str | None = None
+    retention_dead: timedelta | str | None = None
+    shutdown_timeout: float | None = None
+    on_shutdown: Literal["fail", "release"] = "fail"
+    docs: str | None = None
+    owner: str | None = None
+
     key: str | None = None
+    limit_key: str | None = None
+    score: int | float | Decimal | None = None
     dedupe: str | None = None
+    dedupe_for: timedelta | str | None = None
+    on_conflict: Literal["skip", "replace", "merge", "debounce", "raise"] | None = None
+    debounce_max: timedelta | str | None = None
     depends_on: Sequence[int] | None = None
+    run_if: Literal["succeeded", "finished", "failed"] | None = None
+    group_id: int | None = None
     delay: timedelta | str | None = None
+    headers: Mapping[str, Any] | None = None
+    tags: Sequence[str] | None = None
+    retention: timedelta | str | None = None
+
+    max_attempts: int | None = None
+    timeout: timedelta | str | None = None
+    expires_in: timedelta | str | None = None
+    retry_policy: RetryPolicy | None = None
+    retry_delay: timedelta | str | None = None
+    retry_queue: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        declared.setdefault(self.module_path, self)
+        if self.module_path not in declared:
+            check_job_options(self._own(JobOptions.__annotations__.keys() - set(TaskOptions.__slots__)))
+            declare(self)
 
     def using(self, **changes: Any) -> PgqueueTask:
-        """Return this task with other options for its next jobs."""
+        """Return this task with other options for its next jobs.
+
+        Raises TypeError for an option that jobs do not have, and InvalidArgument for a value that none can have.
+        """
+        for name in _OF_TASKS & changes.keys():
+            raise TypeError(f"{name} is an option of the task and not of one job: give it to @task(...)")
+        # The others are Django's to check.
+        check_job_options({name: changes[name] for name in changes if name in _OPTIONS})
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def task_options(self) -> Mapping[str, Any]:
+        """Return the options that a worker declares, as `pgqueue.options.TaskOptions` takes them."""
+        own = {"queue": self.queue_name, "priority": self.priority or None}
+        return {**self._own(TaskOptions.__slots__), **own, "store_result": True}
 
     def job_options(self) -> Mapping[str, Any]:
         """Return the options of a job, as `pgqueue.enqueue` takes them."""
-        first = declared.get(self.module_path)
+        first = declared[self.module_path].django
         run_at = self.run_after
         if run_at is not None and timezone.is_naive(run_at):
             run_at = timezone.make_aware(run_at)
-        options = {
-            "queue": self.queue_name,
-            # Zero is Django's default: then the queue, or an operator, may set another.
-            "priority": self.priority or None,
-            "run_at": run_at,
-            "delay": self.delay,
-            "key": self.key,
-            "dedupe": self.dedupe,
-            "depends_on": self.depends_on,
-            "timeout": self.timeout if first is None or first.timeout != self.timeout else None,
-            "max_attempts": self.max_attempts if first is None or first.max_attempts != self.max_attempts else None,
+        # Zero is Django's default: then the queue, or an operator, may set another.
+        own = {"queue": self.queue_name, "priority": self.priority or None, "run_at": run_at}
+        given = self._own(JobOptions.__annotations__)
+        # What the task declares is the worker's to apply, for an operator may override it.
+        changed = {
+            name: value
+            for name, value in given.items()
+            if name not in TaskOptions.__slots__ or value != getattr(first, name)
         }
-        return {name: value for name, value in options.items() if value is not None}
+        return {name: value for name, value in {**changed, **own}.items() if value is not None}
+
+    def _own(self, names: Iterable[str]) -> dict[str, Any]:
+        found = ((name, getattr(self, name)) for name in names if name in _OPTIONS)
+        return {name: value for name, value in found if value is not None}
+
+
+# The options of ours, as they stand above.
+_OPTIONS = frozenset(PgqueueTask.__annotations__)
 
 
 def task(
@@ -85,11 +140,13 @@ def task(
 ) -> Any:
     """Declare a task as Django's `@task` does, with the options of `PgqueueTask` as well.
 
-    @task(max_attempts=3, timeout="5 min")
-    def send_receipt(order_id): ...
+    Raises ConfigError and InvalidArgument for a value that an option cannot have, TypeError for an unknown option.
+
+    @task(max_attempts=3, timeout="5 min", schedule="30 2 * * *")
+    def send_reminders(): ...
     """
 
-    def declare(func: Callable[..., Any]) -> PgqueueTask:
+    def make(func: Callable[..., Any]) -> PgqueueTask:
         return PgqueueTask(
             priority=priority,
             func=func,
@@ -100,7 +157,7 @@ def task(
             **options,
         )
 
-    return declare if function is None else declare(function)
+    return make if function is None else make(function)
 
 
 class Backend(BaseTaskBackend, Generic[T]):
@@ -122,6 +179,9 @@ class Backend(BaseTaskBackend, Generic[T]):
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
         """Enqueue a call of a task, and return its pending result."""
         self.validate_task(task)
+        native = declared[task.module_path]
+        if native.typed is not None:
+            args, kwargs = (), native.bind(*args, **kwargs)
         result = TaskResult(
             task=task,
             id="",
@@ -136,8 +196,8 @@ class Backend(BaseTaskBackend, Generic[T]):
             errors=[],
             worker_ids=[],
         )
-        payload = {"args": result.args, "kwargs": result.kwargs}
-        job_id = pgqueue.enqueue(connections[self.database], task.module_path, payload, **task.job_options())
+        payload = {"args": result.args, "kwargs": result.kwargs} if native.typed is None else result.kwargs
+        job_id: Any = send(connections[self.database], native, [payload], task.job_options(), one)
         object.__setattr__(result, "id", str(job_id))
         signals.task_enqueued.send_robust(type(self), task_result=result)
         return result

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from inspect import iscoroutinefunction
-from typing import Any
+from inspect import Parameter, Signature, iscoroutinefunction, signature
+from typing import Any, get_type_hints
 
 from asgiref.sync import sync_to_async
 from django.apps import apps
@@ -15,13 +14,14 @@ from django.utils import timezone
 from django.utils.module_loading import module_has_submodule
 
 from pgqueue import App, Cancel, Job
-from pgqueue.contrib.django import backend as backends
+from pgqueue.app import made_task
 from pgqueue.contrib.django.api import TaskContext, TaskResult, TaskResultStatus, normalize_json, signals
 from pgqueue.contrib.django.connections import clean_connections
-from pgqueue.contrib.django.results import error_of, worker_ids
-from pgqueue.errors import InvalidPayload
+from pgqueue.contrib.django.results import call_of, error_of, worker_ids
+from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.hooks import Dead
 from pgqueue.job import current_job
+from pgqueue.tasks import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,44 +40,93 @@ class TaskFailed(Exception):
     """The error of a task's last attempt, as the queue has stored it: what `sys.exc_info()` is for task_finished."""
 
 
+class Native(Task[..., Any]):
+    """One of Django's tasks as a task of the queue's; `django` is Django's own."""
+
+    django: Any
+
+    def decode(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments by their names, for types to read them. Raises InvalidPayload."""
+        positional, named = call_of(super().decode(args))
+        if not positional:
+            return named
+        try:
+            return self._named(tuple(positional), named)
+        except InvalidArgument as error:
+            raise InvalidPayload(error.message, hint=error.hint) from None
+
+
+# Every task that was declared with a backend of ours, by its path: what a worker runs.
+declared: dict[str, Native] = {}
+
+
+def declare(task: Any) -> None:
+    """Have one of Django's tasks run by workers. Raises ConfigError for an unusable option, under the task's name."""
+    # An App of its own: nothing is kept of it but the task.
+    declared[task.module_path] = add(App(), task)
+
+
 def make_app() -> App:
     """Return an App with all tasks of the installed apps: from their modules `tasks`, or imported by now."""
     for config in apps.get_app_configs():
         if config.module is not None and module_has_submodule(config.module, "tasks"):
             importlib.import_module(f"{config.name}.tasks")
     app = App()
-    for path, task in backends.declared.items():
-        add(app, path, task)
+    for each in declared.values():
+        add(app, each.django)
     app.on_dead(_died)
     return app
 
 
-def add(app: App, path: str, task: Any) -> None:
-    """Declare one of Django's tasks in an App."""
-    options = {"max_attempts": task.max_attempts, "retry": task.retry, "timeout": task.timeout}
-    handler = partial(_run_async if iscoroutinefunction(task.func) else _run, task)
-    app.task(name=path, store_result=True, **options)(_named(handler, iscoroutinefunction(task.func)))
+def add(app: App, task: Any) -> Native:
+    """Declare one of Django's tasks, and its schedules, in an App."""
+    path = task.module_path
+    native = made_task(Native, path, _handler(task), task.task_options(), app)
+    native.django = task
+    app.tasks[path] = native
+    given = task.schedule
+    for each in [given] if isinstance(given, str | Mapping) else given or ():
+        rule = {"expression": each} if isinstance(each, str) else dict(each)
+        if "every" not in rule:
+            rule.setdefault("timezone", timezone.get_default_timezone_name())
+        app.schedule(rule.pop("expression", None), **rule)(native)
+    return native
 
 
-def _named(handler: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
-    # Not the partial itself: its signature has the parameters of `_run`.
-    if is_async:
+def _handler(task: Any) -> Callable[..., Any]:
+    handler: Any
+    if iscoroutinefunction(task.func):
 
-        async def run_async(args: list[Any], kwargs: dict[str, Any]) -> Any:
-            return await handler(current_job(), args, kwargs)
+        async def run_async(**payload: Any) -> Any:
+            return await _run_async(task, current_job(), *call_of(payload))
 
-        return run_async
+        handler = run_async
+    else:
 
-    def run(args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return handler(current_job(), args, kwargs)
+        def run(**payload: Any) -> Any:
+            return _run(task, current_job(), *call_of(payload))
 
-    return run
+        handler = run
+    handler.__module__, handler.__doc__ = task.func.__module__, task.func.__doc__
+    parameters = list(signature(task.func).parameters.values())[1 if task.takes_context else 0 :]
+    # Django calls these too; by their names alone they cannot be given.
+    named = [
+        each.replace(kind=Parameter.POSITIONAL_OR_KEYWORD) if each.kind is Parameter.POSITIONAL_ONLY else each
+        for each in parameters
+    ]
+    handler.__signature__ = Signature(named)
+    # Only types that are to be checked are read from here.
+    if task.validate:
+        hints = get_type_hints(task.func, include_extras=True)
+        handler.__annotations__ = {each.name: hints[each.name] for each in named if each.name in hints}
+    function: Callable[..., Any] = handler
+    return function
 
 
 def _run(task: Any, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
     clean_connections()
     try:
-        result = _start(task, job, args, kwargs)
+        result = _start(task, job)
         try:
             value = normalize_json(task.func(*_context(task, job, result), *args, **kwargs))
         except Cancel:
@@ -93,7 +142,7 @@ async def _run_async(task: Any, job: Job, args: list[Any], kwargs: dict[str, Any
     # Django's async ORM works in threads: the connections to be cleaned are there, as are the receivers of signals.
     await sync_to_async(clean_connections)()
     try:
-        result = await sync_to_async(_start)(task, job, args, kwargs)
+        result = await sync_to_async(_start)(task, job)
         try:
             value = normalize_json(await task.func(*_context(task, job, result), *args, **kwargs))
         except Cancel:
@@ -109,8 +158,8 @@ def _context(task: Any, job: Job, result: Any) -> list[Any]:
     return [JobContext(task_result=result, job=job)] if task.takes_context else []
 
 
-def _start(task: Any, job: Job, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    result = _result(task, job, args, kwargs, TaskResultStatus.RUNNING, [])
+def _start(task: Any, job: Job) -> Any:
+    result = _result(task, job, TaskResultStatus.RUNNING, [])
     signals.task_started.send_robust(type(task.get_backend()), task_result=result)
     return result
 
@@ -126,11 +175,11 @@ def _died(dead: Dead) -> None:
     """Signal to Django that a task has failed for good. A retried attempt is not its end."""
     clean_connections()
     try:
-        task = backends.declared.get(dead.job.task)
-        payload = dead.job.args
-        if task is None or not isinstance(payload, dict) or not {"args", "kwargs"} <= payload.keys():
+        native = declared.get(dead.job.task)
+        # Args that cannot be read are no mapping.
+        if native is None or not isinstance(dead.job.args, dict):
             return
-        result = _result(task, dead.job, payload["args"], payload["kwargs"], TaskResultStatus.FAILED, [dead.error])
+        result = _result(native.django, dead.job, TaskResultStatus.FAILED, [dead.error])
         try:
             raise TaskFailed(result.errors[0].traceback)
         except TaskFailed as error:
@@ -141,14 +190,9 @@ def _died(dead: Dead) -> None:
         clean_connections()
 
 
-def _result(
-    task: Any, job: Job, args: list[Any], kwargs: dict[str, Any], status: Any, errors: list[dict[str, Any]]
-) -> Any:
-    if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise InvalidPayload(
-            f"the arguments of job {job.id} are not those of a Django task",
-            hint='enqueue {"args": [...], "kwargs": {...}}, or through the task',
-        )
+def _result(task: Any, job: Job, status: Any, errors: list[dict[str, Any]]) -> Any:
+    # Those of the job, which are JSON: the handler's may be of the annotated types.
+    args, kwargs = call_of(job.args)
     now = timezone.now()
     return TaskResult(
         task=task.using(queue_name=job.queue),

@@ -48,12 +48,13 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
     job_id, path, state, queue, priority, run_at, created_at, reserved_at, finished_at, *texts, attempts, worker = row
     args, errors, result = (loaded(text) for text in texts)
     task = _task(path, declared)
-    if task is None or not isinstance(args, dict) or not {"args", "kwargs"} <= args.keys():
+    if task is None or not isinstance(args, dict):
         # A job of the queue, but none of Django's.
         raise TaskResultDoesNotExist(result_id)
     task = task.using(queue_name=queue, backend=alias, run_after=run_at if run_at > created_at else None)
     task = task.using(priority=priority)
     status = _STATUS[state]
+    positional, named = call_of(args)
     found = TaskResult(
         task=task,
         id=str(job_id),
@@ -62,14 +63,26 @@ def read(result_id: str, database: str, alias: str, declared: Mapping[str, Any])
         started_at=reserved_at,
         last_attempted_at=reserved_at,
         finished_at=finished_at,
-        args=args["args"],
-        kwargs=args["kwargs"],
+        args=positional,
+        kwargs=named,
         backend=alias,
         errors=[error_of(each) for each in errors or []],
         worker_ids=worker_ids(errors or [], attempts, worker),
     )
     object.__setattr__(found, "_return_value", result)
     return found
+
+
+def call_of(payload: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments of a job's payload, which is one of two forms.
+
+    The call, `{"args": [...], "kwargs": {...}}`, as the backend writes it; or the arguments by their names, as SQL and
+    schedules do: `{"order_id": 17}`.
+    """
+    args, kwargs = payload.get("args"), payload.get("kwargs")
+    if len(payload) == 2 and isinstance(args, list) and isinstance(kwargs, dict):
+        return args, kwargs
+    return [], payload
 
 
 def error_of(error: Mapping[str, Any]) -> Any:
@@ -88,10 +101,10 @@ def worker_ids(errors: list[Mapping[str, Any]], attempts: int, worker: str | Non
 
 
 def _task(path: str, declared: Mapping[str, Any]) -> Any:
-    task = declared.get(path)
-    if task is None:
-        try:
-            task = import_string(path)
-        except ImportError:
-            return None
+    if path in declared:
+        return declared[path].django
+    try:
+        task = import_string(path)
+    except ImportError:
+        return None
     return task if isinstance(task, Task) else None

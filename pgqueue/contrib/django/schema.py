@@ -10,7 +10,11 @@ from django.db import connections
 from django.db.migrations.operations import RunPython
 
 from pgqueue.contrib.django.connections import dsn_of
+from pgqueue.errors import AccessDenied
+from pgqueue.logs import one_line
 from pgqueue.schema.status import Status, status
+
+_REMEDY = "Run: manage.py migrate"
 
 _BACKEND = "pgqueue.contrib.django."
 
@@ -38,12 +42,30 @@ def jobs_flush(alias: str) -> list[str]:
     return [f"truncate {', '.join(f'pgqueue.{each}' for each in _OF_JOBS)}"] if installed == (True,) else []
 
 
-def standing(alias: str) -> Status:
-    """Read where the schema of a database stands; as nowhere, when the database cannot be asked."""
+def trouble(alias: str) -> tuple[str, str] | None:
+    """Return what keeps this version from using the queue in a database, and what to do; None: nothing does."""
     try:
-        return status(dsn_of(alias))
-    except psycopg.OperationalError:
-        return Status.of(None)
+        now = standing(alias)
+    except psycopg.OperationalError as error:
+        return (
+            f"The database {alias!r} cannot be asked for the queue's schema: {one_line(error)}",
+            "Start PostgreSQL, or mend this database in the setting DATABASES.",
+        )
+    except AccessDenied as error:
+        return f"The queue's schema in the database {alias!r} cannot be read: {error.message}", f"{error.hint}"
+    if now.current:
+        return None
+    if now.revision is None:
+        return f"The database {alias!r} has no queue: the schema 'pgqueue' is missing.", _REMEDY
+    refusal = now.refusal(f"the database {alias!r}")
+    assert refusal is not None
+    what, remedy = refusal
+    return f"{what[0].upper()}{what[1:]}.", remedy if now.is_newer or now.is_too_old else _REMEDY
+
+
+def standing(alias: str) -> Status:
+    """Read where the schema of a database stands."""
+    return status(dsn_of(alias))
 
 
 def bring_to(alias: str, revision: str) -> None:

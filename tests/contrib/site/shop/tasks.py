@@ -1,3 +1,6 @@
+from datetime import date
+from decimal import Decimal
+
 from django.db import transaction
 
 from pgqueue import Discard
@@ -69,6 +72,53 @@ def durable():
 @task
 def discards():
     raise Discard("never")
+
+
+@task
+def receipt(order_id, copies=1):
+    return [order_id, copies]
+
+
+@task(takes_context=True)
+async def receipt_with_context(context, order_id):
+    return [context.task_result.args, context.task_result.kwargs, order_id]
+
+
+@task(validate=True)
+def bill(customer: int, day: date, *, total: Decimal = Decimal(0)):
+    return [type(customer).__name__, type(day).__name__, type(total).__name__]
+
+
+@task(queue_name="nights", priority=7, schedule="30 2 * * *")
+def nightly():
+    return "night"
+
+
+@task(
+    schedule=[
+        {"name": "hourly-eu", "expression": "0 * * * *", "timezone": "Europe/Berlin", "args": {"region": "eu"}},
+        {"name": "hourly-us", "every": "1 hour", "args": {"region": "us"}, "queue": "us"},
+    ]
+)
+def hourly(region):
+    return region
+
+
+@task(
+    key="ledger",
+    limit_key="bank",
+    retry_policy="fixed",
+    retry_delay="2 min",
+    max_attempts=2,
+    expires_in="1 day",
+    tags=["money"],
+    owner="payments",
+)
+def book():
+    raise LookupError("the bank is closed")
+
+
+def undeclared(): ...
 
 
 assert isinstance(noop, Task)

@@ -1,12 +1,17 @@
 """What Django asks of a backend for its tasks, and what this one adds."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
-from datetime import timedelta
+from datetime import date, timedelta
+from decimal import Decimal
 from io import StringIO
+from pathlib import Path
+from types import ModuleType
 
 import psycopg
 from django.contrib.admin.models import LogEntry
@@ -21,9 +26,12 @@ from django.utils import timezone
 
 import pgqueue
 from pgqueue.contrib.django import Backend, PgqueueTask, drain, make_app
+from pgqueue.contrib.django import task as pgqueue_task
 from pgqueue.contrib.django.api import TaskResultDoesNotExist, TaskResultStatus, signals
 from pgqueue.contrib.django.apps import check_schema
 from pgqueue.contrib.django.connections import clean_connections, dsn_of
+from pgqueue.contrib.django.handlers import declared
+from pgqueue.errors import ConfigError, InvalidArgument
 from pgqueue.testing import assert_enqueued
 from pgqueue.worker import Worker
 from shop import tasks
@@ -220,6 +228,197 @@ class EnqueueTest(TestCase):
         self.assertEqual(Order.objects.count(), 1)
 
 
+class ByNameTest(TestCase):
+    """A Django task that something else than Django enqueues."""
+
+    def enqueue(self, task, payload):
+        return str(pgqueue.enqueue(connection, task.module_path, payload))
+
+    def test_sql_names_the_arguments(self):
+        for task, payload, expected in (
+            (tasks.receipt, {"order_id": 1}, [1, 1]),
+            (tasks.receipt, {"order_id": 1, "copies": 2}, [1, 2]),
+            (tasks.receipt, {"args": [1], "kwargs": {"copies": 2}}, [1, 2]),
+            (tasks.receipt_with_context, {"order_id": 1}, [[], {"order_id": 1}, 1]),
+            (tasks.receipt_with_context, {"args": [1], "kwargs": {}}, [[1], {}, 1]),
+        ):
+            with self.subTest(payload=payload):
+                job_id = self.enqueue(task, payload)
+                self.assertEqual(default_task_backend.get_result(job_id).status, TaskResultStatus.READY)
+                self.assertEqual(drain().succeeded, 1)
+                result = default_task_backend.get_result(job_id)
+                self.assertEqual(result.return_value, expected)
+                by_call = "args" in payload
+                self.assertEqual(result.args, payload["args"] if by_call else [])
+                self.assertEqual(result.kwargs, payload["kwargs"] if by_call else payload)
+
+    def test_a_name_that_the_function_does_not_have_is_the_error(self):
+        with self.assertLogs(LOGGER, level="ERROR"):
+            job_id = str(pgqueue.enqueue(connection, tasks.receipt.module_path, {"order": 1}, max_attempts=1))
+            self.assertEqual(drain(raise_errors=False).dead, 1)
+        result = default_task_backend.get_result(job_id)
+        self.assertEqual((result.status, result.kwargs), (TaskResultStatus.FAILED, {"order": 1}))
+        self.assertIn("unexpected keyword argument 'order'", result.errors[0].traceback)
+
+    def test_what_the_queue_declares_of_a_task_holds_for_sql_too(self):
+        app = make_app()
+        self.assertEqual(
+            dict(app.tasks[tasks.nightly.module_path].declared()["declared"]), {"queue": "nights", "priority": 7}
+        )
+
+
+class ValidateTest(TestCase):
+    def test_arguments_are_of_the_annotated_types(self):
+        enqueued = tasks.bill.enqueue("7", date(2026, 11, 1), total=Decimal("1.50"))
+        self.assertEqual(enqueued.kwargs, {"customer": 7, "day": "2026-11-01", "total": "1.50"})
+        payload = {"customer": 7, "day": "2026-11-01"}
+        by_name = str(pgqueue.enqueue(connection, tasks.bill.module_path, payload))
+        by_call = str(pgqueue.enqueue(connection, tasks.bill.module_path, {"args": [7, "2026-11-01"], "kwargs": {}}))
+        self.assertEqual(drain().succeeded, 3)
+        for job_id in (enqueued.id, by_name, by_call):
+            self.assertEqual(default_task_backend.get_result(job_id).return_value, ["int", "date", "Decimal"])
+
+    def test_others_are_refused_at_enqueue_and_fail_at_once_when_sql_gives_them(self):
+        for args in (["x", date(2026, 11, 1)], [1], [1, date(2026, 11, 1), 3]):
+            with self.subTest(args), self.assertRaises(InvalidArgument):
+                tasks.bill.enqueue(*args)
+        job_id = str(pgqueue.enqueue(connection, tasks.bill.module_path, {"customer": "x"}, max_attempts=1))
+        with self.assertLogs(LOGGER, level="ERROR"):
+            drain(raise_errors=False)
+        [error] = default_task_backend.get_result(job_id).errors
+        self.assertIn("InvalidPayload", error.exception_class_path)
+
+    def test_its_schema_is_there_for_producers_elsewhere(self):
+        schema = make_app().tasks[tasks.bill.module_path].typed.schema()
+        self.assertEqual(schema["required"], ["customer", "day"])
+        self.assertEqual(schema["properties"]["day"], {"format": "date", "title": "Day", "type": "string"})
+
+
+class OptionsTest(TestCase):
+    def test_the_decorator_takes_the_options_of_jobs(self):
+        result = tasks.book.enqueue()
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select key, limit_key, tags, expires_at - run_at, max_attempts, retry from pgqueue.jobs where id = %s",
+                [result.id],
+            )
+            # What the worker declares is not the job's: there an operator may override it.
+            self.assertEqual(cursor.fetchall(), [("ledger", "bank", ["money"], timedelta(days=1), None, None)])
+
+    def test_the_policy_of_the_decorator_decides_on_the_retry(self):
+        result = tasks.book.enqueue()
+        self.assertEqual(drain(raise_errors=False).failed, 1)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select extract(epoch from due_at - pgqueue._clock()) from pgqueue.all_jobs where id = %s", [result.id]
+            )
+            [(seconds,)] = cursor.fetchall()
+        self.assertTrue(100 <= seconds <= 132, seconds)
+        with self.assertLogs(LOGGER, level="ERROR"):
+            self.assertEqual(drain(scheduled=True, raise_errors=False).dead, 1)
+
+    def test_one_job_may_have_others(self):
+        with self.assertNumQueries(1):
+            result = tasks.book.using(retry_policy="doubling", max_attempts=2, limit_key="other").enqueue()
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select limit_key, max_attempts, retry->>'policy' from pgqueue.jobs where id = %s", [result.id]
+            )
+            self.assertEqual(cursor.fetchall(), [("other", None, "doubling")])
+
+    def test_what_cannot_be_is_refused_where_it_is_written(self):
+        for error, options in (
+            (ConfigError, {"timeout": "5 minuts"}),
+            (ConfigError, {"retry_policy": "never"}),
+            (ConfigError, {"max_crashes": 0}),
+            (ConfigError, {"schedule": "61 * * * *"}),
+            (TypeError, {"schedule": {"expression": "@daily", "evry": "1 h"}}),
+            (InvalidArgument, {"schedule": {"every": "1 h", "args": {"nobody": 1}}}),
+            (InvalidArgument, {"delay": "5 minuts"}),
+            (TypeError, {"nonsense": 1}),
+        ):
+            with self.subTest(options), self.assertRaises(error):
+                pgqueue_task(**options)(tasks.undeclared)
+        with self.assertRaisesMessage(ConfigError, "task shop.tasks.undeclared: timeout is '5 minuts'"):
+            pgqueue_task(timeout="5 minuts")(tasks.undeclared)
+        for error, options in (
+            (TypeError, {"schedule": "@daily"}),
+            (TypeError, {"kay": "k"}),
+            (InvalidArgument, {"delay": "5 minuts"}),
+        ):
+            with self.subTest(options), self.assertRaises(error):
+                tasks.receipt.using(**options)
+
+
+class PageTest(TestCase):
+    def test_the_modules_of_tasks_on_the_page_can_be_imported(self):
+        page = Path(pgqueue.__file__).parents[1] / "docs" / "how-to" / "django.md"
+        blocks = re.findall(
+            r"^```python\n# shop/(\w+_tasks)\.py\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL
+        )
+        before = dict(declared)
+        try:
+            for name, text in blocks:
+                module = ModuleType(f"shop.{name}")
+                exec(compile(text, name, "exec"), vars(module))
+            found = {path for path in make_app().tasks if path not in before}
+        finally:
+            for path in declared.keys() - before.keys():
+                del declared[path]
+        names = ("more_tasks.remind", "checked_tasks.bill", "nightly_tasks.clean_up", "nightly_tasks.report")
+        self.assertEqual(found, {f"shop.{name}" for name in names})
+
+
+class SchedulesTest(TransactionTestCase):
+    def tearDown(self):
+        with connection.cursor() as cursor:
+            cursor.execute("select pgqueue.unschedule(name) from pgqueue.effective_schedules")
+
+    def test_a_worker_writes_the_schedules_of_the_decorators_and_they_run(self):
+        with self.assertRaises(SystemExit):
+            call_command("pgqueue_worker", "--", "--until-empty", "--log-level", "error")
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select e.name, e.task, e.expression, e.every, e.timezone, s.args, e.queue"
+                " from pgqueue.effective_schedules e join pgqueue.schedules s using (name) order by name"
+            )
+            hour = timedelta(hours=1)
+            self.assertEqual(
+                [
+                    (*row[:5], json.loads(row[5]) if isinstance(row[5], str) else row[5], row[6])
+                    for row in cursor.fetchall()
+                ],
+                [
+                    ("hourly-eu", "shop.tasks.hourly", "0 * * * *", None, "Europe/Berlin", {"region": "eu"}, None),
+                    ("hourly-us", "shop.tasks.hourly", None, hour, "UTC", {"region": "us"}, "us"),
+                    # Django's own TIME_ZONE.
+                    ("shop.tasks.nightly", "shop.tasks.nightly", "30 2 * * *", None, "America/Chicago", {}, None),
+                ],
+            )
+            jobs = {}
+            for name in ("hourly-eu", "hourly-us", "shop.tasks.nightly"):
+                cursor.execute("select pgqueue.run_schedule_now(%s)", [name])
+                jobs[name] = str(cursor.fetchone()[0])
+        self.assertEqual(drain().succeeded, 3)
+        found = {name: default_task_backend.get_result(job_id) for name, job_id in jobs.items()}
+        self.assertEqual([each.return_value for each in found.values()], ["eu", "us", "night"])
+        # A schedule's job goes where the task's own go.
+        self.assertEqual([each.task.queue_name for each in found.values()], ["default", "us", "nights"])
+        self.assertEqual(found["shop.tasks.nightly"].task.priority, 7)
+
+    def test_the_command_line_adds_one(self):
+        dsn = dsn_of("default")
+        command = [sys.executable, "-m", "pgqueue", "schedules", "add", "weekly", "shop.tasks.receipt"]
+        command += ['{"order_id": 3}', "--cron", "0 6 * * mon", "--timezone", "Europe/Berlin", "--dsn", dsn]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        with connection.cursor() as cursor:
+            cursor.execute("select pgqueue.run_schedule_now('weekly')")
+            job_id = str(cursor.fetchone()[0])
+        self.assertEqual(drain().succeeded, 1)
+        self.assertEqual(default_task_backend.get_result(job_id).return_value, [3, 1])
+
+
 class TransactionsTest(TransactionTestCase):
     def test_a_job_is_committed_and_rolled_back_with_the_rest(self):
         with transaction.atomic():
@@ -360,11 +559,41 @@ class MigrateTest(TransactionTestCase):
             cursor.execute("drop function pgqueue.version()")
         [warning] = check_schema(databases=["default"])
         self.assertEqual((warning.id, warning.hint), ("pgqueue.W002", "Run: manage.py migrate"))
+        self.assertIn("older than this program", warning.msg)
         with self.assertRaises(SystemCheckError):
             call_command("check", "--database", "default", "--fail-level", "WARNING", stderr=StringIO())
         # With its checks, as from the command line: they must not keep it from its work.
         call_command("migrate", "pgqueue", verbosity=0, skip_checks=False, stderr=StringIO())
         self.assertEqual(check_schema(databases=["default"]), [])
+
+
+class TroubleTest(TestCase):
+    """What `check` says of a database: three things that need three remedies."""
+
+    databases = ()
+
+    def warning(self, alias, **settings):
+        connections.settings["elsewhere"] = {**connections.settings["default"], **settings}
+        backend = {"BACKEND": "pgqueue.contrib.django.Backend", "OPTIONS": {"database": "elsewhere"}}
+        try:
+            with override_settings(TASKS={"default": backend}):
+                [warning] = check_schema(databases=["elsewhere"])
+        finally:
+            del connections["elsewhere"]
+            del connections.settings["elsewhere"]
+        self.assertEqual(warning.id, "pgqueue.W002")
+        return warning
+
+    def test_a_database_that_does_not_answer(self):
+        found = self.warning("elsewhere", HOST="127.0.0.1", PORT="1")
+        self.assertIn("The database 'elsewhere' cannot be asked for the queue's schema: ", found.msg)
+        self.assertIn("refused", found.msg)
+        self.assertNotIn("migrate", found.hint)
+
+    def test_a_database_without_the_queue(self):
+        found = self.warning("elsewhere", NAME="template1")
+        self.assertEqual(found.msg, "The database 'elsewhere' has no queue: the schema 'pgqueue' is missing.")
+        self.assertEqual(found.hint, "Run: manage.py migrate")
 
 
 class AdminTest(TestCase):
