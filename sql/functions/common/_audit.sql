@@ -1,13 +1,13 @@
 -- The audit: each function for operators records its change in its own transaction, so that psql, the command line and the
--- web page leave the same trace. Inserts one row and locks nothing.
+-- web page leave the same trace. Inserts one row and locks nothing. False: nothing was changed, and nothing is recorded.
 
 create or replace function pgqueue._audit(p_action text, p_filter jsonb, p_changed bigint default 1)
-returns void
+returns boolean
 language plpgsql
 as $$
 begin
     if p_changed is null or p_changed < 1 then
-        return;
+        return false;
     end if;
     insert into pgqueue.audit (at, actor, db_role, action, filter, changed, via)
     values (
@@ -28,5 +28,6 @@ begin
         p_changed,
         left(coalesce(nullif(current_setting('pgqueue.via', true), ''), nullif(current_setting('application_name'), ''), 'sql'), 256)
     );
+    return true;
 end
 $$;

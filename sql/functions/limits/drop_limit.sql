@@ -7,7 +7,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_limit(drop_limit.kind, drop_limit.target);
     if drop_limit.part not in ('max_executing', 'rate') then
@@ -17,8 +16,7 @@ begin
         );
     end if;
     delete from pgqueue.limits l
-    where l.kind = drop_limit.kind
-        and l.target = drop_limit.target
+    where l.kind = drop_limit.kind and l.target = drop_limit.target
         and case drop_limit.part
             when 'max_executing' then l.max_executing is not null and l.rate is null
             when 'rate' then l.rate is not null and l.max_executing is null
@@ -30,20 +28,16 @@ begin
             max_executing = case when drop_limit.part = 'rate' then l.max_executing end,
             rate = case when drop_limit.part = 'max_executing' then l.rate end,
             per = case when drop_limit.part = 'max_executing' then l.per end
-        where l.kind = drop_limit.kind
-            and l.target = drop_limit.target
-            and drop_limit.part is not null
-            and l.max_executing is not null
-            and l.rate is not null;
+        where l.kind = drop_limit.kind and l.target = drop_limit.target and drop_limit.part is not null
+            and l.max_executing is not null and l.rate is not null;
         if not found then
             return false;
         end if;
     end if;
     perform pgqueue._recheck_limit(drop_limit.kind, drop_limit.target);
-    perform pgqueue._audit(
+    return pgqueue._audit(
         'drop_limit', jsonb_build_object('kind', drop_limit.kind, 'target', drop_limit.target, 'part', drop_limit.part)
     );
-    return true;
 end
 $$;
 

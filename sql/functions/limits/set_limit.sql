@@ -68,14 +68,13 @@ begin
         return false;
     end if;
     perform pgqueue._recheck_limit(set_limit.kind, set_limit.target);
-    perform pgqueue._audit(
+    return pgqueue._audit(
         'set_limit',
         jsonb_build_object(
             'kind', set_limit.kind, 'target', set_limit.target, 'max_executing', set_limit.max_executing,
             'rate', set_limit.rate, 'per', set_limit.per
         )
     );
-    return true;
 end
 $$;
 

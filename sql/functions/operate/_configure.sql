@@ -17,8 +17,7 @@ begin
             'Call set_retry_function(task, function) as the owner.'
         );
     end if;
-    select w.*
-    into v_row
+    select w.* into v_row
     from pgqueue._write_options(
         p_of, p_name,
         jsonb_strip_nulls(p_options) || coalesce((select jsonb_object_agg(r.name, null) from unnest(p_reset) r (name)), '{}'),
@@ -120,21 +119,13 @@ $$;
 -- Records which options of a queue or task changed; false: none.
 create or replace function pgqueue._audit_options(p_function text, p_of text, p_name text, p_before jsonb, p_after jsonb)
 returns boolean
-language plpgsql
+language sql
 as $$
-begin
-    if p_after = p_before then
-        return false;
-    end if;
-    perform pgqueue._audit(
+    select pgqueue._audit(
         p_function,
-        (
-            select
-                jsonb_build_object(p_of, p_name, 'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value))
-            from jsonb_each(p_before) b
-            join jsonb_each(p_after) a on a.key = b.key and a.value <> b.value
-        )
-    );
-    return true;
-end
+        jsonb_build_object(p_of, p_name, 'before', jsonb_object_agg(b.key, b.value), 'after', jsonb_object_agg(b.key, a.value)),
+        least(count(*), 1)
+    )
+    from jsonb_each(p_before) b
+    join jsonb_each(p_after) a on a.key = b.key and a.value <> b.value
 $$;

@@ -12,21 +12,18 @@ set lock_timeout = '5s'
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-#variable_conflict use_column
 declare
     v_position record;
-    v_count bigint := 0::bigint;
+    v_count bigint;
 begin
-    if pgqueue._delete_jobs(array[delete.job_id]) <> '{}' then
-        perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id));
-        return true;
+    v_count := cardinality(pgqueue._delete_jobs(array[delete.job_id]))::bigint;
+    if v_count = 0 then
+        select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
+        if found then
+            v_count := pgqueue._delete_history(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
+        end if;
     end if;
-    select h.id, h.granularity, h.kept_until into v_position from pgqueue.history h where h.id = delete.job_id for update;
-    if found then
-        v_count := pgqueue._delete_history(array[v_position.id], array[v_position.granularity], array[v_position.kept_until]);
-    end if;
-    perform pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
-    return v_count > 0;
+    return pgqueue._audit('delete', jsonb_build_object('job_id', delete.job_id), v_count);
 end
 $$;
 

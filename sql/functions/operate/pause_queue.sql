@@ -6,17 +6,12 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_name('queue', pause_queue.queue);
     insert into pgqueue.queues as q (name, paused_at)
     values (pause_queue.queue, pgqueue._clock())
     on conflict (name) do update set paused_at = excluded.paused_at where q.paused_at is null;
-    if not found then
-        return false;
-    end if;
-    perform pgqueue._audit('pause_queue', jsonb_build_object('queue', pause_queue.queue));
-    return true;
+    return pgqueue._audit('pause_queue', jsonb_build_object('queue', pause_queue.queue), found::integer);
 end
 $$;
 

@@ -34,7 +34,6 @@ begin
     if pgqueue._may_notify() then
         perform pg_notify(v_channel, 'command');
     end if;
-    perform pgqueue._audit(p_action, jsonb_build_object('worker', p_worker));
-    return true;
+    return pgqueue._audit(p_action, jsonb_build_object('worker', p_worker));
 end
 $$;

@@ -5,7 +5,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_name('queue', resume_queue.queue);
     update pgqueue.queues set paused_at = null where name = resume_queue.queue and paused_at is not null;
@@ -13,8 +12,7 @@ begin
         return false;
     end if;
     perform pgqueue._wake(resume_queue.queue, pgqueue._clock(), 2, null);
-    perform pgqueue._audit('resume_queue', jsonb_build_object('queue', resume_queue.queue));
-    return true;
+    return pgqueue._audit('resume_queue', jsonb_build_object('queue', resume_queue.queue));
 end
 $$;
 

@@ -5,17 +5,12 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_name('name', pause_schedule.name);
     update pgqueue.schedules s
     set paused_at = pgqueue._clock()
     where s.name = pause_schedule.name and s.paused_at is null;
-    if not found then
-        return false;
-    end if;
-    perform pgqueue._audit('pause_schedule', jsonb_build_object('name', pause_schedule.name));
-    return true;
+    return pgqueue._audit('pause_schedule', jsonb_build_object('name', pause_schedule.name), found::integer);
 end
 $$;
 

@@ -7,7 +7,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_schedule pgqueue.schedules;
     v_is_settled boolean;
@@ -25,8 +24,7 @@ begin
     if v_is_settled then
         perform pgqueue._plan_schedule(v_schedule, pgqueue._clock());
     end if;
-    perform pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
-    return true;
+    return pgqueue._audit('resume_schedule', jsonb_build_object('name', resume_schedule.name));
 end
 $$;
 

@@ -6,15 +6,10 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_name('name', unschedule.name);
     delete from pgqueue.schedules s where s.name = unschedule.name;
-    if not found then
-        return false;
-    end if;
-    perform pgqueue._audit('unschedule', jsonb_build_object('name', unschedule.name));
-    return true;
+    return pgqueue._audit('unschedule', jsonb_build_object('name', unschedule.name), found::integer);
 end
 $$;
 

@@ -8,7 +8,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 begin
     perform from pgqueue.jobs j where j.id = release_from_parents.job_id and j.blocked_on = '@parents' for update;
     if not found then
@@ -16,8 +15,7 @@ begin
     end if;
     perform pgqueue._release_children(array[release_from_parents.job_id]);
     perform pgqueue._drop_dependencies(array[release_from_parents.job_id], false);
-    perform pgqueue._audit('release_from_parents', jsonb_build_object('job_id', release_from_parents.job_id));
-    return true;
+    return pgqueue._audit('release_from_parents', jsonb_build_object('job_id', release_from_parents.job_id));
 end
 $$;
 
