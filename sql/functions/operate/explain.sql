@@ -13,7 +13,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off set enable_sort = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_job pgqueue.jobs;
@@ -42,60 +41,53 @@ begin
         return;
     end if;
     state := v_job.state::text;
-    if v_job.state = 'executing' then
-        behind := nullif(v_job.leader, v_job.id);
-        until := v_job.lease_expires_at;
-        if until <= v_now then
-            reason := 'lapsed';
-            detail := format('the lease of worker %s lapsed at %s; the next maintain() takes the job back', v_job.reserved_by, until);
-        elsif v_job.cancel_requested_at is not null then
-            reason := 'cancelling';
-            detail := format('worker %s was asked to cancel it at %s', v_job.reserved_by, v_job.cancel_requested_at);
-        else
-            reason := 'executing';
-            detail := format(
-                'worker %s holds it since %s until %s, %s', v_job.reserved_by, v_job.reserved_at, until, pgqueue._explain_attempts(v_job)
-            );
-        end if;
-        return;
-    end if;
-
-    if v_job.expires_at <= v_now then
-        reason := 'expired';
-        detail := format('it did not start before %s and will be cancelled', v_job.expires_at);
-        return;
-    end if;
-
-    if v_job.blocked_on like '@%' then
-        reason := case when v_job.task = '@group' then 'group' else 'parents' end;
-        select e.detail, e.behind into detail, behind from pgqueue._explain_parents(v_job) e;
-        return;
-    end if;
-
-    detail := pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now);
-    if detail is not null then
-        reason := 'unknown_task';
-        return;
-    end if;
-
-    if v_job.state = 'blocked' and v_job.blocked_on is not null then
-        reason := 'limit';
-        select l.detail, l.until into detail, until from pgqueue._reached_limit(v_job, v_job.blocked_on, v_now) l;
-        detail := coalesce(
-            detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)
-        );
-        return;
-    end if;
-
-    if v_job.state <> 'blocked' then
-        if v_job.ready_at > v_now then
-            select e.reason, e.detail, e.until into reason, detail, until from pgqueue._explain_step(v_job, v_now) e;
-            if detail is not null then
-                return;
-            end if;
-            until := v_job.ready_at;
-            reason := 'not_due';
-            detail := format(
+    -- A row for each question whose answer is no, in their order. Only the first is asked for.
+    select a.reason, a.detail, a.until, a.behind into reason, detail, until, behind
+    from (
+        select
+            case
+                when v_job.lease_expires_at <= v_now then 'lapsed'
+                when v_job.cancel_requested_at is not null then 'cancelling'
+                else 'executing'
+            end as reason,
+            case
+                when v_job.lease_expires_at <= v_now
+                    then format('the lease of worker %s lapsed at %s; the next maintain() takes the job back',
+                        v_job.reserved_by, v_job.lease_expires_at)
+                when v_job.cancel_requested_at is not null
+                    then format('worker %s was asked to cancel it at %s', v_job.reserved_by, v_job.cancel_requested_at)
+                else format('worker %s holds it since %s until %s, %s',
+                    v_job.reserved_by, v_job.reserved_at, v_job.lease_expires_at, pgqueue._explain_attempts(v_job))
+            end as detail,
+            v_job.lease_expires_at as until, nullif(v_job.leader, v_job.id) as behind
+        where v_job.state = 'executing'
+        union all
+        select 'expired', format('it did not start before %s and will be cancelled', v_job.expires_at), null, null
+        where v_job.expires_at <= v_now
+        union all
+        select case when v_job.task = '@group' then 'group' else 'parents' end, e.detail, null, e.behind
+        from pgqueue._explain_parents(v_job) e
+        where v_job.blocked_on like '@%'
+        union all
+        select 'unknown_task', e.detail, null, null
+        from pgqueue._explain_unknown_task(v_job.task, v_job.queue, v_now) e (detail)
+        where e.detail is not null
+        union all
+        select
+            'limit',
+            coalesce(l.detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)),
+            l.until, null
+        from (select) one
+        left join pgqueue._reached_limit(v_job, v_job.blocked_on, v_now) l on true
+        where v_job.state = 'blocked' and v_job.blocked_on is not null
+        union all
+        select e.reason, e.detail, e.until, null
+        from pgqueue._explain_step(v_job, v_now) e
+        where v_job.state <> 'blocked' and v_job.ready_at > v_now and e.detail is not null
+        union all
+        select
+            'not_due',
+            format(
                 '%s at %s, %s',
                 case
                     when v_job.state = 'failed' then 'it failed and is retried'
@@ -107,45 +99,36 @@ begin
                     when v_job.reservation > 0 then 'it was deferred; it runs again'
                     else 'it is to run'
                 end,
-                until, pgqueue._explain_attempts(v_job)
-            );
-            return;
-        end if;
-        select 'paused', format('queue %s is paused since %s', q.name, q.paused_at) into reason, detail
+                v_job.ready_at, pgqueue._explain_attempts(v_job)
+            ),
+            v_job.ready_at, null
+        where v_job.state <> 'blocked' and v_job.ready_at > v_now
+        union all
+        select 'paused', format('queue %s is paused since %s', q.name, q.paused_at), null, null
         from pgqueue.queues q
-        where q.name = v_job.queue and q.paused_at is not null;
-        if found then
-            return;
-        end if;
-    end if;
-
-    if v_job.key is not null then
-        select e.detail, e.until, e.behind into detail, until, behind from pgqueue._explain_key(v_job, v_now) e;
-        if detail is not null then
-            reason := 'key';
-            return;
-        end if;
-    end if;
-
-    select l.detail, l.until into detail, until from pgqueue._reached_limit(v_job, null, v_now) l;
-    if detail is not null then
-        reason := 'limit';
-        return;
-    end if;
-
-    if not exists (select from pgqueue._living_workers_of(v_job.queue, v_now)) then
-        reason := 'no_worker';
-        detail := format('no living worker serves queue %s', v_job.queue);
-        return;
-    end if;
-    reason := 'turn';
-    detail := concat(
-        format(
-            'it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
-            pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue
-        ),
-        '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now)
-    );
+        where v_job.state <> 'blocked' and q.name = v_job.queue and q.paused_at is not null
+        union all
+        select 'key', e.detail, e.until, e.behind
+        from pgqueue._explain_key(v_job, v_now) e
+        where v_job.key is not null and e.detail is not null
+        union all
+        select 'limit', l.detail, l.until, null
+        from pgqueue._reached_limit(v_job, null, v_now) l
+        where l.detail is not null
+        union all
+        select 'no_worker', format('no living worker serves queue %s', v_job.queue), null, null
+        where not exists (select from pgqueue._living_workers_of(v_job.queue, v_now))
+        union all
+        select
+            'turn',
+            concat(
+                format('it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
+                    pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue),
+                '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now)
+            ),
+            null, null
+    ) a
+    limit 1;
 end
 $$;
 
