@@ -49,6 +49,7 @@ ALLOWED = {
     ("_ended_members", STABLE): "sees the members that ended until the group was locked",
     ("_has_members", STABLE): "sees the members that were added until the group was locked",
     # They run functions or statements that are known at run time only.
+    ("_apply_grants", "text type variable is not sanitized"): "rights on objects, named as the catalog names them",
     ("_ask_retry_function", STABLE): "calls a function of the user",
     ("_drop_partition", STABLE): "drops a table by dynamic SQL",
     ("_finish_detaching", STABLE): "changes a table by dynamic SQL",

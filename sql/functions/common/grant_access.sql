@@ -101,72 +101,64 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    v_function regprocedure;
     v_grant record;
-    v_function record;
-    v_view record;
+    v_right text;
 begin
-    for v_function in
-        select p.oid::regprocedure as name from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace
-    loop
-        execute format('revoke all on function %s from public', v_function.name);
+    for v_function in select p.oid::regprocedure from pg_proc p where p.pronamespace = 'pgqueue'::regnamespace loop
+        execute format('revoke all on function %s from public', v_function);
     end loop;
 
     perform pgqueue._follow_roles();
     -- Skips a role that no longer exists, also if another has its name now; its row stays until revoke_access.
     for v_grant in
-        select f.now_name as role, f.kind
+        select f.now_name as role, f.kind, f.kind = 'operator' as operates, f.kind in ('reader', 'operator') as reads
         from pgqueue._roles_of_grants() f
         where f.now_oid is not null
         order by f.now_name, f.kind
     loop
-        execute format('grant usage on schema pgqueue to %I', v_grant.role);
-        for v_function in
-            select p.oid::regprocedure as name
-            from pg_proc p
-            where p.pronamespace = 'pgqueue'::regnamespace
-                and p.proname = any (pgqueue._functions_of(v_grant.kind))
-        loop
-            execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
-        end loop;
-        if v_grant.kind in ('reader', 'operator') then
-            execute format(
-                'grant select on pgqueue.queues, pgqueue.tasks, pgqueue.settings, pgqueue.workers, pgqueue.limits, pgqueue.samples,'
-                ' pgqueue.audit, pgqueue.schedules to %I',
-                v_grant.role
-            );
-            for v_view in
-                select c.oid::regclass as name from pg_class c where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
-            loop
-                execute format('grant select on %s to %I', v_view.name, v_grant.role);
-            end loop;
-            -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
-            for v_function in
-                select distinct d.refobjid::regprocedure as name
-                from pg_class c
-                join pg_rewrite r on r.ev_class = c.oid
-                join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid and d.refclassid = 'pg_proc'::regclass
-                join pg_proc p on p.oid = d.refobjid
-                where c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v' and p.pronamespace = 'pgqueue'::regnamespace
-            loop
-                execute format('grant execute on function %s to %I', v_function.name, v_grant.role);
-            end loop;
-        end if;
-        if v_grant.kind = 'operator' then
-            execute format('grant insert, update, delete on pgqueue.queues, pgqueue.limits to %I', v_grant.role);
-            -- Every column but retry_function, which fail() calls with its owner's rights.
+        if v_grant.operates then
             execute format('revoke insert, update on pgqueue.tasks from %I', v_grant.role);
-            execute format(
-                'grant insert (%1$s), update (%1$s), delete on pgqueue.tasks to %2$I',
-                pgqueue._columns_of('pgqueue.tasks', 'retry_function'), v_grant.role
-            );
-            -- And for how long it is recorded what operators do.
             execute format('revoke update on pgqueue.settings from %I', v_grant.role);
-            execute format(
-                'grant update (%s) on pgqueue.settings to %I',
-                pgqueue._columns_of('pgqueue.settings', 'retention_audit'), v_grant.role
-            );
-            execute format('grant update (paused_at, expression, timezone) on pgqueue.schedules to %I', v_grant.role);
         end if;
+        for v_right in
+            select 'usage on schema pgqueue'
+            union all
+            select 'execute on function ' || p.oid::regprocedure
+            from pg_proc p
+            where p.pronamespace = 'pgqueue'::regnamespace and p.proname = any (pgqueue._functions_of(v_grant.kind))
+            union all
+            select 'select on pgqueue.' || t.name
+            from unnest('{queues,tasks,settings,workers,limits,samples,audit,schedules}'::text[]) t (name)
+            where v_grant.reads
+            union all
+            select 'select on ' || c.oid::regclass
+            from pg_class c
+            where v_grant.reads and c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+            union all
+            -- A view reads tables with its owner's rights, but calls functions with the rights of its reader.
+            select distinct 'execute on function ' || d.refobjid::regprocedure
+            from pg_class c
+            join pg_rewrite r on r.ev_class = c.oid
+            join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid and d.refclassid = 'pg_proc'::regclass
+            join pg_proc p on p.oid = d.refobjid
+            where v_grant.reads and c.relnamespace = 'pgqueue'::regnamespace and c.relkind = 'v'
+                and p.pronamespace = 'pgqueue'::regnamespace
+            union all
+            select o.right
+            from (
+                values
+                    ('insert, update, delete on pgqueue.queues, pgqueue.limits'),
+                    ('update (paused_at, expression, timezone) on pgqueue.schedules'),
+                    -- Every column but retry_function, which fail() calls with its owner's rights,
+                    (format('insert (%1$s), update (%1$s), delete on pgqueue.tasks', pgqueue._columns_of('pgqueue.tasks', 'retry_function'))),
+                    -- and for how long it is recorded what operators do.
+                    (format('update (%s) on pgqueue.settings', pgqueue._columns_of('pgqueue.settings', 'retention_audit')))
+            ) o ("right")
+            where v_grant.operates
+        loop
+            execute format('grant %s to %I', v_right, v_grant.role);
+        end loop;
     end loop;
 end
 $$;
