@@ -355,7 +355,7 @@ def complete_a_step_too_late(stage: Stage) -> None:
 
 
 def test_a_step_that_is_not_fenced_is_caught(stage: Stage) -> None:
-    stage.bug("pgqueue._hold_for_step", "and j.reservation = p_reservation", "")
+    stage.bug("pgqueue._lock_held", "and j.reservation = p_reservation", "")
     complete_a_step_too_late(stage)
     assert stage.rules() == ["step"]
 

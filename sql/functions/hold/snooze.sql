@@ -9,16 +9,9 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
-    perform pgqueue._check_pairs(array[snooze.job_id], array[snooze.reservation]);
     perform pgqueue._check_delay(snooze.delay);
-    perform
-    from pgqueue.jobs j
-    where j.id = snooze.job_id and j.reservation = snooze.reservation and j.state = v_executing
-    for update;
-    if not found then
+    if not pgqueue._lock_held(snooze.job_id, snooze.reservation, true) then
         return false;
     end if;
     perform pgqueue._put_back(array[snooze.job_id], snooze.delay, true, false);
@@ -28,3 +21,26 @@ $$;
 
 comment on function pgqueue.snooze(bigint, bigint, interval) is
     'Defer a job by delay; the attempt does not count. False when the reservation is no longer held.';
+
+-- Locks the row of a job for a call of its handler: FOR UPDATE if it is about to give the job back. False: the lease is lost.
+create or replace function pgqueue._lock_held(p_job_id bigint, p_reservation bigint, p_update boolean)
+returns boolean
+language plpgsql
+set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
+as $$
+declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+begin
+    perform pgqueue._check_pairs(array[p_job_id], array[p_reservation]);
+    if p_update then
+        perform from pgqueue.jobs j
+        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
+        for update;
+    else
+        perform from pgqueue.jobs j
+        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
+        for key share;
+    end if;
+    return found;
+end
+$$;

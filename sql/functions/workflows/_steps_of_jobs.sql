@@ -145,26 +145,3 @@ begin
     );
 end
 $$;
-
--- False: the lease is lost. FOR UPDATE if the caller is about to give the job back.
-create or replace function pgqueue._hold_for_step(p_job_id bigint, p_reservation bigint, p_update boolean)
-returns boolean
-language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
-as $$
-declare
-    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
-begin
-    perform pgqueue._check_pairs(array[p_job_id], array[p_reservation]);
-    if p_update then
-        perform from pgqueue.jobs j
-        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
-        for update;
-    else
-        perform from pgqueue.jobs j
-        where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
-        for key share;
-    end if;
-    return found;
-end
-$$;

@@ -23,11 +23,10 @@ begin
     perform pgqueue._check_step(await_event.step, null);
     perform pgqueue._check_name('event', await_event.event, 512);
     perform pgqueue._check_delay(coalesce(await_event.timeout, '0'));
-    if not pgqueue._hold_for_step(await_event.job_id, await_event.reservation, true) then
+    if not pgqueue._lock_held(await_event.job_id, await_event.reservation, true) then
         return;
     end if;
-    select s.result, s.result ->> 'event' as event, coalesce(s.result ? 'arrived', false) as is_wait
-    into v_step
+    select s.result, s.result ->> 'event' as event, coalesce(s.result ? 'arrived', false) as is_wait into v_step
     from pgqueue.steps s
     where s.job_id = await_event.job_id and s.name = await_event.step;
     if found and not v_step.is_wait then

@@ -9,10 +9,9 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_step(complete_step.name, complete_step.result);
-    if not pgqueue._hold_for_step(complete_step.job_id, complete_step.reservation, false) then
+    if not pgqueue._lock_held(complete_step.job_id, complete_step.reservation, false) then
         return false;
     end if;
     perform pgqueue._store_step(complete_step.job_id, complete_step.name, complete_step.result);

@@ -8,18 +8,16 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_until timestamptz;
 begin
     perform pgqueue._check_step(sleep_step.name, null);
     perform pgqueue._check_delay(sleep_step."for");
-    if not pgqueue._hold_for_step(sleep_step.job_id, sleep_step.reservation, true) then
+    if not pgqueue._lock_held(sleep_step.job_id, sleep_step.reservation, true) then
         return null;
     end if;
-    select (s.result ->> 'until')::timestamptz
-    into v_until
+    select (s.result ->> 'until')::timestamptz into v_until
     from pgqueue.steps s
     where s.job_id = sleep_step.job_id and s.name = sleep_step.name;
     if found and v_until is null then

@@ -11,7 +11,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_open bigint[];
     v_job record;
@@ -25,7 +24,7 @@ begin
             'Give until, an instant, or depends_on, ids of jobs; for more jobs open a group, and wait for that.'
         );
     end if;
-    if not pgqueue._hold_for_step(suspend.job_id, suspend.reservation, true) then
+    if not pgqueue._lock_held(suspend.job_id, suspend.reservation, true) then
         return null;
     end if;
     if v_until is not null then
