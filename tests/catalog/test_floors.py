@@ -44,7 +44,7 @@ CIRCLES = {
         "the members of a batch end with their leader, and children that are not to run with their parent; each call"
         " ends jobs that lived before it, and leaves the children of large fans to notes"
     ),
-    frozenset({"_requeue", "_reopen_children", "_revive_children", "_members_came_back", "_revive_group"}): (
+    frozenset({"_requeue", "_reopen_children", "_revive_children", "_revive_group"}): (
         "a job that comes back brings back the children that were cancelled because of it, and its group; each call"
         " takes ended jobs out of history, and leaves the rest to notes"
     ),

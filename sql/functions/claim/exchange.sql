@@ -33,7 +33,6 @@ language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '100ms'
 as $$
-#variable_conflict use_column
 declare
     -- Read without an xid: see _head. Reserve will have one.
     v_began timestamptz;
@@ -44,8 +43,7 @@ begin
         perform pgqueue._require_read_committed('exchange');
     end if;
     -- The end of a single job, and all arguments right. Any other call is checked below, each argument by its name.
-    if exchange.max_jobs = 0
-        and octet_length(exchange.worker) between 1 and 256
+    if exchange.max_jobs = 0 and octet_length(exchange.worker) between 1 and 256
         and exchange.lease > '0' and exchange.lease <= '1 day'
         and (array_length(exchange.completed, 1), array_length(exchange.completed_reservations, 1)) = (1, 1)
         and coalesce(cardinality(exchange.results), 1) = 1
@@ -80,8 +78,7 @@ begin
 
     if exchange.completed <> '{}' or exchange.failed <> '{}' then
         -- Moving a head pays for some fifty claimed jobs: see reserve.
-        if exchange.max_jobs > 0
-            and random() * 50 < cardinality(exchange.completed) + cardinality(exchange.failed)
+        if exchange.max_jobs > 0 and random() * 50 < cardinality(exchange.completed) + cardinality(exchange.failed)
             and pg_current_xact_id_if_assigned() is null
         then
             v_began := pgqueue._clock();
@@ -187,11 +184,8 @@ begin
     if (p_lease > '0' and p_lease <= '1 day') is not true then
         perform pgqueue._check_lease(p_lease);
     end if;
-    if p_max_jobs is null or p_max_jobs not between 0 and 100000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 0 and 100000', format('It is %s.', coalesce(p_max_jobs::text, 'null')),
-            'Give max_jobs as the number of jobs that the worker can start soon, 0 for none.'
-        );
+    if p_max_jobs between 0 and 100000 is not true then
+        perform pgqueue._check_range('max_jobs', p_max_jobs, 0, 100000, 'Give max_jobs as the number of jobs that the worker can start soon, 0 for none.');
     end if;
     -- As a rule most parts are left out.
     if (p_completed, p_completed_reservations) is distinct from ('{}', '{}') then
@@ -243,8 +237,8 @@ begin
         begin
             if v_attempt > 1 then
                 -- At last without the failed ones: perhaps they need something locked, such as a retry budget.
-                v_free := pgqueue._lock_free(
-                    p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2)
+                v_free := pgqueue._lock_ending(
+                    p_completed || array(select f.job_id from unnest(p_failures) f where v_attempt = 2), true
                 );
                 select array_agg(w.id), array_agg(w.reservation), array_agg(w.result)
                 into v_completed, v_reservations, v_results
@@ -252,7 +246,7 @@ begin
                 where w.id = any (v_free);
                 v_failures := array(select f from unnest(p_failures) f where f.job_id = any (v_free));
             elsif p_failures <> '{}' then
-                perform pgqueue._lock_ending(p_completed || array(select f.job_id from unnest(p_failures) f));
+                perform pgqueue._lock_ending(p_completed || array(select f.job_id from unnest(p_failures) f), false);
             end if;
             if v_completed <> '{}' then
                 v_finished := pgqueue._finish(v_completed, v_reservations, true, 'succeeded', v_results);
@@ -308,22 +302,9 @@ begin
 end
 $$;
 
--- Locks jobs in id order.
-create or replace function pgqueue._lock_ending(p_job_ids bigint[])
-returns void
-language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
-set enable_mergejoin = off
-as $$
-begin
-    perform l.id
-    from (select distinct u.id from unnest(p_job_ids) u (id) order by u.id) w
-    cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for update) l;
-end
-$$;
-
--- Locks those of these jobs that no other session has locked, with the members of their batches, and returns their ids.
-create or replace function pgqueue._lock_free(p_job_ids bigint[])
+-- Locks jobs in id order. p_free: those alone that no other session has locked, with the members of their batches. Returns
+-- their ids.
+create or replace function pgqueue._lock_ending(p_job_ids bigint[], p_free boolean)
 returns bigint[]
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
@@ -332,8 +313,13 @@ as $$
 declare
     v_free bigint[];
 begin
-    select array_agg(l.id)
-    into v_free
+    if not p_free then
+        perform l.id
+        from (select distinct u.id from unnest(p_job_ids) u (id) order by u.id) w
+        cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for update) l;
+        return p_job_ids;
+    end if;
+    select array_agg(l.id) into v_free
     from (select distinct u.id from unnest(p_job_ids) u (id) order by u.id) w
     cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for update skip locked) l;
     return coalesce(pgqueue._whole_batches(v_free), '{}');

@@ -25,7 +25,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 set enable_hashjoin = off set enable_mergejoin = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz;
     v_since timestamptz := clock_timestamp();
@@ -178,12 +177,7 @@ begin
     perform pgqueue._check_name('worker', p_worker, 256);
     perform pgqueue._check_queues(p_queues);
     perform pgqueue._check_lease(p_lease);
-    if p_max_jobs is null or p_max_jobs not between 1 and 100000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 100000', format('It is %s.', coalesce(p_max_jobs::text, 'null')),
-            'Give max_jobs as the number of jobs that the worker can start soon.'
-        );
-    end if;
+    perform pgqueue._check_range('max_jobs', p_max_jobs, 1, 100000, 'Give max_jobs as the number of jobs that the worker can start soon.');
     if p_strategy is null or p_strategy not in ('weighted', 'strict', 'lag', 'round_robin') then
         perform pgqueue._refuse(
             'strategy is unknown', format('It is %s.', coalesce(quote_literal(p_strategy), 'null')),

@@ -23,11 +23,22 @@ begin
     if p_name is null or octet_length(p_name) not between 1 and p_max_bytes then
         perform pgqueue._refuse(
             format('%s must be 1 to %s bytes long', p_what, p_max_bytes),
-            case
-                when p_name is null then 'It is null.'
-                else format('It has %s bytes.', octet_length(p_name))
-            end,
+            case when p_name is null then 'It is null.' else format('It has %s bytes.', octet_length(p_name)) end,
             format('Give another %s.', p_what)
+        );
+    end if;
+end
+$$;
+
+-- Refuses numbers that are null or out of range.
+create or replace function pgqueue._check_range(p_what text, p_value integer, p_least integer, p_most integer, p_hint text)
+returns void
+language plpgsql stable parallel safe
+as $$
+begin
+    if p_value is null or p_value not between p_least and p_most then
+        perform pgqueue._refuse(
+            format('%s must be between %s and %s', p_what, p_least, p_most), format('It is %s.', coalesce(p_value::text, 'null')), p_hint
         );
     end if;
 end

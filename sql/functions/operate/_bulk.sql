@@ -26,12 +26,7 @@ declare
     v_ended record;
     v_rest record;
 begin
-    if p_max_jobs is null or p_max_jobs not between 1 and 10000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 10000', format('It is %s.', coalesce(p_max_jobs::text, 'null')),
-            'Give max_jobs within this range, and call again with after => next_after.'
-        );
-    end if;
+    perform pgqueue._check_range('max_jobs', p_max_jobs, 1, 10000, 'Give max_jobs within this range, and call again with after => next_after.');
     perform pgqueue._require_read_committed(p_action);
     select f.* into v_found from pgqueue._find_jobs(v_filter, p_after, p_max_jobs, 50000) f;
     changed := 0;
@@ -92,8 +87,7 @@ begin
             changed := changed + pgqueue._delete_history(v_ended.ids, v_ended.granularities, v_ended.kept_untils);
         elsif p_action = 'retry_many' then
             if cardinality(v_ended.ids) < cardinality(v_found.ended_ids) then
-                select p.*
-                into v_ended
+                select p.* into v_ended
                 from pgqueue._parents_first(v_found.ended_ids, v_ended.ids, v_ended.granularities, v_ended.kept_untils) p;
             end if;
             if v_ended.ids is not null then
@@ -224,8 +218,7 @@ begin
             'Give after as next_after of the last call, or leave it out.'
         );
     end if;
-    select f.matches, f.next_id
-    into v_found
+    select f.matches, f.next_id into v_found
     from pgqueue._search_by_id(v_filter, true, (p_after ->> 'id')::bigint, p_matches, p_rows) f;
     select
         coalesce(array_agg(m.id) filter (where m.granularity is null), '{}'),

@@ -9,19 +9,13 @@ language plpgsql stable parallel safe security definer rows 50
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
 begin
     if dead_groups.queue is not null then
         perform pgqueue._check_name('queue', dead_groups.queue);
     end if;
-    if dead_groups.max_jobs is null or dead_groups.max_jobs not between 1 and 100000 then
-        perform pgqueue._refuse(
-            'max_jobs must be between 1 and 100000', format('It is %s.', coalesce(dead_groups.max_jobs::text, 'null')),
-            'Give the number of dead jobs to read at most.'
-        );
-    end if;
+    perform pgqueue._check_range('max_jobs', dead_groups.max_jobs, 1, 100000, 'Give the number of dead jobs to read at most.');
     return query
     select
         d.task, d.errors -> -1 ->> 'class', pgqueue._first_line(d.errors), count(*), min(d.finished_at), max(d.finished_at),

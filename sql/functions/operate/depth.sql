@@ -8,27 +8,20 @@ language plpgsql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
 begin
     if depth.queue is not null then
         perform pgqueue._check_name('queue', depth.queue);
     end if;
-    if depth.at_most is null or depth.at_most not between 1 and 1000000 then
-        perform pgqueue._refuse(
-            'at_most must be between 1 and 1000000', format('It is %s.', coalesce(depth.at_most::text, 'null')),
-            'Give the number at which counting may stop.'
-        );
-    end if;
+    perform pgqueue._check_range('at_most', depth.at_most, 1, 1000000, 'Give the number at which counting may stop.');
     return (
         select count(*)::integer
         from (
             select
             from pgqueue.jobs j
             where (depth.queue is null or j.queue = depth.queue)
-                and j.state in ('waiting', 'failed')
-                and j.ready_at <= v_now
+                and j.state in ('waiting', 'failed') and j.ready_at <= v_now
             limit depth.at_most
         ) d
     );

@@ -14,7 +14,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
     v_ended constant pgqueue.job_state[] := '{dead,cancelled}'::pgqueue.job_state[];
@@ -24,11 +23,9 @@ begin
     perform from pgqueue.jobs j where j.id = retry.job_id and j.state = v_failed for update;
     if found then
         v_count := pgqueue._run_now(array[retry.job_id]);
-        perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
-        return v_count > 0;
+        return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
     end if;
-    select h.id, h.granularity, h.kept_until
-    into v_position
+    select h.id, h.granularity, h.kept_until into v_position
     from pgqueue.history h
     where h.id = retry.job_id and h.state = any (v_ended)
     for update;
@@ -44,8 +41,7 @@ begin
     if v_count > 0 and retry.dependents then
         perform pgqueue._reopen_children(array[v_position.id]);
     end if;
-    perform pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
-    return v_count > 0;
+    return pgqueue._audit('retry', jsonb_build_object('job_id', retry.job_id), v_count);
 end
 $$;
 
@@ -158,7 +154,14 @@ begin
     end loop;
     -- Groups first: jobs among these may depend on them.
     if v_group_ids <> '{}' then
-        perform pgqueue._members_came_back(v_group_ids);
+        v_group_ids := array(select distinct g.id from unnest(v_group_ids) g (id) order by g.id);
+        -- A group that is ending at the same time is found by the reader of the note.
+        perform pgqueue._leave_notes('recount', v_group_ids);
+        if not pgqueue._old_snapshot() then
+            perform pgqueue._revive_group(g.id)
+            from unnest(v_group_ids) g (id)
+            where not exists (select from pgqueue.jobs j where j.id = g.id);
+        end if;
     end if;
     if v_is_child then
         perform pgqueue._block_again(p_ids);

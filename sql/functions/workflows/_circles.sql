@@ -53,10 +53,7 @@ as $$
             from (
                 select y.id, y.blocked_on
                 from pgqueue.jobs y
-                where j.key is not null
-                    and pgqueue._holds_position(y)
-                    and y.queue = j.queue
-                    and y.key = j.key
+                where j.key is not null and pgqueue._holds_position(y) and y.queue = j.queue and y.key = j.key
                 order by y.queue, y.key, y.id
                 limit 100
             ) h
@@ -108,8 +105,7 @@ begin
             -- The members of the group were checked when they joined it.
             and (p_job_id is not null or j.group_id is distinct from p_group_id)
     )
-    select min(r.id) filter (where r.id = any (v_behind)), count(*)
-    into v_ahead, v_walked
+    select min(r.id) filter (where r.id = any (v_behind)), count(*) into v_ahead, v_walked
     from (select a.id from ahead a limit 10000) r;
     if v_ahead is null and v_walked >= 1000 and v_behind <> '{}' and pgqueue._behind(v_behind, p_bound) && p_parents then
         v_ahead := coalesce(p_group_id, p_job_id);
@@ -196,38 +192,25 @@ begin
         select w.id from around a cross join lateral pgqueue._waits_for(a.id) w
     )
     select array_agg(l.id) into v_around from (select a.id from around a limit 10000) l;
-    v_victim := coalesce(pgqueue._suspended_in_circle(v_around), pgqueue._member_in_circle(v_around));
+    v_victim := coalesce(
+        -- The last one that began, suspended itself and is in a circle.
+        (
+            select j.id
+            from (select u.id from unnest(v_around) u (id) order by u.id desc) w
+            cross join lateral (
+                select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.blocked_on = '@jobs' limit 1
+            ) j
+            where pgqueue._circle(j.id, j.group_id, array(select f.id from pgqueue._waits_for(j.id) f)) is not null
+            limit 1
+        ),
+        pgqueue._member_in_circle(v_around)
+    );
     if v_victim is not null then
         -- There may be a second circle.
         perform pgqueue._leave_notes(
             'parents', v_waited, case when pgqueue._leave_circle(v_victim) then interval '0' else interval '200 ms' end
         );
     end if;
-end
-$$;
-
--- Among these jobs the last one that began, suspended itself and is in a circle; null: none.
-create or replace function pgqueue._suspended_in_circle(p_ids bigint[])
-returns bigint
-language plpgsql
-as $$
-declare
-    v_job record;
-begin
-    for v_job in
-        select j.id, j.group_id
-        from (select u.id from unnest(p_ids) u (id) order by u.id desc) w
-        cross join lateral (
-            select x.id, x.group_id from pgqueue.jobs x where x.id = w.id and x.blocked_on = '@jobs' limit 1
-        ) j
-    loop
-        if pgqueue._circle(
-            v_job.id, v_job.group_id, array(select w.id from pgqueue._waits_for(v_job.id) w)
-        ) is not null then
-            return v_job.id;
-        end if;
-    end loop;
-    return null;
 end
 $$;
 
@@ -245,9 +228,7 @@ begin
         from unnest(p_ids) w (id)
         cross join lateral (
             select x.id, x.group_id from pgqueue.jobs x
-            where x.id = w.id
-                and x.group_id is not null
-                and x.blocked_on in ('@parents', '@open', '@group')
+            where x.id = w.id and x.group_id is not null and x.blocked_on in ('@parents', '@open', '@group')
                 and x.cancel_requested_at is null
             limit 1
         ) j
@@ -281,8 +262,7 @@ declare
     v_ahead bigint;
     v_error jsonb;
 begin
-    select j.reservation, j.blocked_on, j.group_id
-    into v_job
+    select j.reservation, j.blocked_on, j.group_id into v_job
     from pgqueue.jobs j
     where j.id = p_id and j.blocked_on in ('@parents', '@jobs', '@open', '@group') and j.cancel_requested_at is null
     for update skip locked;

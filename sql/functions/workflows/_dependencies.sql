@@ -32,8 +32,7 @@ declare
     v_traceless bigint[];
     v_children bigint[];
 begin
-    select array_agg(distinct p.id), array_agg(distinct w.id)
-    into v_parents, v_children
+    select array_agg(distinct p.id), array_agg(distinct w.id) into v_parents, v_children
     from unnest(p_ids) w (id)
     cross join lateral (
         select j.depends_on from pgqueue.jobs j where j.id = w.id and j.blocked_on in ('@parents', '@jobs', '@open') limit 1
@@ -149,8 +148,7 @@ begin
     if p_children is null or p_children = '{}' then
         return '{}'::bigint[];
     end if;
-    select array_agg(l.id)
-    into v_locked
+    select array_agg(l.id) into v_locked
     from (select distinct u.id from unnest(p_children) u (id) order by u.id) w
     cross join lateral (
         select j.id
@@ -225,8 +223,7 @@ begin
         perform pgqueue._leave_notes(p_note, v_wait);
     end if;
     if coalesce(cardinality(v_locked), 0) < cardinality(p_children) then
-        select array_agg(l.id)
-        into v_held
+        select array_agg(l.id) into v_held
         from unnest(p_children) w (id)
         cross join lateral (
             select j.id
@@ -300,8 +297,8 @@ begin
 end
 $$;
 
--- Skips rows that another session has locked: maintain deletes them later.
-create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean)
+-- Skips rows that another session has locked: maintain deletes them later. p_parents: only the ones of these; null: all.
+create or replace function pgqueue._drop_dependencies(p_children bigint[], p_ended boolean, p_parents bigint[] default null)
 returns void
 language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
@@ -317,7 +314,7 @@ begin
                 cross join lateral (
                     select x.ctid as row_ctid
                     from pgqueue.dependencies x
-                    where x.child = w.id and x.ended is not null
+                    where x.child = w.id and x.ended is not null and (p_parents is null or x.parent = any (p_parents))
                     for update skip locked
                 ) l
             )

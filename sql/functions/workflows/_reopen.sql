@@ -28,8 +28,7 @@ begin
             select w.id from unnest(v_parents) w (id) where (select true from pgqueue.jobs j where j.id = w.id)
         );
         exit when not pgqueue._has_children(v_parents);
-        select array_agg(l.row_ctid), array_agg(distinct l.child)
-        into v_rows, v_children
+        select array_agg(l.row_ctid), array_agg(distinct l.child) into v_rows, v_children
         from (
             select o.*
             from (select u.id from unnest(v_parents) u (id) order by u.id) p
@@ -76,8 +75,7 @@ declare
     v_kept_untils timestamptz[];
 begin
     -- Only a new snapshot shows both the changes that the lock waited for and the rows of dependencies.
-    select array_agg(l.id)
-    into v_locked
+    select array_agg(l.id) into v_locked
     from (
         select distinct u.id
         from unnest(p_children) u (id)
@@ -97,8 +95,7 @@ begin
             select distinct u.id
             from unnest(p_children) u (id)
             cross join lateral (select h.state::text, h.errors from pgqueue.history h where h.id = u.id limit 1) h
-            where u.id <> all (coalesce(v_locked, '{}'))
-                and h.state = 'cancelled'
+            where u.id <> all (coalesce(v_locked, '{}')) and h.state = 'cancelled'
                 and h.errors -> -1 ->> 'class' = 'ParentFailed'
                 and not exists (select from pgqueue.jobs j where j.id = u.id limit 1)
                 and not exists (select from pgqueue.dependencies d where d.child = u.id and d.ended is not null)
@@ -167,10 +164,7 @@ begin
     from (
         select h.id, h.granularity, h.kept_until
         from pgqueue.history h
-        where h.group_id is not null
-            and h.group_id = p_group_id
-            and h.id > p_after
-            and h.state = v_cancelled
+        where h.group_id is not null and h.group_id = p_group_id and h.id > p_after and h.state = v_cancelled
             and h.errors -> -1 ->> 'class' = 'GroupCancelled'
         order by h.id
         limit 1000
@@ -185,12 +179,9 @@ begin
     if exists (
         select
         from pgqueue.history h
-        where h.group_id is not null
-            and h.group_id = p_group_id
-            and h.id > p_after
+        where h.group_id is not null and h.group_id = p_group_id and h.id > p_after
             and (v_found.members < 1000 or h.id < v_found.last)
-            and h.state = v_cancelled
-            and h.errors -> -1 ->> 'class' = 'GroupCancelled'
+            and h.state = v_cancelled and h.errors -> -1 ->> 'class' = 'GroupCancelled'
     ) then
         perform pgqueue._leave_notes('revive', array[p_group_id], interval '200 ms', null, p_after);
     elsif v_found.members = 1000 then
@@ -214,8 +205,7 @@ declare
     v_blocked bigint[];
     v_free bigint[];
 begin
-    select array_agg(w.id)
-    into v_children
+    select array_agg(w.id) into v_children
     from unnest(p_ids) w (id)
     cross join lateral (
         select from pgqueue.jobs x where x.id = w.id and x.depends_on is not null and x.reservation = 0 limit 1
@@ -303,19 +293,7 @@ begin
     cross join lateral (
         select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
     ) l;
-    delete from pgqueue.dependencies d
-    where d.ctid = any (
-        array(
-            select l.row_ctid
-            from unnest(p_children) w (id)
-            cross join lateral (
-                select x.ctid as row_ctid
-                from pgqueue.dependencies x
-                where x.child = w.id and x.parent = any (v_succeeded) and x.ended is not null
-                for update skip locked
-            ) l
-        )
-    );
+    perform pgqueue._drop_dependencies(p_children, true, coalesce(v_succeeded, '{}'));
     -- A parent that is neither: it is being retried, or just was.
     perform pgqueue._leave_notes(
         'doubtful',

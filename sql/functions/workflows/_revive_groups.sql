@@ -4,23 +4,6 @@
 -- when both are committed: a member lives, and the group comes back. If the member has ended again by then, it did so after
 -- the group; where the clock does not show it, the counts of the group differ from those of its members.
 
-create or replace function pgqueue._members_came_back(p_group_ids bigint[])
-returns void
-language plpgsql
-as $$
-declare
-    v_ids bigint[] := array(select distinct g.id from unnest(p_group_ids) g (id) order by g.id);
-begin
-    -- A group that is ending at the same time is found by the reader of the note.
-    perform pgqueue._leave_notes('recount', v_ids);
-    if not pgqueue._old_snapshot() then
-        perform pgqueue._revive_group(g.id)
-        from unnest(v_ids) g (id)
-        where not exists (select from pgqueue.jobs j where j.id = g.id);
-    end if;
-end
-$$;
-
 -- Brings an ended group back, because a member of it was retried.
 create or replace function pgqueue._revive_group(p_id bigint)
 returns void
@@ -29,8 +12,7 @@ as $$
 declare
     v_position record;
 begin
-    select h.id, h.granularity, h.kept_until
-    into v_position
+    select h.id, h.granularity, h.kept_until into v_position
     from pgqueue.history h
     where h.id = p_id and h.task = '@group'
     for update skip locked;

@@ -8,13 +8,8 @@ language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
-    if children.max is null or children.max not between 1 and 10000 then
-        perform pgqueue._refuse(
-            'max must be between 1 and 10000', format('It is %s.', coalesce(children.max::text, 'null')), 'Give max within this range.'
-        );
-    end if;
+    perform pgqueue._check_range('max', children.max, 1, 10000, 'Give max within this range.');
     return query
     select d.child, c.task, c.state::text, c.run_if, d.ended
     from (

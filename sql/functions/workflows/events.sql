@@ -8,14 +8,8 @@ language plpgsql stable parallel safe security definer rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-#variable_conflict use_column
 begin
-    if events.max is null or events.max not between 1 and 10000 then
-        perform pgqueue._refuse(
-            'max must be between 1 and 10000', format('It is %s.', coalesce(events.max::text, 'null')),
-            'Give max, and after => the last name of the page before.'
-        );
-    end if;
+    perform pgqueue._check_range('max', events.max, 1, 10000, 'Give max, and after => the last name of the page before.');
     if events.by_size then
         return query
         select e.name, coalesce(pg_column_size(e.payload), 0)::bigint, e.emitted_at, e.kept_until
@@ -28,8 +22,7 @@ begin
     return query
     select e.name, coalesce(pg_column_size(e.payload), 0)::bigint, e.emitted_at, e.kept_until
     from pgqueue.events e
-    where e.name >= coalesce(events.prefix, '')
-        and starts_with(e.name, coalesce(events.prefix, ''))
+    where e.name >= coalesce(events.prefix, '') and starts_with(e.name, coalesce(events.prefix, ''))
         and e.name > coalesce(events.after, '')
     order by e.name
     limit events.max;

@@ -6,14 +6,8 @@ language plpgsql stable parallel safe security definer rows 100
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
-    if members.max is null or members.max not between 1 and 10000 then
-        perform pgqueue._refuse(
-            'max must be between 1 and 10000', format('It is %s.', coalesce(members.max::text, 'null')),
-            'Give max within this range, and call again with after => the last id.'
-        );
-    end if;
+    perform pgqueue._check_range('max', members.max, 1, 10000, 'Give max within this range, and call again with after => the last id.');
     if members.state is not null and members.state <> all (enum_range(null::pgqueue.job_state)::text[]) then
         perform pgqueue._refuse(
             'state is unknown', format('It is %s.', quote_literal(members.state)), 'Give state as one of a job, or leave it out.'
@@ -26,8 +20,7 @@ begin
             -- Read by state, then sorted by id: up to all members of the group.
             select j.id, j.task, j.state, j.queue, j.attempts, j.errors
             from pgqueue.jobs j
-            where j.group_id is not null
-                and j.group_id = members.group_id
+            where j.group_id is not null and j.group_id = members.group_id
                 and (members.state is null or j.state = members.state::pgqueue.job_state)
                 and j.id > members.after
             order by j.id
@@ -37,8 +30,7 @@ begin
         (
             select h.id, h.task, h.state, h.queue, h.attempts, h.errors
             from pgqueue.history h
-            where h.group_id is not null
-                and h.group_id = members.group_id
+            where h.group_id is not null and h.group_id = members.group_id
                 and (members.state is null or h.state = members.state::pgqueue.job_state)
                 and h.id > members.after
             order by h.id
