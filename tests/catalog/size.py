@@ -20,9 +20,16 @@ class Size(NamedTuple):
     functions: int
 
 
-# What sql/functions may have, and what it is to come down to.
-BUDGET = Size(lines=17_850, functions=410)
+# What sql/functions may have now, and what it has come down to.
+BUDGET = Size(lines=17_400, functions=410)
 TARGET = Size(lines=17_400, functions=410)
+
+# What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
+PLANNED = {
+    "the first hour: options that a newcomer looks for": Size(lines=200, functions=6),
+    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=900, functions=25),
+    "an incident: causes in one place, true numbers": Size(lines=800, functions=20),
+}
 
 _FUNCTION = re.compile(r"^create or replace function ", re.MULTILINE)
 
@@ -42,15 +49,21 @@ def whole() -> Size:
     return Size(sum(size.lines for size in each), sum(size.functions for size in each))
 
 
+def most() -> Size:
+    """Return what the budget may climb to, with all that is planned."""
+    each = [TARGET, *PLANNED.values()]
+    return Size(sum(size.lines for size in each), sum(size.functions for size in each))
+
+
 def report() -> str:
-    rows = {**by_folder(), "": whole(), "budget": BUDGET, "target": TARGET}
-    body = (f"{name:<12}{size.lines:>7,}{size.functions:>11,}" for name, size in rows.items())
+    rows = {**by_folder(), "": whole(), "budget": BUDGET, "target": TARGET, "with planned": most()}
+    body = (f"{name:<13}{size.lines:>7,}{size.functions:>11,}" for name, size in rows.items())
     worker = (
         f"worker: {len(test_budgets.callables())} functions in constructors, budget {test_budgets.MOST_CALLABLES}",
         f"a claimed job: budget {test_budgets.MOST_STEPS} steps, {test_budgets.MOST_CALLS} calls;"
         " pytest tests/worker/test_budgets.py counts them",
     )
-    return "\n".join([f"{'sql/functions':<12}{'lines':>6}{'functions':>11}", *body, *worker, ""])
+    return "\n".join([f"{'sql/functions':<13}{'lines':>7}{'functions':>11}", *body, *worker, ""])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,7 @@ begin
                 cross join lateral (
                     select
                     from pgqueue.jobs j
-                    where j.state = 'executing'
-                        and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
+                    where j.state = 'executing' and (j.lease_expires_at, j.id) >= (h.head, h.head_id)
                         and j.lease_expires_at <= p_now
                     limit 1
                 ) lapsed
@@ -78,12 +77,8 @@ begin
                     or j.limit_key is not null
                     or j.task = any ((select array_agg(x.target) from pgqueue.limits x where x.kind = 'task')::text[]) as is_limited
                 from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and j.queue = l.queue
-                    and j.priority = l.priority
-                    and j.resumed = l.resumed
-                    and (j.ready_at, j.id) >= (l.head, l.head_id)
-                    and j.ready_at <= p_now
+                where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority
+                    and j.resumed = l.resumed and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now
                     and (p_skipped is null or j.ctid <> all (p_skipped))
                     and (
                         not l.is_one_of_several

@@ -102,12 +102,8 @@ language sql stable parallel safe rows 1
 as $$
     select j.ready_at, j.id
     from pgqueue.jobs j
-    where j.state in ('waiting', 'failed')
-        and j.queue = p_queue
-        and j.priority = p_priority
-        and j.resumed = p_resumed
-        and (j.ready_at, j.id) >= (p_head, p_head_id)
-        and j.ready_at <= p_until
+    where j.state in ('waiting', 'failed') and j.queue = p_queue and j.priority = p_priority and j.resumed = p_resumed
+        and (j.ready_at, j.id) >= (p_head, p_head_id) and j.ready_at <= p_until
     order by j.ready_at, j.id
     limit 1
 $$;

@@ -56,13 +56,8 @@ language sql stable parallel safe rows 1
 as $$
     select x.id
     from pgqueue.jobs x
-    where pgqueue._holds_position(x)
-        and x.queue = p_queue
-        and x.key = p_key
-        and x.state = 'blocked'
-        and x.blocked_on is null
-        and x.id >= p_from
-        and x.id < p_below
+    where pgqueue._holds_position(x) and x.queue = p_queue and x.key = p_key and x.state = 'blocked'
+        and x.blocked_on is null and x.id >= p_from and x.id < p_below
     order by x.queue, x.key, x.id
     limit 1
 $$;
@@ -74,12 +69,9 @@ language sql stable parallel safe rows 1
 as $$
     select x.id
     from pgqueue.jobs x
-    where x.state = 'executing'
-        and x.key is not null
+    where x.state = 'executing' and x.key is not null
         and (x.leader is null or x.leader = x.id)
-        and x.queue = p_queue
-        and x.key = p_key
-        and x.id >= p_from
+        and x.queue = p_queue and x.key = p_key and x.id >= p_from
     order by x.queue, x.key, x.id
     limit 1
 $$;
@@ -120,13 +112,8 @@ as $$
     (
         select x.id
         from pgqueue.jobs x
-        where p_asks
-            and x.key is not null
-            and x.blocked_on = '@jobs'
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.task = p_task
-            and x.limit_key is not distinct from p_limit_key
+        where p_asks and x.key is not null and x.blocked_on = '@jobs' and x.queue = p_queue and x.key = p_key
+            and x.task = p_task and x.limit_key is not distinct from p_limit_key
         order by x.queue, x.key
         limit 1
     )
@@ -134,15 +121,8 @@ as $$
     (
         select x.id
         from pgqueue.jobs x
-        where p_asks
-            and p_is_new
-            and x.key is not null
-            and x.state in ('waiting', 'failed')
-            and x.reservation > 0
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.ready_at > p_now
-            and x.task = p_task
+        where p_asks and p_is_new and x.key is not null and x.state in ('waiting', 'failed') and x.reservation > 0
+            and x.queue = p_queue and x.key = p_key and x.ready_at > p_now and x.task = p_task
             and x.limit_key is not distinct from p_limit_key
         order by x.queue, x.key, x.ready_at
         limit 1
@@ -151,15 +131,10 @@ as $$
     (
         select x.id
         from pgqueue.jobs x
-        where p_asks
-            and p_has_steps is null
-            and x.key is not null
-            and x.has_steps
+        where p_asks and p_has_steps is null and x.key is not null and x.has_steps
             -- One that is blocked itself is behind this payload: the end of this one releases it.
             and (x.state <> 'blocked' or x.blocked_on is not null)
-            and x.queue = p_queue
-            and x.key = p_key
-            and x.task = p_task
+            and x.queue = p_queue and x.key = p_key and x.task = p_task
             and x.limit_key is not distinct from p_limit_key
         order by x.queue, x.key
         limit 1

@@ -139,7 +139,6 @@ create or replace function pgqueue._first_of(
 returns table (at timestamptz, id bigint)
 language plpgsql rows 1
 as $$
-#variable_conflict use_column
 begin
     if p_queue = '' and p_priority = 1 then
         return query
@@ -159,8 +158,7 @@ begin
         return query
         select j.lease_expires_at, j.id
         from pgqueue.jobs j
-        where j.state = 'executing'
-            and (j.lease_expires_at, j.id) >= (p_head, p_head_id)
+        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (p_head, p_head_id)
             and j.lease_expires_at < p_below
         order by j.lease_expires_at, j.id
         limit 1;

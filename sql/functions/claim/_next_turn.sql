@@ -180,7 +180,6 @@ create or replace function pgqueue._draw(
 returns table (queue text, slots integer[])
 language plpgsql rows 10
 as $$
-#variable_conflict use_column
 declare
     v_due text[];
     v_start integer;
@@ -250,13 +249,11 @@ create or replace function pgqueue._draw_by_weight(
 returns table (slot integer, queue text)
 language plpgsql rows 10
 as $$
-#variable_conflict use_column
 declare
     v_names text[];
     v_bounds double precision[];
 begin
-    select array_agg(w.queue order by w.queue), array_agg(w.bound order by w.queue)
-    into v_names, v_bounds
+    select array_agg(w.queue order by w.queue), array_agg(w.bound order by w.queue) into v_names, v_bounds
     from (
         select
             d.queue,

@@ -54,7 +54,6 @@ create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_runni
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql stable parallel safe rows 1
 as $$
-#variable_conflict use_column
 declare
     v_patient_from xid8;
     v_waited_for xid8;

@@ -48,8 +48,7 @@ begin
             cross join lateral (
                 select j.queue, j.priority
                 from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and (j.queue, j.priority) > (g.queue, g.priority)
+                where j.state in ('waiting', 'failed') and (j.queue, j.priority) > (g.queue, g.priority)
                     and (j.queue, j.priority) < (g.next_queue, g.next_priority)
                 order by j.queue, j.priority, j.resumed, j.ready_at, j.id
                 limit 1
@@ -61,8 +60,7 @@ begin
             cross join lateral (
                 select j.queue, j.priority
                 from pgqueue.jobs j
-                where j.state in ('waiting', 'failed')
-                    and (j.queue, j.priority) > (g.queue, g.priority)
+                where j.state in ('waiting', 'failed') and (j.queue, j.priority) > (g.queue, g.priority)
                 order by j.queue, j.priority, j.resumed, j.ready_at, j.id
                 limit 1
             ) b
@@ -83,9 +81,7 @@ as $$
 begin
     delete from pgqueue.lanes a
     using pgqueue.lanes b
-    where a.queue = b.queue
-        and a.priority = b.priority
-        and (a.seen_at, a.ctid) < (b.seen_at, b.ctid);
+    where a.queue = b.queue and a.priority = b.priority and (a.seen_at, a.ctid) < (b.seen_at, b.ctid);
 
     update pgqueue.lanes a
     set seen_at = p_now

@@ -148,8 +148,7 @@ declare
     v_queues text[];
     v_keys text[];
 begin
-    select array_agg(j.id), array_agg(j.queue), array_agg(j.key)
-    into v_ids, v_queues, v_keys
+    select array_agg(j.id), array_agg(j.queue), array_agg(j.key) into v_ids, v_queues, v_keys
     from unnest(p_job_ids) w (id)
     cross join lateral (select x.id, x.queue, x.key from pgqueue.jobs x where x.id = w.id and x.key is not null) j;
     if v_ids is null then
@@ -160,8 +159,7 @@ begin
         return;
     end if;
     perform pgqueue._note_open_claims(v_ids, v_queues, v_keys);
-    select array_agg(b.queue), array_agg(b.key)
-    into v_queues, v_keys
+    select array_agg(b.queue), array_agg(b.key) into v_queues, v_keys
     from (
         select w.queue, w.key, min(w.id) as id
         from unnest(v_ids, v_queues, v_keys) w (id, queue, key)
@@ -246,10 +244,7 @@ begin
                 and not exists (
                     select
                     from pgqueue.jobs w
-                    where pgqueue._is_new_of_key(w)
-                        and w.queue = f.queue
-                        and w.key = f.key
-                        and w.id < f.id
+                    where pgqueue._is_new_of_key(w) and w.queue = f.queue and w.key = f.key and w.id < f.id
                         and w.run_at <= c.now
                 )
                 -- New payloads wait for the backoff of failed ones, also of later ones.
@@ -257,13 +252,8 @@ begin
                     select
                     from pgqueue.jobs u
                     join pgqueue.effective_tasks t on t.name = u.task and t.accumulate
-                    where u.key is not null
-                        and u.state in ('waiting', 'failed')
-                        and u.reservation > 0
-                        and u.queue = f.queue
-                        and u.key = f.key
-                        and u.ready_at > v_now
-                        and u.task = f.task
+                    where u.key is not null and u.state in ('waiting', 'failed') and u.reservation > 0
+                        and u.queue = f.queue and u.key = f.key and u.ready_at > v_now and u.task = f.task
                         and u.limit_key is not distinct from f.limit_key
                     order by u.queue, u.key, u.ready_at
                     limit 1
@@ -273,12 +263,8 @@ begin
                     select
                     from pgqueue.jobs s
                     join pgqueue.effective_tasks t on t.name = s.task and t.accumulate
-                    where s.key is not null
-                        and s.blocked_on = '@jobs'
-                        and s.queue = f.queue
-                        and s.key = f.key
-                        and s.task = f.task
-                        and s.limit_key is not distinct from f.limit_key
+                    where s.key is not null and s.blocked_on = '@jobs' and s.queue = f.queue and s.key = f.key
+                        and s.task = f.task and s.limit_key is not distinct from f.limit_key
                     order by s.queue, s.key
                     limit 1
                 )
@@ -288,8 +274,7 @@ begin
         from (
             select j.queue, j.key, j.id, j.task, j.limit_key, j.state, j.blocked_on
             from pgqueue.jobs j
-            where pgqueue._holds_position(j)
-                and (j.queue, j.key) > (next_cursor[1], next_cursor[2])
+            where pgqueue._holds_position(j) and (j.queue, j.key) > (next_cursor[1], next_cursor[2])
             order by j.queue, j.key, j.id
             limit 1
         ) f

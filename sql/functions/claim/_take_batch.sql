@@ -24,8 +24,7 @@ declare
     v_merged_reservations bigint[];
     v_kept_ids bigint[];
 begin
-    select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id
-    into v_job
+    select j.id, j.queue, j.key, j.task, j.limit_key, j.has_steps, coalesce(j.leader, j.id) as leader_id into v_job
     from pgqueue.jobs j
     where j.ctid = p_row_ctid;
 
@@ -46,12 +45,8 @@ begin
         v_rows := array(
             select j.ctid
             from pgqueue.jobs j
-            where pgqueue._holds_position(j)
-                and j.blocked_on is distinct from '@jobs'
-                and j.has_steps is null
-                and j.queue = v_job.queue
-                and j.key = v_job.key
-                and j.task = v_job.task
+            where pgqueue._holds_position(j) and j.blocked_on is distinct from '@jobs' and j.has_steps is null
+                and j.queue = v_job.queue and j.key = v_job.key and j.task = v_job.task
                 and j.limit_key is not distinct from v_job.limit_key
                 and (j.expires_at is null or j.expires_at > p_now)
                 and j.ctid <> p_row_ctid
@@ -62,12 +57,8 @@ begin
         v_rows := v_rows || array(
             select j.ctid
             from pgqueue.jobs j
-            where pgqueue._is_new_of_key(j)
-                and j.queue = v_job.queue
-                and j.key = v_job.key
-                and j.run_at <= p_now
-                and j.task = v_job.task
-                and j.limit_key is not distinct from v_job.limit_key
+            where pgqueue._is_new_of_key(j) and j.queue = v_job.queue and j.key = v_job.key and j.run_at <= p_now
+                and j.task = v_job.task and j.limit_key is not distinct from v_job.limit_key
                 and (j.expires_at is null or j.expires_at > p_now)
                 and j.ctid <> p_row_ctid
             order by j.queue, j.key, j.id

@@ -6,12 +6,11 @@ returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_found boolean;
 begin
     perform pgqueue._follow_roles();
-    delete from pgqueue.grants where role = revoke_access.role and kind = revoke_access.kind;
+    delete from pgqueue.grants g where g.role = revoke_access.role and g.kind = revoke_access.kind;
     v_found := found;
     perform pgqueue._audit(
         'revoke_access', jsonb_build_object('kind', revoke_access.kind, 'role', revoke_access.role), v_found::integer::bigint

@@ -64,9 +64,7 @@ begin
     from pg_proc p
     join pg_namespace n on n.oid = p.pronamespace
     join pg_database d on d.datname = current_database()
-    where n.nspname = v_name[1]
-        and p.proname = v_name[2]
-        and oidvectortypes(p.proargtypes) = 'jsonb, jsonb';
+    where n.nspname = v_name[1] and p.proname = v_name[2] and oidvectortypes(p.proargtypes) = 'jsonb, jsonb';
 
     return case
         when v_function.oid is null then 'There is no such function of (jsonb, jsonb).'

@@ -25,9 +25,7 @@ begin
     begin
         with gone as (
             delete from pgqueue.jobs j
-            where j.id = p_job_id
-                and j.reservation = p_reservation
-                and j.state = v_executing
+            where j.id = p_job_id and j.reservation = p_reservation and j.state = v_executing
                 and num_nonnulls(j.has_steps, j.depends_on) = 0
                 -- History keeps a job with children longer: the long way knows how long. A scalar, and an order: see _has_children.
                 and (
@@ -86,8 +84,7 @@ begin
         -- Not IS NOT NULL, which asks that each field of the row has a value.
         v_has_ended := not (v_gone.job is null);
         -- A job may have been made to depend on this one meanwhile. An old snapshot does not show it.
-        if v_has_ended
-            and pgqueue._has_notes()
+        if v_has_ended and pgqueue._has_notes()
             and (
                 pgqueue._old_snapshot()
                 or (

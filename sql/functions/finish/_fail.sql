@@ -79,7 +79,6 @@ create or replace function pgqueue._lock_failed(p_failures pgqueue.failure[])
 returns setof pgqueue.failed_attempt
 language plpgsql rows 100
 as $$
-#variable_conflict use_column
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
 begin
@@ -93,9 +92,7 @@ begin
                 j.id, j.reservation, j.priority, j.attempts, j.reserved_by, j.cancel_requested_at, j.task, j.key,
                 j.limit_key, j.followers, j.max_attempts, j.retry as own, j.queue
             from pgqueue.jobs j
-            where j.id = w.job_id
-                and j.reservation = w.reservation
-                and j.state = v_executing
+            where j.id = w.job_id and j.reservation = w.reservation and j.state = v_executing
             for update
         ) l
     )
@@ -172,8 +169,7 @@ begin
             v_attempt.state := 'undecided';
         else
             if v_attempt.may_ask then
-                select a.delay, a.flaw, a.canceled
-                into v_answer
+                select a.delay, a.flaw, a.canceled into v_answer
                 from pgqueue._ask_retry_function(
                     v_attempt.retry_function, v_attempt.job_id, v_attempt.max_attempts, v_attempt.error
                 ) a;
@@ -225,8 +221,7 @@ declare
     v_left bigint[];
     v_ready_at timestamptz;
 begin
-    select array_agg(c.id), array_agg(c.reservation)
-    into v_cancelled, v_reservations
+    select array_agg(c.id), array_agg(c.reservation) into v_cancelled, v_reservations
     from pgqueue._lock_members(p_attempt.members) f
     cross join lateral (
         select j.id, j.reservation from pgqueue.jobs j where j.id = f.id and j.cancel_requested_at is not null limit 1

@@ -26,8 +26,7 @@ begin
     v_first := date_trunc('second', v_wanted);
     v_second := v_first;
     loop
-        select b.booked, b.full_until
-        into v_booked
+        select b.booked, b.full_until into v_booked
         from pgqueue.retry_bookings b
         where b.queue = p_queue and b.second = v_second
         order by b.n desc
@@ -39,8 +38,7 @@ begin
             v_first_booked := v_booked;
             if v_next is null then
                 -- No booking for this second yet, but perhaps one for the second before.
-                select b.full_until
-                into v_next
+                select b.full_until into v_next
                 from pgqueue.retry_bookings b
                 where b.queue = p_queue and b.second < v_second
                 order by b.second desc, b.n desc

@@ -70,8 +70,7 @@ as $$
 declare
     v_wrong record;
 begin
-    select w.name, w.count
-    into v_wrong
+    select w.name, w.count into v_wrong
     from (
         values
             ('errors', cardinality(p_errors)),

@@ -33,8 +33,7 @@ begin
     end if;
     v_ready_at := pgqueue._ready_at(pgqueue._after(pgqueue._clock(), p_delay));
 
-    select bool_or(j.followers is not null), bool_or(j.key is not null)
-    into v_has_members, v_keyed
+    select bool_or(j.followers is not null), bool_or(j.key is not null) into v_has_members, v_keyed
     from pgqueue.jobs j
     where j.id = any (p_job_ids);
     if v_has_members then
@@ -47,8 +46,7 @@ begin
         );
     end if;
 
-    select array_agg(j.id), array_agg(j.reservation)
-    into v_cancelled_ids, v_cancelled_reservations
+    select array_agg(j.id), array_agg(j.reservation) into v_cancelled_ids, v_cancelled_reservations
     from pgqueue.jobs j
     where j.id = any (v_back) and j.cancel_requested_at is not null;
 
@@ -59,10 +57,8 @@ begin
             select j.id
             from pgqueue.jobs j
             left join pgqueue.effective_tasks t on t.name = j.task
-            where j.id = any (p_crashed)
-                and j.id = any (p_job_ids)
-                and cardinality(j.crashed_on) >= coalesce(t.max_crashes, 3)
-                and j.cancel_requested_at is null
+            where j.id = any (p_crashed) and j.id = any (p_job_ids)
+                and cardinality(j.crashed_on) >= coalesce(t.max_crashes, 3) and j.cancel_requested_at is null
         );
     end if;
 
@@ -111,8 +107,7 @@ begin
         );
     end loop;
 
-    select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key)
-    into v_tasks, v_keys, v_limit_keys
+    select array_agg(j.task), array_agg(j.key), array_agg(j.limit_key) into v_tasks, v_keys, v_limit_keys
     from pgqueue.jobs j
     where j.id = any (p_job_ids);
     if exists (select from pgqueue._limits_among(v_tasks, v_keys, v_limit_keys)) then

@@ -20,7 +20,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_hashjoin = off
 set enable_mergejoin = off
 as $$
-#variable_conflict use_column
 declare
     v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
     v_until timestamptz;
@@ -69,9 +68,7 @@ begin
         cross join lateral (
             select j.id, j.reservation
             from pgqueue.jobs j
-            where j.id = w.id
-                and j.reservation = w.reservation
-                and j.state = v_executing
+            where j.id = w.id and j.reservation = w.reservation and j.state = v_executing
                 and j.lease_expires_at <> v_until
             limit 1
         ) h

@@ -19,7 +19,6 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz;
     v_head timestamptz;
@@ -30,10 +29,7 @@ begin
         return query
         select j.id, j.reservation
         from pgqueue.jobs j
-        where j.state = 'executing'
-            and j.offered
-            and j.key is null
-            and j.limit_key is null
+        where j.state = 'executing' and j.offered and j.key is null and j.limit_key is null
             and j.reserved_by = held_by.worker
             and j.reserved_at between v_now - held_by.handed_within and v_now - interval '500 ms';
         return;
@@ -42,9 +38,7 @@ begin
     return query
     select j.id, j.reservation
     from pgqueue.jobs j
-    where j.state = 'executing'
-        and j.lease_expires_at >= v_head
-        and j.reserved_by = held_by.worker
+    where j.state = 'executing' and j.lease_expires_at >= v_head and j.reserved_by = held_by.worker
         and (j.leader is null or j.leader = j.id)
     order by j.id;
 end

@@ -26,14 +26,11 @@ begin
     perform pgqueue._check_name('worker', release_unheld.worker, 256);
     perform pgqueue._check_pairs(release_unheld.job_ids, release_unheld.reservations);
 
-    select array_agg(u.id), array_agg(u.id) filter (where u.started)
-    into v_unheld, v_crashed
+    select array_agg(u.id), array_agg(u.id) filter (where u.started) into v_unheld, v_crashed
     from (
         select j.id, j.started is not distinct from j.reservation as started
         from pgqueue.jobs j
-        where j.state = 'executing'
-            and j.lease_expires_at >= v_head
-            and j.reserved_by = release_unheld.worker
+        where j.state = 'executing' and j.lease_expires_at >= v_head and j.reserved_by = release_unheld.worker
             and (j.leader is null or j.leader = j.id)
             and not exists (
                 select

@@ -189,9 +189,7 @@ begin
     from (
         select j.ctid as row_ctid
         from pgqueue.jobs j
-        where j.state = 'blocked'
-            and j.blocked_on is not null
-            and j.blocked_on = p_name
+        where j.state = 'blocked' and j.blocked_on is not null and j.blocked_on = p_name
         order by j.blocked_on, j.priority desc, j.ready_at, j.id
         limit p_count
         for update skip locked

@@ -17,8 +17,7 @@ as $$
                     from (
                         select
                         from pgqueue.jobs j
-                        where j.state = 'blocked'
-                            and j.blocked_on is not null
+                        where j.state = 'blocked' and j.blocked_on is not null
                             and case
                                 when p.prefix is null then j.blocked_on = l.kind || ':' || l.target
                                 else starts_with(j.blocked_on, 'limit_key:' || p.prefix)
@@ -57,8 +56,7 @@ as $$
                 from (
                     select j.limit_key
                     from pgqueue.jobs j
-                    where j.state = 'executing'
-                        and j.limit_key is not null
+                    where j.state = 'executing' and j.limit_key is not null
                         and (j.leader is null or j.leader = j.id)
                         and starts_with(j.limit_key, p.prefix)
                     limit p_most
@@ -88,8 +86,7 @@ begin
         return;
     end if;
     if p_prefix is null then
-        select coalesce(sum(x.started), 0)
-        into started
+        select coalesce(sum(x.started), 0) into started
         from (
             select s.started
             from pgqueue.limit_starts s
@@ -98,15 +95,12 @@ begin
         ) x;
         return;
     end if;
-    select sum(x.started), substr(x.name, length('limit_key:') + 1)
-    into started, value
+    select sum(x.started), substr(x.name, length('limit_key:') + 1) into started, value
     from (
         select s.name, s.started
         from pgqueue.limit_starts s
-        where s.name >= 'limit_key:' || p_prefix
-            and starts_with(s.name, 'limit_key:' || p_prefix)
-            and s.at > pgqueue._after(v_now, -p_limit.per)
-            and s.at <= v_now + interval '1 s'
+        where s.name >= 'limit_key:' || p_prefix and starts_with(s.name, 'limit_key:' || p_prefix)
+            and s.at > pgqueue._after(v_now, -p_limit.per) and s.at <= v_now + interval '1 s'
         limit p_most
     ) x
     group by x.name

@@ -41,9 +41,7 @@ as $$
         (
             select 'limit_key:' || p_limit_key, l.kind, p_limit_key, l.max_executing, l.rate, l.per, l.target
             from pgqueue.limits l
-            where p_limit_key is not null
-                and l.kind = 'limit_key'
-                and right(l.target, 1) = '*'
+            where p_limit_key is not null and l.kind = 'limit_key' and right(l.target, 1) = '*'
                 and starts_with(p_limit_key, left(l.target, -1))
             order by length(l.target) desc
             limit 1
@@ -94,11 +92,8 @@ as $$
         from (
             select
             from pgqueue.jobs j
-            where p_kind = 'limit_key'
-                and j.state = 'executing'
-                and j.limit_key is not null
-                and j.limit_key = p_target
-                and j.lease_expires_at >= p_lease_head
+            where p_kind = 'limit_key' and j.state = 'executing' and j.limit_key is not null
+                and j.limit_key = p_target and j.lease_expires_at >= p_lease_head
             order by j.limit_key, j.lease_expires_at
             limit p_most
         ) e
@@ -126,9 +121,7 @@ as $$
         from (
             select starts_with(j.key, p_target) as is_meant
             from pgqueue.jobs j
-            where p_kind = 'key'
-                and j.state = 'executing'
-                and j.key is not null
+            where p_kind = 'key' and j.state = 'executing' and j.key is not null
                 and (j.leader is null or j.leader = j.id)
                 and j.key >= p_target collate "C"
             order by j.key, j.queue
@@ -162,7 +155,6 @@ create or replace function pgqueue._reached_limit(p_job pgqueue.jobs, p_name tex
 returns table (name text, detail text, until timestamptz)
 language plpgsql stable rows 1
 as $$
-#variable_conflict use_column
 declare
     v_lease_head timestamptz := pgqueue._lease_head();
 begin

@@ -96,8 +96,7 @@ as $$
         from (
             select x.state, x.blocked_on
             from pgqueue.jobs x
-            where pgqueue._holds_position(x)
-                and x.queue = n.queue
+            where pgqueue._holds_position(x) and x.queue = n.queue
             limit p_most
         ) b
     ) k
@@ -134,12 +133,8 @@ as $$
         (
             select x.ready_at
             from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = p_queue
-                and x.priority = p_priority
-                and x.resumed = p_resumed
-                and (x.ready_at, x.id) >= (h.head, h.head_id)
-                and x.ready_at <= p_now
+            where x.state in ('waiting', 'failed') and x.queue = p_queue and x.priority = p_priority
+                and x.resumed = p_resumed and (x.ready_at, x.id) >= (h.head, h.head_id) and x.ready_at <= p_now
             order by x.ready_at, x.id
             limit p_most
         )
@@ -147,11 +142,8 @@ as $$
         (
             select x.ready_at
             from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = p_queue
-                and x.priority = p_priority
-                and x.resumed = p_resumed
-                and x.ready_at > p_now
+            where x.state in ('waiting', 'failed') and x.queue = p_queue and x.priority = p_priority
+                and x.resumed = p_resumed and x.ready_at > p_now
             order by x.ready_at, x.id
             limit p_most
         )

@@ -49,8 +49,7 @@ begin
     if not exists (
         select
         from pgqueue.jobs j
-        where j.state = 'executing'
-            and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
+        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
             and j.lease_expires_at <= v_now
     ) then
         return;
@@ -61,8 +60,7 @@ begin
     from (
         select j.id
         from pgqueue.jobs j
-        where j.state = 'executing'
-            and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
+        where j.state = 'executing' and (j.lease_expires_at, j.id) >= (v_head.at, v_head.id)
             and j.lease_expires_at <= v_now
         order by j.lease_expires_at, j.id
         limit p_limit
@@ -164,14 +162,11 @@ declare
     v_ids bigint[];
     v_reservations bigint[];
 begin
-    select array_agg(e.id), array_agg(e.reservation)
-    into v_ids, v_reservations
+    select array_agg(e.id), array_agg(e.reservation) into v_ids, v_reservations
     from (
         select j.id, j.reservation
         from pgqueue.jobs j
-        where j.expires_at is not null
-            and j.state in ('waiting', 'failed', 'blocked')
-            and j.expires_at <= v_now
+        where j.expires_at is not null and j.state in ('waiting', 'failed', 'blocked') and j.expires_at <= v_now
         order by j.expires_at
         limit p_limit
         for update skip locked
@@ -240,11 +235,8 @@ begin
                 j.ctid as row_ctid, j.ready_at, j.id,
                 j.resumed or (j.reservation = 0 and j.run_at <= j.created_at) as was_due
             from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = v_lane.queue
-                and j.priority = v_lane.priority
-                and j.resumed = v_lane.resumed
-                and (j.ready_at, j.id) > (v_after.at, v_after.id)
+            where j.state in ('waiting', 'failed') and j.queue = v_lane.queue and j.priority = v_lane.priority
+                and j.resumed = v_lane.resumed and (j.ready_at, j.id) > (v_after.at, v_after.id)
                 and j.ready_at <= p_from
             order by j.ready_at, j.id
             limit v_left

@@ -23,8 +23,7 @@ begin
     loop
         v_slice_from := clock_timestamp();
         begin
-            select r.run, r.next_cursor, r.is_more, r.problem
-            into v_slice
+            select r.run, r.next_cursor, r.is_more, r.problem into v_slice
             from pgqueue._run_slice(p_state.step, v_rows, v_step.cursor, run) r;
         exception
             when query_canceled then

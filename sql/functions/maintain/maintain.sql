@@ -14,7 +14,6 @@ returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, ca
 language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._require_read_committed('maintain');
     return query
@@ -39,7 +38,6 @@ set lock_timeout = '50ms'
 -- For all steps.
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
-#variable_conflict use_variable
 declare
     v_began timestamptz;
     v_newest_id bigint;

@@ -160,11 +160,8 @@ as $$
                 -- A row as an argument has its long args decompressed: of few rows only.
                 case when x.attempts = 0 and x.reservation >= 3 << 20 then pgqueue._is_given_back(x, p_now) end as is_given_back
             from pgqueue.jobs x
-            where x.state in ('waiting', 'failed')
-                and x.queue = l.queue
-                and x.priority = l.priority
-                and x.resumed = s.resumed
-                and (x.ready_at, x.id) >= (h.head, h.head_id)
+            where x.state in ('waiting', 'failed') and x.queue = l.queue and x.priority = l.priority
+                and x.resumed = s.resumed and (x.ready_at, x.id) >= (h.head, h.head_id)
             order by x.ready_at, x.id
             limit 100
         ) j

@@ -141,9 +141,7 @@ as $$
             coalesce(greatest(s.last_vacuum, s.last_autovacuum)::text, 'never')),
         format('vacuum %I.%I; if it removes nothing, see old_snapshot', s.schemaname, s.relname)
     from pg_stat_all_tables s
-    where s.schemaname = 'pgqueue'
-        and s.relname !~ '^history'
-        and s.n_dead_tup > greatest(100000, s.n_live_tup)
+    where s.schemaname = 'pgqueue' and s.relname !~ '^history' and s.n_dead_tup > greatest(100000, s.n_live_tup)
     union all
     select
         'critical', 'autovacuum', c.relname::text, format('autovacuum is off for the table %s', c.relname),
@@ -260,9 +258,7 @@ as $$
             ) as is_read_by_others
         from pg_class c
         join pg_roles o on o.oid = c.relowner
-        where c.relnamespace = 'pgqueue'::regnamespace
-            and c.relkind in ('r', 'p')
-            and not c.relispartition
+        where c.relnamespace = 'pgqueue'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
             and c.relrowsecurity
             and not exists (
                 select from pg_policy p where p.polrelid = c.oid and p.polpermissive and p.polcmd in ('r', '*')

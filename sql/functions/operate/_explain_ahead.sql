@@ -69,8 +69,7 @@ begin
     if detail is not null or p_job.has_steps is not true then
         return;
     end if;
-    select 'sleep', format('sleeps in step %s until %s', d.name, d.until), p_job.ready_at
-    into reason, detail, until
+    select 'sleep', format('sleeps in step %s until %s', d.name, d.until), p_job.ready_at into reason, detail, until
     from (
         select
             s.name,
@@ -96,8 +95,7 @@ declare
     v_keys record;
     v_ahead record;
 begin
-    select k.*
-    into v_keys
+    select k.* into v_keys
     from pgqueue._find_ahead(
         array(
             select row(j.ctid, j.id, j.queue, j.task, j.key, j.limit_key, false, false)::pgqueue.candidate
@@ -148,11 +146,8 @@ as $$
         cross join lateral (
             select
             from pgqueue.jobs j
-            where j.state in ('waiting', 'failed')
-                and j.queue = p_job.queue
-                and j.priority = p_job.priority
-                and j.resumed = s.resumed
-                and (j.ready_at, j.id) >= (h.head, h.head_id)
+            where j.state in ('waiting', 'failed') and j.queue = p_job.queue and j.priority = p_job.priority
+                and j.resumed = s.resumed and (j.ready_at, j.id) >= (h.head, h.head_id)
                 and (j.ready_at, j.id) < (
                     case when s.resumed = p_job.resumed then p_job.ready_at else p_now end,
                     case when s.resumed = p_job.resumed then p_job.id else 9223372036854775807 end

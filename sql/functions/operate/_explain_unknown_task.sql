@@ -48,9 +48,7 @@ begin
     return not exists (
         select
         from pgqueue.samples s
-        where s.span = 10
-            and s.at > p_now - interval '1 min'
-            and s.queue = p_job.queue
+        where s.span = 10 and s.at > p_now - interval '1 min' and s.queue = p_job.queue
             and (s.ended -> p_job.task ->> 'started')::numeric > 0
     );
 end

@@ -138,9 +138,7 @@ begin
                 (
                     select j.id, j.queue
                     from pgqueue.jobs j
-                    where 'blocked' = any (p_states)
-                        and pgqueue._holds_position(j)
-                        and j.queue = p_queue
+                    where 'blocked' = any (p_states) and pgqueue._holds_position(j) and j.queue = p_queue
                     order by j.queue, j.key, j.id
                     limit p_most + 1
                 )
@@ -179,9 +177,7 @@ begin
             (
                 select j.id
                 from pgqueue.jobs j
-                where pgqueue._holds_position(j)
-                    and j.queue = p_queue
-                    and j.key = p_key
+                where pgqueue._holds_position(j) and j.queue = p_queue and j.key = p_key
                 order by j.queue, j.key, j.id
                 limit p_most + 1
             )
@@ -198,11 +194,9 @@ begin
                 -- One of a key executes, with its batch.
                 select unnest(j.id || j.followers)
                 from pgqueue.jobs j
-                where j.key is not null
-                    and j.state = 'executing'
+                where j.key is not null and j.state = 'executing'
                     and (j.leader is null or j.leader = j.id)
-                    and j.queue = p_queue
-                    and j.key = p_key
+                    and j.queue = p_queue and j.key = p_key
             )
             limit p_most + 1
         ) c

@@ -9,12 +9,10 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_job record;
 begin
-    select j.id, j.reservation, j.state, j.reserved_by, j.task = '@group' as is_group
-    into v_job
+    select j.id, j.reservation, j.state, j.reserved_by, j.task = '@group' as is_group into v_job
     from pgqueue.jobs j
     where j.id = cancel.job_id
     for update;

@@ -9,7 +9,6 @@ language plpgsql stable security definer rows 100
 set search_path = pg_catalog, pg_temp
 set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
 begin

@@ -7,7 +7,6 @@ language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
 begin

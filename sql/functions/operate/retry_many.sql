@@ -68,8 +68,7 @@ begin
         union
         select w.id from behind b join waits w on w.parent = b.id
     )
-    select array_agg(w.id), array_agg(w.granularity), array_agg(w.kept_until)
-    into ids, granularities, kept_untils
+    select array_agg(w.id), array_agg(w.granularity), array_agg(w.kept_until) into ids, granularities, kept_untils
     from unnest(p_ids, p_granularities, p_kept_untils) w (id, granularity, kept_until)
     left join behind b on b.id = w.id
     where b.id is null;

@@ -15,7 +15,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_filter pgqueue.job_filter := pgqueue._read_filter(search_due.filter, search_due.max_jobs, search_due.max_rows);
     v_at constant timestamptz := coalesce(search_due.after_at, '-infinity');
@@ -59,9 +58,7 @@ begin
                 from (
                     select x.*
                     from pgqueue.jobs x
-                    where x.state in ('waiting', 'failed')
-                        and x.queue = l.queue
-                        and x.priority = l.priority
+                    where x.state in ('waiting', 'failed') and x.queue = l.queue and x.priority = l.priority
                         and x.resumed = s.resumed
                         and (x.ready_at, x.id) >= (
                             case when k.is_further then h.head else v_at end, case when k.is_further then h.head_id else v_after end

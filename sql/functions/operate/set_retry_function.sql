@@ -14,7 +14,6 @@ returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_flaw text;
 begin
@@ -29,8 +28,7 @@ begin
         return;
     end if;
 
-    select pgqueue._retry_function_flaw(set_retry_function.function, p.proowner)
-    into v_flaw
+    select pgqueue._retry_function_flaw(set_retry_function.function, p.proowner) into v_flaw
     from pg_proc p
     where p.pronamespace = 'pgqueue'::regnamespace and p.proname = 'fail';
     if v_flaw is not null then

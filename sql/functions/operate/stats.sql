@@ -7,7 +7,6 @@ returns jsonb
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_numbers jsonb := pgqueue._numbers(v_now, stats.recent);

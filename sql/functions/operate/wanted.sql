@@ -11,7 +11,6 @@ language plpgsql stable parallel safe security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_at timestamptz := (select max(s.at) from pgqueue.samples s where s.span = 10);

@@ -18,8 +18,7 @@ begin
         );
     end if;
 
-    select o.option, t.type, jsonb_typeof(o.value) as found
-    into v_wrong
+    select o.option, t.type, jsonb_typeof(o.value) as found into v_wrong
     from jsonb_each(p_job) o (option, value)
     cross join lateral (
         select case
@@ -195,8 +194,7 @@ begin
     for v_group in
         select distinct u.group_id from unnest(p_jobs) u where u.group_id is not null and u.depends_on is not null
     loop
-        select array_agg(distinct e.parent)
-        into v_first
+        select array_agg(distinct e.parent) into v_first
         from pgqueue._batch_edges(p_jobs, p_given, p_ids) e
         -- The others that jobs of the group name were checked with their options.
         where e.parent_n is null and (e.is_old or e.in_group is distinct from v_group);

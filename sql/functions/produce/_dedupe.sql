@@ -17,7 +17,6 @@ set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 -- Sets lock_timeout for each attempt. The SET clause of the function restores the caller's value, however this ends.
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_until timestamptz := pgqueue._after(p_job.created_at, p_dedupe_for);
     v_existing record;
@@ -37,8 +36,7 @@ begin
         end if;
 
         -- In one snapshot: a job that ends takes its row with it.
-        select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives
-        into v_existing
+        select d.job_id, d.until, exists (select from pgqueue.jobs j where j.id = d.job_id) as lives into v_existing
         from pgqueue.dedupe_keys d
         where d.task = p_job.task and d.dedupe = p_job.dedupe
         -- + 0: with the plain column the planner might walk the index of job ids, through all keys.
@@ -51,9 +49,7 @@ begin
         if v_existing.until <= pgqueue._clock() or (v_existing.until is null and not v_existing.lives) then
             update pgqueue.dedupe_keys d
             set job_id = p_job.id, until = v_until
-            where d.task = p_job.task
-                and d.dedupe = p_job.dedupe
-                and d.job_id = v_existing.job_id
+            where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = v_existing.job_id
                 and d.until is not distinct from v_existing.until;
             if found then
                 exit;
@@ -93,8 +89,7 @@ declare
     v_priority smallint;
     v_expires_at timestamptz;
 begin
-    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at
-    into v_existing
+    select j.queue, j.key, j.priority, j.args, j.headers, j.run_at, j.created_at, j.expires_at into v_existing
     from pgqueue.jobs j
     where j.id = p_job_id and j.reservation = 0 and j.state = any (v_editable)
     for update;

@@ -34,8 +34,7 @@ begin
     -- The job's own row may still exist, with a time: it is kept. A row without a live job is free.
     update pgqueue.dedupe_keys d
     set job_id = p_job_id, until = case when d.until > pgqueue._clock() then d.until end
-    where d.task = p_task
-        and d.dedupe = p_dedupe
+    where d.task = p_task and d.dedupe = p_dedupe
         and (
             d.job_id = p_job_id
             or d.until <= pgqueue._clock()

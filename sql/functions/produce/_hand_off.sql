@@ -45,12 +45,10 @@ begin
     get diagnostics v_context = pg_context;
     -- The transaction has an xid: see _head.
     v_now := pgqueue._clock();
-    if strpos(v_context, E'\n') = 0
-        and strpos(lower(coalesce(current_query(), '') collate "C"), 'constraints') = 0
+    if strpos(v_context, E'\n') = 0 and strpos(lower(coalesce(current_query(), '') collate "C"), 'constraints') = 0
         -- fast_path: its former name.
         and 'off' in (current_setting('pgqueue.hand_off', true), current_setting('pgqueue.fast_path', true)) is not true
-        and current_setting('transaction_read_only') = 'off'
-        and pgqueue._may_notify()
+        and current_setting('transaction_read_only') = 'off' and pgqueue._may_notify()
     then
         with chosen as (
             select w.worker, w.handoff_channel, w.listener, w.lease
@@ -68,12 +66,8 @@ begin
             select c.*, j.ctid as row_ctid
             from chosen c
             cross join pgqueue.jobs j
-            where j.id = new.id
-                and j.state = 'waiting'
-                and j.ready_at <= v_now
-                and j.key is null
-                and j.limit_key is null
-                and j.expires_at is null
+            where j.id = new.id and j.state = 'waiting' and j.ready_at <= v_now and j.key is null
+                and j.limit_key is null and j.expires_at is null
                 -- With the other fields below the 8000 bytes of a payload.
                 and octet_length(j.args::text) + coalesce(octet_length(j.headers::text), 0) <= 6000
                 -- Else its notification is an error of the session that listens.

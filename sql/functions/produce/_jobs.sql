@@ -14,8 +14,7 @@ begin
     perform pgqueue._check_options(p_options);
     perform pgqueue._check_args(p_options.args);
     if p_options.key is null or p_options.declared is not null then
-        select t.queue, t.priority, t.expires_in, t.accumulate
-        into v_task
+        select t.queue, t.priority, t.expires_in, t.accumulate into v_task
         from (values (1)) one (row)
         left join pgqueue.effective_tasks t on t.name = p_options.task;
         if p_options.key is null and coalesce(v_task.accumulate, (p_options.declared ->> 'accumulate')::boolean) then

@@ -41,8 +41,7 @@ declare
 begin
     -- Nearly every enqueue gives task and args only: skip the call that checks the other options. Args of that size are
     -- small even if they are compressed: max_args_bytes cannot be set below what they could expand to.
-    if octet_length(enqueue.task) between 1 and 128
-        and jsonb_typeof(enqueue.args) = 'object'
+    if octet_length(enqueue.task) between 1 and 128 and jsonb_typeof(enqueue.args) = 'object'
         and pg_column_size(enqueue.args) <= 1000
         and num_nonnulls(
             enqueue.queue, enqueue.priority, enqueue.run_at, enqueue.delay, enqueue.expires_in, enqueue.timeout,

@@ -7,7 +7,6 @@ returns table (ord bigint, job_id bigint, outcome text, error jsonb)
 language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_results jsonb;
 begin

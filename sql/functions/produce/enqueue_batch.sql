@@ -13,7 +13,6 @@ language plpgsql security definer rows 100
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     -- The SQLSTATE classes that a bad option raises. Other errors (a deadlock, a full disk) go to the caller.
     v_now timestamptz := pgqueue._ready_at(null);
@@ -66,8 +65,7 @@ begin
             case
                 when jsonb_typeof(a.job) = 'object' then
                     a.job - '{task,args,queue,priority,key,limit_key}'::text[] = '{}'
-                    and pg_column_size(a.job) <= 1000
-                    and coalesce(jsonb_typeof(a.job -> 'task') = 'string', false)
+                    and pg_column_size(a.job) <= 1000 and coalesce(jsonb_typeof(a.job -> 'task') = 'string', false)
                     and octet_length(a.job ->> 'task') between 1 and 128
                     and coalesce(jsonb_typeof(a.job -> 'args') = 'object', true)
                     and (a.job ? 'key' or a.job ->> 'task' <> all (v_accumulating))
@@ -130,8 +128,7 @@ begin
 
     v_given := v_ids;
     if v_deduped <> '{}' then
-        select d.ids, d.outcomes, d.errors
-        into v_ids, v_outcomes, v_errors
+        select d.ids, d.outcomes, d.errors into v_ids, v_outcomes, v_errors
         from pgqueue._batch_deduped(v_jobs, enqueue_batch.jobs, v_deduped, v_ids, v_outcomes, v_errors) d;
     end if;
     if v_children <> '{}' then

@@ -20,7 +20,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_options pgqueue.job_options;
     v_job pgqueue.jobs;

@@ -18,7 +18,6 @@ language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
     if enqueue_outcome.dedupe is null then
         return query

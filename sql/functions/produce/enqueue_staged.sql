@@ -14,7 +14,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_custom_plan set jit = off
 set client_min_messages = warning
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._ready_at(null);
     v_accumulating text[];

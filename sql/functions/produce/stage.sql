@@ -47,8 +47,7 @@ begin
     end if;
     if not exists (
         select from pg_class c
-        where c.oid = to_regclass('pg_temp.pgqueue_staged')
-            and c.relnamespace = pg_my_temp_schema()
+        where c.oid = to_regclass('pg_temp.pgqueue_staged') and c.relnamespace = pg_my_temp_schema()
             and c.relkind = 'r'
             and c.relowner = (select r.oid from pg_roles r where r.rolname = current_user)
     ) then

@@ -11,7 +11,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_reset text[] := coalesce(configure_schedule.reset, '{}'::text[]);
     v_before pgqueue.schedules;

@@ -14,7 +14,6 @@ returns timestamptz
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     if cron_next.after is null
         or cron_next.after not between '0002-01-01 00:00:00+00' and '9900-01-01 00:00:00+00'

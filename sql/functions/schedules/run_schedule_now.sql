@@ -6,7 +6,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_schedule pgqueue.schedules;

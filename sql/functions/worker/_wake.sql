@@ -31,9 +31,7 @@ begin
             from (
                 select a.channel
                 from pgqueue.idle_workers a
-                where a.queue in (p_queue, '')
-                    and a.until > p_ready_at
-                    and a.worker is distinct from p_except
+                where a.queue in (p_queue, '') and a.until > p_ready_at and a.worker is distinct from p_except
                 limit 64
             ) s
             group by s.channel

@@ -7,12 +7,11 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
 begin
     perform pgqueue._check_name('worker', awake.worker, 256);
-    delete from pgqueue.idle_workers where worker = awake.worker and until > v_now;
+    delete from pgqueue.idle_workers s where s.worker = awake.worker and s.until > v_now;
 end
 $$;
 

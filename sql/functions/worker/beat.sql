@@ -6,7 +6,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
 begin
@@ -45,8 +44,7 @@ begin
     elsif jsonb_array_length(p_report -> 'jobs') > 1000 then
         v_flaw := format('It has %s jobs; 1000 is the most.', jsonb_array_length(p_report -> 'jobs'));
     else
-        select x.flaw
-        into v_flaw
+        select x.flaw into v_flaw
         from jsonb_array_elements(p_report -> 'jobs') e (entry)
         cross join lateral (
             select case

@@ -6,12 +6,11 @@ returns void
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 begin
     perform pgqueue._check_name('worker', bye.worker, 256);
     perform pgqueue.awake(bye.worker);
-    delete from pgqueue.heartbeats where worker = bye.worker;
-    delete from pgqueue.workers where name = bye.worker;
+    delete from pgqueue.heartbeats b where b.worker = bye.worker;
+    delete from pgqueue.workers w where w.name = bye.worker;
 end
 $$;
 

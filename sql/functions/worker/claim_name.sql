@@ -10,7 +10,6 @@ returns table (held_by jsonb, silent_for interval)
 language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz;
     v_taken boolean;

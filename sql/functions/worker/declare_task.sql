@@ -16,7 +16,6 @@ returns boolean
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_options constant jsonb := jsonb_build_object(
         'declared_queue', declare_task.queue, 'declared_priority', declare_task.priority,

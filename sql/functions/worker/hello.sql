@@ -10,7 +10,6 @@ returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_channel text := pgqueue._channel(hello.worker);
     v_now timestamptz := pgqueue._clock();

@@ -34,7 +34,6 @@ language plpgsql security definer rows 1
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off set enable_bitmapscan = off
 as $$
-#variable_conflict use_column
 declare
     v_now timestamptz := pgqueue._clock();
     v_run bigint;
@@ -141,9 +140,7 @@ begin
         from (
             select s.worker
             from pgqueue.idle_workers s
-            where s.queue = coalesce(idle.queues[1], '')
-                and s.until > v_now
-                and s.worker <> idle.worker
+            where s.queue = coalesce(idle.queues[1], '') and s.until > v_now and s.worker <> idle.worker
             limit case when v_due then 1 else 100 end
         ) asleep;
         v_next_due := greatest(

@@ -9,7 +9,6 @@ returns text
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_command text;
     v_obeyed_at timestamptz;

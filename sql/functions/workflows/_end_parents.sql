@@ -105,8 +105,7 @@ begin
     if not pgqueue._has_children(p_ids) then
         return null;
     end if;
-    select array_agg(o.row_ctid), array_agg(distinct o.child)
-    into v_rows, v_children
+    select array_agg(o.row_ctid), array_agg(distinct o.child) into v_rows, v_children
     from (
         select l.*
         from (select u.id from unnest(p_ids) u (id) order by u.id) p
@@ -183,16 +182,14 @@ declare
     v_ends text[];
     v_lost bigint[];
 begin
-    select array_agg(distinct d.parent)
-    into v_parents
+    select array_agg(distinct d.parent) into v_parents
     from unnest(p_children) w (id)
     cross join lateral (select x.parent from pgqueue.dependencies x where x.child = w.id and x.ended is null) d;
     if v_parents is null then
         return '{}'::bigint[];
     end if;
     begin
-        select coalesce(array_agg(l.id), '{}')
-        into v_alive
+        select coalesce(array_agg(l.id), '{}') into v_alive
         from (select u.id from unnest(v_parents) u (id) order by u.id) w
         cross join lateral (select j.id from pgqueue.jobs j where j.id = w.id for key share skip locked) l;
         -- The locks end with this block: a claim skips locked rows.
@@ -204,19 +201,16 @@ begin
         return '{}'::bigint[];
     end if;
 
-    select array_agg(l.id), array_agg(l.state)
-    into v_ended, v_ends
+    select array_agg(l.id), array_agg(l.state) into v_ended, v_ends
     from (select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive) order by u.id) w
     cross join lateral (
         select h.id, h.state::text from pgqueue.history h where h.id = w.id for key share skip locked
     ) l;
     -- A trace is written before its job can be found missing.
-    select v_ended || array_agg(t.id), v_ends || array_agg(t.state)
-    into v_ended, v_ends
+    select v_ended || array_agg(t.id), v_ends || array_agg(t.state) into v_ended, v_ends
     from pgqueue.traces t
     where t.id = any (v_parents) and t.id <> all (v_alive || coalesce(v_ended, '{}'));
-    select array_agg(p.id)
-    into v_lost
+    select array_agg(p.id) into v_lost
     from pgqueue._find_parents(
         array(select u.id from unnest(v_parents) u (id) where u.id <> all (v_alive || coalesce(v_ended, '{}')))
     ) p

@@ -133,9 +133,7 @@ begin
         from (
             select j.id, j.reservation, j.task
             from pgqueue.jobs j
-            where j.group_id is not null
-                and j.group_id = p_group_id
-                and j.state = v_state
+            where j.group_id is not null and j.group_id = p_group_id and j.state = v_state
                 and j.cancel_requested_at is null
             order by j.id
             limit v_left

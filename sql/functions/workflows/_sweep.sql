@@ -91,10 +91,8 @@ begin
         from (
             select j.id
             from pgqueue.jobs j
-            where j.id = any (v_behind)
-                and j.group_id = v_group
-                and j.blocked_on in ('@parents', '@jobs', '@open', '@group')
-                and j.cancel_requested_at is null
+            where j.id = any (v_behind) and j.group_id = v_group
+                and j.blocked_on in ('@parents', '@jobs', '@open', '@group') and j.cancel_requested_at is null
             order by j.blocked_on = '@jobs' desc, j.id desc
             limit 1
         ) v;

@@ -19,8 +19,7 @@ begin
     ) then
         return;
     end if;
-    select array_agg(l.id)
-    into v_ids
+    select array_agg(l.id) into v_ids
     from (
         select o.id
         from (

@@ -8,7 +8,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set lock_timeout = '5s'
 as $$
-#variable_conflict use_column
 declare
     v_group record;
 begin

@@ -10,7 +10,6 @@ language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     v_count bigint;
 begin

@@ -10,7 +10,6 @@ language plpgsql stable parallel safe security definer rows 1
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
     return query
     select

@@ -17,7 +17,6 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off
 set enable_mergejoin = off set jit = off
 as $$
-#variable_conflict use_column
 begin
     if groups.max is null or groups.max not between 1 and 1000 or groups.count_to is null or groups.count_to not between 1 and 1000000 then
         perform pgqueue._refuse(

@@ -10,7 +10,6 @@ returns bigint
 language plpgsql security definer
 set search_path = pg_catalog, pg_temp
 as $$
-#variable_conflict use_column
 declare
     v_options pgqueue.job_options;
     v_job pgqueue.jobs;

@@ -9,7 +9,6 @@ language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 begin
     if parents.job_id is null then
         perform pgqueue._refuse('job_id must not be null', null, 'Give the id of the job whose parents to read.');
