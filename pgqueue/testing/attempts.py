@@ -19,7 +19,7 @@ from pgqueue.job import Job, Surroundings
 from pgqueue.middleware import Around, Middleware, is_async
 from pgqueue.tasks import Task
 from pgqueue.testing.doors import stepped
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import Cause, End, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.handlers import Handlers
 from pgqueue.worker.run.threads import Outcome, contained
@@ -181,12 +181,11 @@ class Attempts(Handlers):
             timer.cancel()
 
     def _timed_out(self, held: Held) -> None:
-        if held.interrupt is not None or held.ended is not None:
+        reason = f"it ran longer than its timeout of {held.timeout:g} s"
+        if not held.ask_to_stop(Stop(End.FAILED, reason, Cause.TIMEOUT)):
             return
-        held.interrupt, held.kind = End.FAILED, "Timeout"
-        held.reason = f"it ran longer than its timeout of {held.timeout:g} s"
         if held.job is not None:
-            held.job.cancelled.raise_it(held.reason)
+            held.job.cancelled.raise_it(reason)
         runner = held.runner
         if runner is not None:
             runner.get_loop().call_soon_threadsafe(runner.cancel)

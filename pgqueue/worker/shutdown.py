@@ -13,7 +13,7 @@ from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
-from pgqueue.worker.hold.held import End, Held, Holding
+from pgqueue.worker.hold.held import End, Held, Holding, Stop
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
@@ -131,11 +131,12 @@ class Shutdown:
                 end, limit = self._terms(held)
                 if held in asked:
                     if now >= asked[held] + _GRACE:
-                        self._runner.abandon(held, held.interrupt or end, held.reason, held.kind)
+                        self._runner.abandon(held, held.stop or Stop(end))
                 elif now >= began + limit:
                     asked[held] = now
                     log.warning("%s did not end within its shutdown timeout of %g s and is cut off", held, limit)
-                    self._runner.stop(held, end, f"it did not end within its shutdown timeout of {limit:g} s")
+                    why = f"it did not end within its shutdown timeout of {limit:g} s"
+                    self._runner.stop(held, Stop(end, why))
             self._state.freed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):

@@ -34,6 +34,29 @@ class End(Enum):
     SUSPENDED = "suspended"
 
 
+class Cause(Enum):
+    """Why a handler was asked to stop. The values are the classes of errors, as jobs have them."""
+
+    INTERRUPTED = "Interrupted"
+    TIMEOUT = "Timeout"
+    CANCEL = "Cancel"
+    LOST = "Lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """What a handler was asked for: to stop, so that its attempt ends as `end`. `reason` is the cause in words."""
+
+    end: End
+    reason: str = ""
+    cause: Cause = Cause.INTERRUPTED
+
+    @property
+    def error(self) -> dict[str, object]:
+        """The error that an attempt has which failed so."""
+        return {"class": self.cause.value, "message": self.reason}
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The code's decision after a failed attempt, as the arguments of `fail`. By default the retry policy decides."""
@@ -59,8 +82,8 @@ class Held:
     """A job that this worker has reserved and not yet finished. `row` is the row that the claim returned.
 
     `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
-    extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `interrupt` is
-    the end that the handler was asked for; None while it may go on.
+    extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `stop` is None
+    while the handler may go on; `ask_to_stop` sets it.
 
     A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
     keys and runs the handler. The others are its `members` and share its end.
@@ -76,9 +99,7 @@ class Held:
     context: contextvars.Context | None = None
     outcome: tuple[object, BaseException | None] | None = None
     timer: asyncio.TimerHandle | None = None
-    interrupt: End | None = None
-    kind: str = ""
-    reason: str = ""
+    stop: Stop | None = None
     ended: End | None = None
     error: dict[str, object] | None = None
     result: bytes | None = None
@@ -110,6 +131,13 @@ class Held:
     def headers(self) -> Any:
         """The headers of the job, None without any, or Unreadable."""
         return read_json(self.row.headers)
+
+    def ask_to_stop(self, stop: Stop) -> bool:
+        """Note that the handler is to stop. False: it was asked before, or the attempt has ended."""
+        if self.stop is not None or self.ended is not None:
+            return False
+        self.stop = stop
+        return True
 
     @property
     def timeout(self) -> float | None:

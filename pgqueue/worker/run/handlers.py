@@ -21,7 +21,7 @@ from pgqueue.logs import subject
 from pgqueue.middleware import Around
 from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import End, Held, Verdict, arguments
+from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict, arguments
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.run.failure import clean, clean_trace, describe, verdict
 from pgqueue.worker.run.isolation import STARTS_AT_ONCE, Isolation, restore_thread
@@ -92,7 +92,7 @@ class Handlers:
             or task.hooks.codec is not None
             or task.payloads_parameter is not None
             or held.payloads is not None
-            or held.interrupt is not None
+            or held.stop is not None
             or row.timeout is not None
             or row.losses
             or row.crashes
@@ -225,10 +225,10 @@ class Handlers:
             if self._closed:
                 # The worker ends, not the job.
                 raise
-            if held.interrupt is None or held.is_completed or held.is_suspended:
+            if held.stop is None or held.is_completed or held.is_suspended:
                 # The handler's own: it awaited something that was cancelled.
                 return await self._failed(held, task, error)
-            return await self._interrupted(held, task)
+            return await self._interrupted(held, held.stop, task)
         except NoThread:
             # It has not run: no attempt of it failed.
             raise
@@ -314,13 +314,12 @@ class Handlers:
         held.error = {"class": type(signal).__name__, "message": clean(str(signal))}
         return End.FAILED
 
-    async def _interrupted(self, held: Held, task: Task[Any, Any]) -> End:
-        assert held.interrupt is not None
-        if held.interrupt is End.FAILED:
-            held.error = {"class": held.kind, "message": held.reason}
-            if held.kind == "Timeout":
-                await self._judge(held, task, TimeoutError(held.reason))
-        return held.interrupt
+    async def _interrupted(self, held: Held, stop: Stop, task: Task[Any, Any]) -> End:
+        if stop.end is End.FAILED:
+            held.error = stop.error
+            if stop.cause is Cause.TIMEOUT:
+                await self._judge(held, task, TimeoutError(stop.reason))
+        return stop.end
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
         """Run one of the two below in a task of its own.
@@ -406,8 +405,8 @@ def _check_lease(held: Held) -> None:
 
     For a thread, when the system gives this process fewer than it has slots; or for its turn.
     """
-    if held.interrupt is not None or held.deadline < time.monotonic():
-        held.interrupt = held.interrupt or End.RELEASED
+    if held.stop is not None or held.deadline < time.monotonic():
+        held.ask_to_stop(Stop(End.RELEASED, "its lease ended before it started"))
         raise Interrupted("its lease ended before it started")
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pgqueue.app import App
 from pgqueue.db import consume
 from pgqueue.tasks import Task
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import Cause, End, Held, Stop
 from pgqueue.worker.hold.jobs import Jobs
 from pgqueue.worker.hold.outbox import Outbox
 from pgqueue.worker.link.connection import Link
@@ -143,27 +143,24 @@ class Runner:
         self._waiting.extend(several)
         self._wake(len(several))
 
-    def stop(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
-        """Ask a handler to stop; its job ends as `end`. An async one is cancelled, one in a thread has to check."""
-        if held.interrupt is not None or held.ended is not None:
+    def stop(self, held: Held, stop: Stop) -> None:
+        """Ask a handler to stop. An async one is cancelled, one in a thread has to check."""
+        if not held.ask_to_stop(stop):
             return
-        held.interrupt = end
-        held.kind = kind
-        held.reason = reason
         if held.leader is not None:
             # The batch stops for all of its keys: the ones still held are given back.
-            self.stop(held.leader, End.RELEASED, reason)
+            self.stop(held.leader, Stop(End.RELEASED, stop.reason))
         if held.job is not None:
-            held.job.cancelled.raise_it(reason)
+            held.job.cancelled.raise_it(stop.reason)
         if held.runner is not None:
             held.runner.cancel()
 
-    def abandon(self, held: Held, end: End, reason: str, kind: str = "Interrupted") -> None:
+    def abandon(self, held: Held, stop: Stop) -> None:
         """Report the end of a job whose handler cannot be stopped; its later outcome is ignored."""
         self.busy.discard(held)
         if held.ended is None:
-            held.error = {"class": kind, "message": reason}
-            self._end(held, end)
+            held.error = stop.error
+            self._end(held, stop.end)
 
     def overdue(self, grace: float = _GRACE) -> list[Held]:
         """Return the jobs whose handlers go on although their timeout passed `grace` seconds ago."""
@@ -295,8 +292,8 @@ class Runner:
     def _startable(self, held: Held) -> Task[Any, Any] | None:
         """Return the task of a job that may start now; None when the job was given back instead."""
         task = self._app.tasks.get(held.row.task)
-        if held.interrupt is not None:
-            self._end(held, held.interrupt)
+        if held.stop is not None:
+            self._end(held, held.stop.end)
         elif held.deadline < time.monotonic():
             # The process stood still, or no extension came through: another worker may hold it by now.
             log.debug("%s was not started within its lease and is given back", held)
@@ -358,16 +355,16 @@ class Runner:
         """
         lost = await self._link.perform(consume.started([each.pair for each in (held, *held.members)]))
         if lost or held.deadline < time.monotonic():
-            self.stop(held, End.RELEASED, "its lease was lost before it started")
-        if held.interrupt is not None:
-            self._end(held, held.interrupt)
+            self.stop(held, Stop(End.RELEASED, "its lease was lost before it started"))
+        if held.stop is not None:
+            self._end(held, held.stop.end)
             return False
         return True
 
     def _timed_out(self, held: Held) -> None:
-        if held.interrupt is None and held.ended is None:
+        if held.stop is None and held.ended is None:
             log.warning("%s has run for its timeout of %g s and is asked to stop", held, held.timeout)
-        self.stop(held, End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", "Timeout")
+        self.stop(held, Stop(End.FAILED, f"it ran longer than its timeout of {held.timeout:g} s", Cause.TIMEOUT))
 
     async def _run_in_threads(self, held: Held, task: Task[Any, Any]) -> None:
         # Already here: until a thread begins, its slot would count as free.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pgqueue.worker.hold.held import Held
+from pgqueue.worker.hold.held import Cause, Held
 from pgqueue.worker.tell.counts import Counts
 from pgqueue.worker.tell.events import Events
 from pgqueue.worker.tell.job_log import JobLog, started
@@ -69,11 +69,11 @@ class Tell:
 
     def released(self, held: Held) -> None:
         """This job was given back; when that was to cancel it, it is cancelled."""
-        if held.kind != "Cancel":
+        if held.stop is None or held.stop.cause is not Cause.CANCEL:
             self.events.report("released", held)
             return
         self.counts.ended(held, "cancelled")
-        self.events.report("cancelled", held, {"class": held.kind, "message": held.reason})
+        self.events.report("cancelled", held, held.stop.error)
         self._job_log.cancelled(held)
 
     def lease_lost(self, held: Held, why: str) -> None:
@@ -85,7 +85,7 @@ class Tell:
         """The lease of this job was over when its end was to be stored. Told once: its lease may have shown it."""
         why = f"its reservation was over when {when}"
         log.info("%s: %s; its end was not stored", held, why)
-        if held.kind != "Lost":
+        if held.stop is None or held.stop.cause is not Cause.LOST:
             self._lost(held, why)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import logging
 import time
 
 from pgqueue.db import consume
-from pgqueue.worker.hold.held import End, Held, Holding
+from pgqueue.worker.hold.held import Cause, End, Held, Holding, Stop
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.link.outage import Outage
 from pgqueue.worker.run.runner import Runner
@@ -64,7 +64,7 @@ class Leases:
         """Report the leases that ran out before `now`."""
         for held in list(self._holding.held.values()):
             if (
-                held.interrupt is None
+                held.stop is None
                 # It ended and waits to be stored: there is nothing to stop, and the fence decides.
                 and held.ended is None
                 and now > held.deadline
@@ -83,13 +83,13 @@ class Leases:
     def _lost(self, held: Held, why: str) -> None:
         self._tell.lease_lost(held, why)
         # Another worker may run it now. The fence keeps further results of this handler out of the database.
-        self._runner.stop(held, End.RELEASED, why, "Lost")
+        self._runner.stop(held, Stop(End.RELEASED, why, Cause.LOST))
 
     def _cancelled(self, held: Held) -> None:
-        if held.interrupt is None:
+        if held.stop is None:
             log.info("%s: cancel was asked for", held)
         # When it is given back, it ends as cancelled.
-        self._runner.stop(held, End.RELEASED, "cancel was asked for", "Cancel")
+        self._runner.stop(held, Stop(End.RELEASED, "cancel was asked for", Cause.CANCEL))
 
     async def _extend(self, everything: list[Held]) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""

@@ -8,7 +8,7 @@ import logging
 from pgqueue import logs
 from pgqueue.config import WorkerConfig
 from pgqueue.db import consume
-from pgqueue.worker.hold.held import End, Held
+from pgqueue.worker.hold.held import Cause, End, Held, Stop
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.orders import Orders
 from pgqueue.worker.run.runner import Runner
@@ -59,5 +59,5 @@ class Watches:
                     continue
                 log.error("%s did not stop at its timeout: this process ends and is to be replaced", held)
                 reason = f"it ran longer than its timeout of {held.timeout:g} s and did not stop"
-                self._runner.abandon(held, End.FAILED, f"{reason}: its process was replaced", "Timeout")
+                self._runner.abandon(held, Stop(End.FAILED, f"{reason}: its process was replaced", Cause.TIMEOUT))
                 self._orders.end_to_be_replaced()
