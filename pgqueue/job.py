@@ -123,7 +123,7 @@ _NOWHERE = Surroundings()
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class Execution:
     """The changing part of a job while its handler runs, and its worker's services. For the worker.
 
     `ends_at` is the monotonic time at which its timeout ends.
@@ -172,7 +172,7 @@ class Job:
     created_at: datetime
     lease_expires_at: datetime
     timeout: timedelta | None = None
-    _state: State = field(default_factory=State, repr=False)
+    _state: Execution = field(default_factory=Execution, repr=False)
 
     @property
     def stopping(self) -> Flag:

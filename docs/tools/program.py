@@ -108,7 +108,7 @@ _PRIVATE = {
     "pgqueue.tasks.Declare",
     "pgqueue.job.Flag",
     "pgqueue.job.Surroundings",
-    "pgqueue.job.State",
+    "pgqueue.job.Execution",
     "pgqueue.job.set_current",
     "pgqueue.signals.as_interval",
     "pgqueue.middleware.is_async",

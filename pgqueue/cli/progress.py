@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Progress:
+class ProgressLine:
     """The line. `show` rewrites it."""
 
     def __init__(self, action: str) -> None:
@@ -29,9 +29,9 @@ class Progress:
 
 
 @contextmanager
-def progress(action: str) -> Iterator[Progress]:
+def progress(action: str) -> Iterator[ProgressLine]:
     """Yield a progress line, removed at the end."""
-    line = Progress(action)
+    line = ProgressLine(action)
     try:
         yield line
     finally:

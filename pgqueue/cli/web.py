@@ -106,14 +106,14 @@ def _pages(dsns: list[str], options: Options, prefix: str) -> Any:
     from starlette.routing import Mount  # noqa: PLC0415
 
     from pgqueue.web.app import pages_of  # noqa: PLC0415
-    from pgqueue.web.database import Database  # noqa: PLC0415
+    from pgqueue.web.database import PageDatabase  # noqa: PLC0415
     from pgqueue.web.several import dashboards  # noqa: PLC0415
 
     pages: Any
     if len(dsns) > 1:
         pages = dashboards(dict(zip(name_databases(dsns), dsns, strict=True)), options)
     else:
-        pages = pages_of(Database(dsns[0]), options)
+        pages = pages_of(PageDatabase(dsns[0]), options)
     return Starlette(routes=[Mount(prefix, pages)]) if prefix else pages
 
 

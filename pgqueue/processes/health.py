@@ -33,7 +33,7 @@ _MOST = 50
 _NO_METRICS = b"prometheus-client is not installed: pip install 'pgqueue-sql[metrics]'\n"
 
 
-class Health:
+class HealthServer:
     """Serves the mapping that `status` returns, with `ready` and `reason`; and the counts of `ended`, as metrics."""
 
     def __init__(self, status: Callable[[], Status], ended: Callable[[], list[Entry]]) -> None:

@@ -26,7 +26,7 @@ _PHASES = {"ready": ["READY=1"], "reloading": ["RELOADING=1"], "stopping": ["STO
 
 
 @dataclass(slots=True)
-class State:
+class ServiceState:
     """The state for a service manager: `phase` is starting, ready, reloading or stopping; `text` is for people."""
 
     phase: str
@@ -96,7 +96,7 @@ class ServiceManager:
         return False
 
 
-def state_of(status: dict[str, Any]) -> State:
+def state_of(status: dict[str, Any]) -> ServiceState:
     """Return the state of a worker, or of a supervisor, by its status.
 
     A worker is ready from its first claim on. If it loses its database later, it reports that in the text, and goes on.
@@ -109,4 +109,4 @@ def state_of(status: dict[str, Any]) -> State:
         phase = "ready" if status.get("started") or status.get("ready") else "starting"
     reason = " ".join(str(status.get("reason") or "").split())[:200]
     numbers = ", ".join(f"{status.get(name, 0)} {name}" for name in ("running", "succeeded", "failed"))
-    return State(phase, f"{reason or phase}: {numbers}")
+    return ServiceState(phase, f"{reason or phase}: {numbers}")

@@ -25,7 +25,7 @@ from typing import Any
 
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.crash import FIRST_PAUSE, SOON, CrashLoop, give_back
-from pgqueue.processes.health import Health
+from pgqueue.processes.health import HealthServer
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.processes.worker_process import CANNOT_START, SILENT, WorkerProcess
 from pgqueue.worker.process.loops import Loop, keep_running
@@ -108,7 +108,7 @@ class Supervisor:
         0: all ended well. 1: jobs were cut off, or a worker had to be killed, or none could be started. 2: the first
         worker reported wrong settings. 128 + signal: ended at once, by a second signal.
         """
-        serving = Health(self.status, self._ended.entries)
+        serving = HealthServer(self.status, self._ended.entries)
         if health is not None:
             await serving.start(*health)
         self._handle_signals()

@@ -17,7 +17,7 @@ from typing import Any
 from pgqueue.app import App
 from pgqueue.config import WorkerConfig
 from pgqueue.processes.control_pipe import ControlPipe
-from pgqueue.processes.health import Health
+from pgqueue.processes.health import HealthServer
 from pgqueue.processes.service_manager import ServiceManager
 from pgqueue.worker import Worker, operator_signals
 from pgqueue.worker.fleet import Fleet
@@ -121,7 +121,7 @@ async def _run(
 ) -> int:
     worker = Worker(app, dsns[0], config) if len(dsns) == 1 else Fleet(app, dsns, config, listen_dsns)
     worker.handle_signals()
-    serving = Health(worker.status, worker.counts.entries)
+    serving = HealthServer(worker.status, worker.counts.entries)
     background: list[asyncio.Task[None]] = []
     over = False
 

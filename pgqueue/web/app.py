@@ -26,7 +26,7 @@ from pgqueue.middleware import Codec
 from pgqueue.redaction import REDACT
 from pgqueue.web import actions, machinery, pages, workflows
 from pgqueue.web.context import Context, Settings
-from pgqueue.web.database import Database, Pool
+from pgqueue.web.database import PageDatabase, Pool
 from pgqueue.web.guard import Guard
 from pgqueue.web.render import environment
 from pgqueue.web.users import Authorize
@@ -122,10 +122,10 @@ def dashboard(
         title=title,
         codec=codec,
     )
-    return pages_of(Database(database), options)
+    return pages_of(PageDatabase(database), options)
 
 
-def pages_of(found: Database, options: Options) -> Starlette:
+def pages_of(found: PageDatabase, options: Options) -> Starlette:
     """Return the pages of one database."""
     templates = environment()
     redact = tuple(options.redact)
@@ -177,7 +177,7 @@ async def _answer(handler: _Handler, context: Context) -> Response:
 
 
 def _not_found(
-    templates: Environment, database: Database, settings: Settings
+    templates: Environment, database: PageDatabase, settings: Settings
 ) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def answer(request: Request, error: Exception) -> Response:
         if "pgqueue.user" not in request.scope:

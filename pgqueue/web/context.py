@@ -24,7 +24,7 @@ from pgqueue.logs import one_line
 from pgqueue.middleware import Codec
 from pgqueue.redaction import hides
 from pgqueue.search import Filter, parse
-from pgqueue.web.database import Database
+from pgqueue.web.database import PageDatabase
 from pgqueue.web.render import link
 from pgqueue.web.users import User
 
@@ -50,7 +50,7 @@ class Settings:
 class Context:
     """One request."""
 
-    def __init__(self, request: Request, database: Database, templates: Environment, settings: Settings) -> None:
+    def __init__(self, request: Request, database: PageDatabase, templates: Environment, settings: Settings) -> None:
         self.request = request
         self.database = database
         self.settings = settings

@@ -9,7 +9,7 @@ import psycopg
 
 from pgqueue.db import observe
 from pgqueue.search import DUE_STATES, Filter
-from pgqueue.web.database import Database
+from pgqueue.web.database import PageDatabase
 
 # Jobs that are counted, in all and by one statement, and seconds after which no further statement begins.
 MOST = 100_000
@@ -25,7 +25,7 @@ class Counted:
     stopped: str = ""
 
 
-async def count(database: Database, found: Filter, order: str) -> Counted:
+async def count(database: PageDatabase, found: Filter, order: str) -> Counted:
     """Count the jobs of an order that fit a filter, page by page, as the order has them."""
     jobs, after = 0, None
     ends = time.monotonic() + WITHIN
@@ -43,7 +43,7 @@ async def count(database: Database, found: Filter, order: str) -> Counted:
             return Counted(jobs, f"after {WITHIN:g} s")
 
 
-async def about(database: Database, found: Filter, order: str) -> int | None:
+async def about(database: PageDatabase, found: Filter, order: str) -> int | None:
     """Return how many fit, if samples have the number: for filters by queue and live state only."""
     if order == "due":
         found = {**found, "states": [each for each in DUE_STATES if each in found.get("states", DUE_STATES)]}

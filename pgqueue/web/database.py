@@ -34,7 +34,7 @@ _READS = (
 _ACTS = f"set local statement_timeout = '{_ACTS_WITHIN}s'".encode()
 
 
-class Database:
+class PageDatabase:
     """Runs calls for the pages. Opens its pool at the first of them; a pool of yours stays yours."""
 
     def __init__(self, source: str | Pool) -> None:

@@ -24,7 +24,7 @@ from pgqueue.errors import PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.web.app import Options, guard, pages_of, static_files
 from pgqueue.web.context import Context, Settings
-from pgqueue.web.database import Database
+from pgqueue.web.database import PageDatabase
 from pgqueue.web.render import environment
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
     listed as such, and keeps no other from being shown.
     """
     slugs = _slugs(databases)
-    found = {name: Database(dsn) for name, dsn in databases.items()}
+    found = {name: PageDatabase(dsn) for name, dsn in databases.items()}
     templates = environment()
     places = tuple(slugs.items())
     settings = Settings(True, (), None, options.title, places)
@@ -75,11 +75,11 @@ def dashboards(databases: Mapping[str, str], options: Options) -> Starlette:
 
 
 async def _ask_each(
-    databases: Mapping[str, Database], key: str, seconds: float, call: Callable[[], Call[T]]
+    databases: Mapping[str, PageDatabase], key: str, seconds: float, call: Callable[[], Call[T]]
 ) -> tuple[dict[str, T], dict[str, str]]:
     """Ask all at the same time; returns the answers, and what is wrong with the others."""
 
-    async def ask(database: Database) -> Any:
+    async def ask(database: PageDatabase) -> Any:
         try:
             return await database.shared(key, seconds, call)
         except (psycopg.Error, PgQueueError, PoolTimeout, OSError) as error:

@@ -157,7 +157,7 @@ def test_a_malformed_request_does_no_harm(request_: bytes, answer: bytes, start_
 
 async def test_a_client_that_does_not_read_its_answer_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_PATIENCE", 0.3)
-    serving = health.Health(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000}, list)
+    serving = health.HealthServer(lambda: {"ready": True, "reason": "", "much": "x" * 50_000_000}, list)
     port = await serving.start("127.0.0.1", 0)
     before = asyncio.all_tasks()
     with socket.create_connection(("127.0.0.1", port)) as client:

@@ -6,7 +6,7 @@ import threading
 
 from pgqueue.app import App
 from pgqueue.db.json import Unreadable, read_time
-from pgqueue.job import Flag, Job, State, Surroundings
+from pgqueue.job import Execution, Flag, Job, Surroundings
 from pgqueue.middleware import Codec
 from pgqueue.worker.hold.held import Held
 
@@ -26,9 +26,9 @@ class Jobs:
             if held.job is None:
                 task = self._app.tasks.get(held.row.task)
                 held.job = _make_job(held, self._surroundings, None if task is None else task.hooks.codec)
-        if held.interrupt is not None:
+        if held.stop is not None:
             # Asked to stop before there was a job to raise its flag.
-            held.job.cancelled.raise_it(held.reason)
+            held.job.cancelled.raise_it(held.stop.reason)
         return held.job
 
 
@@ -54,9 +54,9 @@ def _make_job(held: Held, surroundings: Surroundings, codec: Codec | None) -> Jo
     )
 
 
-def _make_state(held: Held, surroundings: Surroundings, codec: Codec | None) -> State:
+def _make_state(held: Held, surroundings: Surroundings, codec: Codec | None) -> Execution:
     ends_at = None if held.timeout is None or held.started is None else held.started + held.timeout
-    state = State(surroundings, Flag(), ends_at, stores_result=held.row.store_result)
+    state = Execution(surroundings, Flag(), ends_at, stores_result=held.row.store_result)
     state.others = [member.pair for member in held.members]
     if codec is not None:
         state.encode = codec.encode

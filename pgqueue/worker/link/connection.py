@@ -140,7 +140,7 @@ class Link:
                     except (psycopg.Error, PgQueueError, OSError, TimeoutError) as error:
                         await self.close()
                         if self._prepares and shows_pooler(error):
-                            self._outage.is_pooled()
+                            self._outage.note_pooler()
                             continue
                         if is_sent and gives_up is not None and gives_up(error):
                             raise

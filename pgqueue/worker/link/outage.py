@@ -81,7 +81,7 @@ class Outage:
             log.info("%s answers again after %.1f s", self._place, time.monotonic() - self._since)
             self._since, self._is_cut_off = None, False
 
-    def is_pooled(self) -> None:
+    def note_pooler(self) -> None:
         """A link found that a pooler stands between."""
         if not self.pooled:
             self.pooled = True

@@ -16,7 +16,6 @@ language plpgsql stable security definer rows 1
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off
 as $$
-#variable_conflict use_column
 declare
     -- The caller's transaction, null before its first write; and the first id that its snapshot does not know.
     v_own constant bigint := pg_current_xact_id_if_assigned()::text::bigint;
