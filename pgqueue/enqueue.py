@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import CoroutineType
 from typing import Any, Protocol, Unpack, overload
 
 from pgqueue import telemetry
@@ -84,7 +85,7 @@ def enqueue(
         with psycopg.connect(dsn) as connection:
             enqueue(connection, "send_email", {"to": "a@b.c"}, delay=timedelta(hours=2))
     """
-    return _send(connection, task, [args or {}], options, one)
+    return awaited(_send(connection, task, [args or {}], options, one), "enqueue", task)
 
 
 @overload
@@ -120,7 +121,8 @@ def enqueue_many(
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")
     """
-    return _send(connection, task, args, options, partial(produce.enqueue_many, spread=spread))
+    many = partial(produce.enqueue_many, spread=spread)
+    return awaited(_send(connection, task, args, options, many), "enqueue_many", task)
 
 
 @overload
@@ -148,7 +150,7 @@ def enqueue_outcome(
         done = enqueue_outcome(connection, "report", {"month": 11}, dedupe="report:11", on_conflict="replace")
         done.job_id, done.outcome    # 17, "replaced"
     """
-    return _send(connection, task, [args or {}], options, one_outcome)
+    return awaited(_send(connection, task, [args or {}], options, one_outcome), "enqueue_outcome", task)
 
 
 @overload
@@ -173,7 +175,7 @@ def enqueue_batch(
         (_named(job) for job in jobs),
         lambda given: drivers.run(connection, produce.enqueue_batch(given)),
     )
-    return result
+    return awaited(result, "enqueue_batch")
 
 
 @overload
@@ -197,8 +199,19 @@ def enqueue_copy(
         raise drivers.not_accepted(connection)
     rows = (_named(job) for job in jobs)
     if drivers.is_async(connection):
-        return perform_copy_async(connection, rows)
+        return awaited(perform_copy_async(connection, rows), "enqueue_copy")
     return perform_copy(connection, rows)
+
+
+def awaited(result: T, function: str, task: str | Named | None = None) -> T:
+    """Return the result of a call; where it is a coroutine, under the name of the call and the task.
+
+    Python warns of one that was not awaited by its name.
+    """
+    if isinstance(result, CoroutineType):
+        of = "" if task is None else f" of task {task if isinstance(task, str) else task.name}"
+        result.__qualname__ = f"{function}{of}"
+    return result
 
 
 def encoded(task: Target, args: Mapping[str, Any]) -> dict[str, Any]:

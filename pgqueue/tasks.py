@@ -16,7 +16,7 @@ from pgqueue.db import produce
 from pgqueue.db.call import Call, T
 from pgqueue.db.drivers import AsyncConnection, SyncConnection, check_is_connection
 from pgqueue.db.results import Enqueued
-from pgqueue.enqueue import Target, one, one_outcome, send
+from pgqueue.enqueue import Target, awaited, one, one_outcome, send
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
@@ -80,16 +80,15 @@ class Task(Target, Generic[P, R]):
     def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
     @overload
     def enqueue(self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[int]: ...
-    def enqueue(
-        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
-    ) -> int | Awaitable[int]:
+    def enqueue(self, connection: Any = None, /, *args: P.args, **kwargs: P.kwargs) -> int | Awaitable[int]:
         """Enqueue a call of this task with these arguments and return the job's id, as `pgqueue.enqueue` does.
 
         Raises InvalidArgument when the arguments do not fit the function; then nothing was enqueued.
 
             send_email.enqueue(connection, "a@b.c", subject="Hello")
         """
-        return self.using().enqueue(connection, *args, **kwargs)
+        result: int | Awaitable[int] = self.using().enqueue(connection, *args, **kwargs)
+        return result
 
     @overload
     def enqueue_many(
@@ -218,12 +217,11 @@ class TaskCall(Generic[P]):
     def enqueue(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> int: ...
     @overload
     def enqueue(self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[int]: ...
-    def enqueue(
-        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
-    ) -> int | Awaitable[int]:
+    def enqueue(self, connection: Any = None, /, *args: P.args, **kwargs: P.kwargs) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
         check_is_connection(connection)
-        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
+        result = send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
+        return awaited(result, "enqueue", self.task)
 
     @overload
     def enqueue_outcome(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Enqueued: ...
@@ -232,11 +230,12 @@ class TaskCall(Generic[P]):
         self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[Enqueued]: ...
     def enqueue_outcome(
-        self, connection: SyncConnection | AsyncConnection, /, *args: P.args, **kwargs: P.kwargs
+        self, connection: Any = None, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and return the outcome; see `pgqueue.enqueue_outcome`."""
         check_is_connection(connection)
-        return send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
+        result = send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
+        return awaited(result, "enqueue_outcome", self.task)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return a call with these arguments as a job for `pgqueue.enqueue_batch`.
@@ -266,7 +265,8 @@ class TaskCall(Generic[P]):
     ) -> list[int] | Awaitable[list[int]]:
         """Enqueue one call for each mapping of keyword arguments; see `Task.enqueue_many`."""
         bound = [self.task.bind(**each) for each in args]
-        return send(connection, self.task, bound, self.options, partial(produce.enqueue_many, spread=spread))
+        many = partial(produce.enqueue_many, spread=spread)
+        return awaited(send(connection, self.task, bound, self.options, many), "enqueue_many", self.task)
 
 
 def _payloads_parameter(task: str, signature: inspect.Signature) -> str:

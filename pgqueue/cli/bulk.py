@@ -68,6 +68,7 @@ def run(
         given["everything"] = True
     elif not given and not wanted:
         raise ConfigError(f"{action} what?", hint=f"give ids, filters such as {_EXAMPLES[action]}, or --everything")
+    known: list[int] = []
     with connected(dsn) as connection:
         if wanted:
             if not yes:
@@ -76,15 +77,21 @@ def run(
         else:
             if not job_ids and not yes:
                 _ask(connection, action, given, described)
+            # Before: a deleted one is gone after.
+            known = perform(connection, operate.jobs_of(job_ids or []))
             run_chunks = _run_chunks(connection, action, given, chunk)
         changed, skipped = _counted(action, outcome, run_chunks)
     if as_json:
         output.print_json({"action": action, "changed": changed, "passed_over": skipped})
     else:
         rest = f"; {skipped} skipped: locked by another transaction, or changed meanwhile" if skipped else ""
-        unfit = len(set(job_ids or ())) - changed - skipped
+        unknown = sorted(set(job_ids or ()) - set(known))
+        unfit = len(set(job_ids or ())) - len(unknown) - changed - skipped
         if unfit > 0:
-            rest += f"; {unfit} skipped: no such job, or none that fits: {_fitting(action, given)}"
+            rest += f"; {unfit} skipped: not {_fitting(action, given)}"
+        if unknown:
+            ids = ", ".join(map(str, unknown[:10])) + (", ..." if unknown[10:] else "")
+            rest += f"; there is no job {ids}, or its history has expired"
         output.line(f"{_jobs(changed)} {outcome}{rest}")
     if job_ids and not changed:
         raise typer.Exit(1)

@@ -80,10 +80,11 @@ _VALUES = (str, bytes, int, float, Mapping, list, tuple, set)
 
 
 def check_is_connection(connection: Any) -> None:
-    """Raise TypeError for a value of the job that stands where the connection belongs."""
-    if isinstance(connection, _VALUES):
+    """Raise TypeError for a value of the job that stands where the connection belongs, or for nothing there."""
+    if connection is None or isinstance(connection, _VALUES):
+        found = "it is missing" if connection is None else f"{type(connection).__name__} is none"
         raise TypeError(
-            f"the connection comes first, and {type(connection).__name__} is none: give enqueue {_ACCEPTED};"
+            f"the connection comes first, and {found}: give enqueue {_ACCEPTED};"
             " to enqueue outside of a transaction, a pool or an engine,"
             " or: with psycopg.connect(dsn) as connection: ...; from another driver run: select pgqueue.enqueue(...)"
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_nothing
+from pgqueue.db.call import Call, Row, as_text, read_column, read_first, read_ids, read_nothing
 from pgqueue.db.json import Document, from_json, to_json
 
 
@@ -367,6 +367,11 @@ def list_jobs(only: Mapping[str, object], limit: int) -> Call[list[Document]]:
         (*given.values(), limit),
         lambda rows: [Document(row[0]) for row in rows],
     )
+
+
+def jobs_of(job_ids: Sequence[int]) -> Call[list[int]]:
+    """Read which of these jobs there are."""
+    return Call(b"select j.id from pgqueue.all_jobs j where j.id = any (%s::bigint[])", (list(job_ids),), read_ids)
 
 
 def _instant(value: object) -> str:

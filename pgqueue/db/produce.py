@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -109,11 +109,7 @@ def _batch_result(job_id: Any, outcome: Any, error: Any) -> BatchResult:
 def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
-        if isinstance(value, datetime) and value.tzinfo is None:
-            raise InvalidArgument(
-                f"{name} of job {number} of the batch has no time zone: {value}",
-                hint="give an aware datetime, such as datetime.now(UTC)",
-            )
+        _check_value(f"{name} of job {number} of the batch", value)
         options[name] = interval_text(value) if isinstance(value, timedelta) else value
     return to_json(options, f"job {number} of the batch")
 
@@ -132,10 +128,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
             raise TypeError(f"enqueue() has no option {name!r}; it has {', '.join(OPTION_TYPES)}")
         if value is None:
             continue
-        if isinstance(value, datetime) and value.tzinfo is None:
-            raise InvalidArgument(
-                f"{name} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
-            )
+        _check_value(name, value)
         if name in ("headers", "declared"):
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
@@ -143,3 +136,16 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         names.append(name)
         values.append(value)
     return tuple(names), values
+
+
+def _check_value(what: str, value: object) -> None:
+    """Refuse what PostgreSQL would take for something else: True for 1, a day for its midnight in some time zone."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{what} is {value}", hint="give a number or a text")
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidArgument(
+                f"{what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"
+            )
+    elif isinstance(value, date):
+        raise InvalidArgument(f"{what} is the day {value}", hint="give an instant: a datetime with its time zone")

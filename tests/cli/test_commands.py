@@ -359,13 +359,17 @@ def test_jobs_named_by_their_ids_are_changed_without_a_question(run: Run, conn: 
     assert run("jobs", "delete", first, second).out == "2 jobs deleted\n"
     gone = run("jobs", "kill", first, second)
     assert gone.code == 1
-    assert gone.out == "0 jobs dead; 2 skipped: no such job, or none that fits: waiting or failed or blocked\n"
+    missing = "or its history has expired\n"
+    assert gone.out == f"0 jobs dead; there is no job {first}, {second}, {missing}"
     assert run("jobs", "retry", first, third, "--yes").out == (
-        "0 jobs retried; 2 skipped: no such job, or none that fits: dead or cancelled\n"
+        f"0 jobs retried; 1 skipped: not dead or cancelled; there is no job {first}, {missing}"
     )
-    assert "; 2 skipped: no such job, or none that fits: failed, queue mail\n" in (
-        run("jobs", "run", first, third, "--queue", "mail", "--state", "failed").out
+    assert run("jobs", "run", first, third, "--queue", "mail", "--state", "failed").out == (
+        f"0 jobs due now; 1 skipped: not failed, queue mail; there is no job {first}, {missing}"
     )
+    many = run("jobs", "retry", *range(900, 912))
+    assert many.code == 1
+    assert many.out == f"0 jobs retried; there is no job {', '.join(map(str, range(900, 910)))}, ..., {missing}"
     assert state(conn, third) == "failed"
 
 

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -534,3 +534,44 @@ def test_calls_of_a_task_are_spread_over_a_time(conn: psycopg.Connection) -> Non
     for one, other in ((first, second), (third, fourth)):
         assert job(conn, other).due_at - job(conn, one).due_at == timedelta(minutes=30)
     assert job(conn, fourth).retry == {"cap": 60}
+
+
+@pytest.mark.parametrize("name", ["priority", "run_at", "max_attempts", "key", "delay"])
+def test_true_is_no_value_of_an_option(name: str, conn: psycopg.Connection) -> None:
+    for call in (
+        lambda: pgqueue.enqueue(conn, "t", {}, **{name: True}),  # type: ignore[typeddict-item]
+        lambda: pgqueue.enqueue_batch(conn, [{"task": "t", name: True}]),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"{name}.* is True; give a number or a text"):
+            call()
+
+
+def test_a_day_is_no_instant_by_name_and_in_a_batch(conn: psycopg.Connection) -> None:
+    day = date(2026, 12, 24)
+    with pytest.raises(InvalidArgument, match=r"run_at is the day 2026-12-24; give an instant"):
+        pgqueue.enqueue(conn, "t", {}, run_at=day)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=r"run_at of job 0 of the batch is the day 2026-12-24"):
+        pgqueue.enqueue_batch(conn, [{"task": "t", "run_at": day}])
+    assert jobs(conn) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda connection: send.enqueue(connection, "a@b.c"), "enqueue of task mail.send"),
+        (lambda connection: send.using(key="k").enqueue_outcome(connection, "a"), "enqueue_outcome of task mail.send"),
+        (lambda connection: send.enqueue_many(connection, [{"to": "a"}]), "enqueue_many of task mail.send"),
+        (lambda connection: pgqueue.enqueue(connection, "pay", {"n": 1}), "enqueue of task pay"),
+        (lambda connection: pgqueue.enqueue_many(connection, send, [{"to": "a"}]), "enqueue_many of task mail.send"),
+        (lambda connection: pgqueue.enqueue_outcome(connection, "pay", {}), "enqueue_outcome of task pay"),
+        (lambda connection: pgqueue.enqueue_batch(connection, [{"task": "pay"}]), "enqueue_batch"),
+        (lambda connection: pgqueue.enqueue_copy(connection, [{"task": "pay"}]), "enqueue_copy"),
+    ],
+)
+async def test_an_await_that_was_forgotten_is_told_with_the_call_and_the_task(
+    call: Callable[[Any], object], named: str, database: Database, conn: psycopg.Connection
+) -> None:
+    async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
+        with pytest.warns(RuntimeWarning, match=rf"^coroutine '{named}' was never awaited"):
+            call(connection)
+    assert jobs(conn) == []

@@ -190,6 +190,16 @@ def test_a_value_in_the_place_of_the_connection_is_told_so(value: Any) -> None:
             call(value, "Ada")  # type: ignore[operator]
 
 
+def test_a_connection_that_is_left_out_is_told_so() -> None:
+    task = App().task(name="t")(lambda name: None)
+    for call in (task.enqueue, task.using(priority=1).enqueue, task.using(priority=1).enqueue_outcome):
+        for given in ({}, {"name": "Ada"}):
+            with pytest.raises(
+                TypeError, match=r"the connection comes first, and it is missing.* outside of a transac"
+            ):
+                call(**given)  # type: ignore[operator]
+
+
 def test_a_day_is_no_instant() -> None:
     with pytest.raises(InvalidArgument, match=r"run_at is the day 2026-12-24; give an instant"):
         App().task(name="t")(lambda: None).using(run_at=date(2026, 12, 24))  # type: ignore[typeddict-item]
