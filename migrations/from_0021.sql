@@ -41,3 +41,6 @@ comment on column pgqueue.tasks.retry_cap is
     'Longest delay of the policy, before anything random is added; default 1 hour for doubling, 1 day for exponential and sidekiq (or retry_delay, if that is longer), none otherwise.';
 comment on column pgqueue.jobs.retry is
     'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
+alter table pgqueue.samples add column oldest_stuck_at timestamptz;
+comment on column pgqueue.samples.oldest_stuck_at is
+    'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';

@@ -32,6 +32,10 @@ _OF_WORKERS = {
 OF_DATABASE = {
     "pgqueue_queue_jobs": "Jobs of a queue by state; due: waiting or failed, and may start now; scheduled: not yet.",
     "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
+    "pgqueue_queue_stuck_seconds": (
+        "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"
+        " 0 while the queue is paused."
+    ),
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_workers": "Living workers that claim from a queue.",
     "pgqueue_limit_executing": "Jobs that a limit counts.",

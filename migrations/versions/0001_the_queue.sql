@@ -1032,7 +1032,8 @@ create table pgqueue.samples (
     blocked_by_limit integer,
     blocked_by_parents integer,
     is_large boolean not null default false,
-    counted_at timestamptz
+    counted_at timestamptz,
+    oldest_stuck_at timestamptz
 );
 create index samples_by_time on pgqueue.samples (span, at);
 comment on table pgqueue.samples is
@@ -1062,6 +1063,8 @@ comment on column pgqueue.samples.blocked_by_parents is
 comment on column pgqueue.samples.is_large is 'Whether the queue has too many jobs to be counted in each sample.';
 comment on column pgqueue.samples.counted_at is
     'When the numbers were counted, save executing and oldest_due_at; null: never whole yet.';
+comment on column pgqueue.samples.oldest_stuck_at is
+    'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 
 -- A role may be renamed, and its name be given to another: the oid tells. A role with no right on the schema any more is
 -- another one than was granted.

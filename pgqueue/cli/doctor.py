@@ -17,8 +17,6 @@ app = commands()
 
 SEVERITIES = ("critical", "warning", "info")
 
-_COLOURS = {"critical": "red", "warning": "yellow", "info": "dim"}
-
 
 @app.command()
 def doctor(
@@ -52,6 +50,6 @@ def _show(findings: list[dict[str, str]]) -> None:
     if not findings:
         output.line("No problem was found.")
     for each in findings:
-        output.line(f"{each['severity']}: {each['topic']}: {each['subject']}", _COLOURS[each["severity"]])
+        output.line(f"{each['severity']}: {each['topic']}: {each['subject']}", output.COLOURS[each["severity"]])
         output.line(f"    {each['evidence']}")
         output.line(f"    do: {each['remedy']}")

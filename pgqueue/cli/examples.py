@@ -13,6 +13,7 @@ EXAMPLES = {
     "top": "pgqueue top",
     "doctor": "pgqueue doctor",
     "mcp": "pgqueue mcp --hide-args",
+    "why": "pgqueue why mail",
     "metrics": "pgqueue metrics",
     "status": "pgqueue status --watch",
     "jobs list": "pgqueue jobs list --state dead --task send_email --since '2 hours'",

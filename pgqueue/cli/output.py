@@ -13,6 +13,9 @@ import typer
 from pgqueue.db.json import Document
 from pgqueue.logs import CONTROLS, printable
 
+# The colours of severities.
+COLOURS = {"critical": "red", "warning": "yellow", "info": "dim"}
+
 
 def line(text: object, style: str | None = None) -> None:
     """Print one line; in a colour where stdout is a terminal."""

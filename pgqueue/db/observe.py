@@ -39,6 +39,11 @@ def doctor() -> Call[list[dict[str, str]]]:
     return Call(b"select pgqueue.legible(to_jsonb(d)) from pgqueue.doctor() d", (), read_column)
 
 
+def why_late(queue: str | None = None) -> Call[list[dict[str, Any]]]:
+    """Read why the jobs of a queue wait; without one, a row for each queue that is late, the worst first."""
+    return Call(b"select pgqueue.legible(to_jsonb(w)) from pgqueue.why_late(%s::text) w", (queue,), read_column)
+
+
 # How a cursor of each order is read and written. Times are whole microseconds: as text they would need quoting.
 _CURSORS = {"newest": r"(\d{1,18})", "oldest": r"(\d{1,18})", "due": r"(-?\d{1,18})_(\d{1,18})"}
 _IN_ORDER = {

@@ -46,7 +46,7 @@ async def overview(context: Context) -> Response:
     shared = context.database.shared
     stats = await shared("stats", 1.0, observe.stats)
     groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
-    findings = await context.part(FINDINGS, shared("doctor", 30.0, observe.doctor), [])
+    findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
     recent = await shared(("series", "", 900), 2.0, lambda: observe.series("", 900))
     day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
     return context.page(
@@ -233,7 +233,7 @@ async def audit(context: Context) -> Response:
 
 async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
-    findings = await context.part(FINDINGS, context.database.shared("doctor", 5.0, observe.doctor), [])
+    findings = await context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), [])
     stats = await context.database.shared("stats", 1.0, observe.stats)
     rows = await context.part("the numbers of the server", context.database.shared("metrics", 2.0, observe.metrics), [])
     [installed, settings] = await context.database.read(consume.version(), observe.settings())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
@@ -171,6 +172,18 @@ def test_a_task_whose_jobs_workers_give_back_is_named(run: Run, conn: psycopg.Co
         call(conn, "release", [held.id], [held.reservation], "10 s")
         clock.advance("10 s")
     assert "Workers give jobs of task old back without an attempt: see pgqueue doctor." in run("status").out
+
+
+def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
+    assert run("why").out == "No queue is late.\n"
+    enqueue(conn, queue="mail")
+    assert "mail: on_time\n    its oldest due job waits for" in run("why", "mail").out
+    clock.advance("3 min")
+    said = run("why").out
+    assert said.startswith("mail: no_worker, late by 3 min\n    1 jobs are due since")
+    assert said.endswith("do: pgqueue worker -r MODULE --queue mail\n")
+    [found] = json.loads(run("why", "mail", "--json").out)
+    assert (found["queue_name"], found["cause"], found["severity"]) == ("mail", "no_worker", "critical")
 
 
 def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psycopg.Connection, clock: Clock) -> None:

@@ -83,6 +83,7 @@ READER = (
         "groups",
         "dead_groups",
         "doctor",
+        "why_late",
         "metrics",
         "explain",
         "cron_next",

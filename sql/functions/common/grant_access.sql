@@ -200,7 +200,7 @@ as $$
             ('{worker,reader}', '{cron_next,legible}'),
             (
                 '{reader}',
-                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor}'
+                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor,why_late}'
             ),
             -- For producers that slow down while a queue is long.
             ('{producer,worker,reader}', '{depth,wanted,version}'),

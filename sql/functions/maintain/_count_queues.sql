@@ -6,7 +6,8 @@
 create or replace function pgqueue._count_queues(p_now timestamptz, p_most integer, p_queues text[] default null)
 returns table (
     queue text, waiting integer, due integer, scheduled integer, failed integer, blocked integer, executing integer,
-    dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer
+    dead integer, is_cut boolean, oldest_due_at timestamptz, blocked_by_limit integer, blocked_by_parents integer,
+    oldest_stuck_at timestamptz
 )
 language sql stable parallel safe rows 100
 set search_path = pg_catalog, pg_temp
@@ -32,9 +33,10 @@ as $$
     ),
     waiting_for as (
         select
-            j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit, sum(count(*)) over () as of_all
+            j.queue, count(*) as jobs, count(*) filter (where j.by_limit) as by_limit, sum(count(*)) over () as of_all,
+            min(j.ready_at) filter (where j.by_limit) as oldest_at
         from (
-            select x.queue, left(x.blocked_on, 1) <> '@' as by_limit
+            select x.queue, x.ready_at, left(x.blocked_on, 1) <> '@' as by_limit
             from pgqueue.jobs x
             -- Jobs with a key are counted by another index, save these.
             where x.state = 'blocked' and x.blocked_on is not null and (x.key is null or x.blocked_on = '@parents')
@@ -78,7 +80,8 @@ as $$
             or greatest(k.jobs, f.jobs) >= p_most
             or greatest((select max(x.of_all) from waiting_for x), (select max(x.of_all) from dead x)) >= 10::bigint * p_most,
         r.oldest_due_at,
-        (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer
+        (k.by_limit + coalesce(a.by_limit, 0))::integer, (k.by_parents + coalesce(a.jobs - a.by_limit, 0))::integer,
+        least(k.oldest_at, a.oldest_at)
     from named n
     left join (
         select
@@ -92,9 +95,10 @@ as $$
         select
             count(*) filter (where b.state = 'blocked') as jobs,
             count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) <> '@') as by_limit,
-            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) = '@') as by_parents
+            count(*) filter (where b.state = 'blocked' and left(b.blocked_on, 1) = '@') as by_parents,
+            min(b.ready_at) filter (where b.state = 'blocked' and left(b.blocked_on, 1) is distinct from '@') as oldest_at
         from (
-            select x.state, x.blocked_on
+            select x.state, x.blocked_on, x.ready_at
             from pgqueue.jobs x
             where pgqueue._holds_position(x) and x.queue = n.queue
             limit p_most

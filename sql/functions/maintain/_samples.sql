@@ -46,6 +46,29 @@ begin
             limit ceil((select count(*) from bounded x where x.is_cut) / 60.0)
         )) w
     ),
+    unknown as (
+        select l.queue, min(j.run_at) as oldest_at
+        from (
+            select distinct x.queue, x.priority from pgqueue.lanes x where exists (select from pgqueue.tasks)
+        ) l
+        cross join (values (false), (true)) s (resumed)
+        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+        cross join lateral (
+            select x.task, x.run_at
+            from pgqueue.jobs x
+            where x.state in ('waiting', 'failed')
+                and x.queue = l.queue
+                and x.priority = l.priority
+                and x.resumed = s.resumed
+                and (x.ready_at, x.id) >= (h.head, h.head_id)
+                -- Workers give them back for ten seconds.
+                and x.ready_at <= p_now + interval '30 s'
+            order by x.ready_at, x.id
+            limit least(v_most / 500, 20)
+        ) j
+        where not exists (select from pgqueue.tasks t where t.name = j.task)
+        group by l.queue
+    ),
     counted as (
         select
             coalesce(c.queue, r.queue) as queue,
@@ -62,6 +85,9 @@ begin
             c.oldest_due_at,
             coalesce(w.blocked_by_limit, b.blocked_by_limit, c.blocked_by_limit, 0) as blocked_by_limit,
             coalesce(w.blocked_by_parents, b.blocked_by_parents, c.blocked_by_parents, 0) as blocked_by_parents,
+            least(
+                c.oldest_stuck_at, w.oldest_stuck_at, (select u.oldest_at from unknown u where u.queue = c.queue and u.oldest_at <= p_now)
+            ) as oldest_stuck_at,
             r.ended
         from bounded c
         left join whole w on w.queue = c.queue
@@ -70,11 +96,11 @@ begin
     )
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
-        oldest_due_at, ended, blocked_by_limit, blocked_by_parents
+        oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
     )
     select
         p_now, 10, c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.counted_to, c.is_large,
-        c.counted_at, c.oldest_due_at, c.ended, c.blocked_by_limit, c.blocked_by_parents
+        c.counted_at, c.oldest_due_at, c.ended, c.blocked_by_limit, c.blocked_by_parents, c.oldest_stuck_at
     from counted c
     where c.waiting + c.failed + c.blocked + c.executing + c.dead > 0 or c.ended is not null
     union all
@@ -91,7 +117,7 @@ begin
                 cross join jsonb_each(y.ended) x
             )) e
         ),
-        coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0)
+        coalesce(sum(c.blocked_by_limit), 0), coalesce(sum(c.blocked_by_parents), 0), min(c.oldest_stuck_at)
     from counted c;
     perform pgqueue._fold_samples(p_now);
 end
@@ -182,7 +208,7 @@ begin
     end if;
     insert into pgqueue.samples (
         at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, counted_to, is_large, counted_at,
-        oldest_due_at, ended, blocked_by_limit, blocked_by_parents
+        oldest_due_at, ended, blocked_by_limit, blocked_by_parents, oldest_stuck_at
     )
     select
         v_until, 600, s.queue, max(s.waiting), max(s.due), max(s.scheduled), max(s.failed), max(s.blocked), max(s.executing),
@@ -193,7 +219,7 @@ begin
                 array_agg(jsonb_build_object('queue', s.queue, 'tasks', s.ended)) filter (where s.ended is not null)
             ) e
         ),
-        max(s.blocked_by_limit), max(s.blocked_by_parents)
+        max(s.blocked_by_limit), max(s.blocked_by_parents), v_until - max(s.at - s.oldest_stuck_at)
     from pgqueue.samples s
     where s.span = 10 and s.at >= v_until - interval '10 min' and s.at < v_until
     group by s.queue;

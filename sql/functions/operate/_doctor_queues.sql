@@ -7,49 +7,32 @@ language sql stable rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-    with due as (
-        select d.queue, min(d.ready_at) as oldest
-        from (select distinct l.queue, l.priority from pgqueue.lanes l) l
-        cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-        cross join lateral (
-            select l.queue, f.ready_at
-            from pgqueue._first_ready(l.queue, l.priority, s.resumed, h.head, h.head_id, p_now) f
-        ) d
-        group by d.queue
-    )
+    -- A finding is a cause, and names each queue that is late by it. Unknown tasks have findings of their own.
     select
-        case when q.paused_at is null then 'critical' else 'info' end,
-        case when q.paused_at is null then 'no_worker' else 'paused' end,
-        d.queue,
+        min(w.severity), case when w.cause = 'workers' then 'lag' else w.cause end,
+        case when count(*) > 1 and w.of_queues then format('%s queues', count(*)) else min(w.subject) end,
+        concat(
+            (array_agg(w.evidence order by greatest(w.lag, w.stuck_for) desc, w.queue_name))[1],
+            case when count(*) > 1 or not w.of_queues then '; late by it: ' || string_agg(
+                format('%s (%s)', w.queue_name, pgqueue._in_words(make_interval(secs => greatest(w.lag, w.stuck_for)))), ', '
+                order by greatest(w.lag, w.stuck_for) desc, w.queue_name
+            ) end
+        ),
         case
-            when q.paused_at is not null then format('the queue is paused since %s; its oldest job is due since %s', q.paused_at, d.oldest)
-            else format('jobs are due since %s, and no living worker claims from the queue%s', d.oldest,
-                '; worker ' || quiet.worker || ' serves it, and an operator made it quiet')
-        end,
-        case
-            when q.paused_at is not null then format('select pgqueue.resume_queue(%L);', d.queue)
-            when quiet.worker is not null then format('select pgqueue.resume_worker(%L);', quiet.worker)
-            else 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(d.queue)
+            when count(*) > 1 and w.cause = 'no_worker' and w.command not like 'select %'
+                then 'pgqueue worker -r MODULE ' || string_agg('--queue ' || pgqueue._shell_quoted(w.queue_name), ' ' order by w.queue_name)
+            when count(*) > 1 and w.cause = 'paused' then string_agg(w.remedy, ' ' order by w.queue_name)
+            else (array_agg(w.remedy order by greatest(w.lag, w.stuck_for) desc, w.queue_name))[1]
         end
-    from due d
-    left join pgqueue.queues q on q.name = d.queue
-    left join lateral (
-        select w.worker
-        from pgqueue.worker_status w
-        where w.is_alive and w.command = 'quiet' and (w.queues is null or d.queue = any (w.queues))
-        order by w.worker collate "C"
-        limit 1
-    ) quiet on true
-    where (q.paused_at is not null or not exists (select from pgqueue._living_workers_of(d.queue, p_now)))
-        and d.oldest < p_now - interval '30 s'
-    union all
-    select
-        'warning', 'lag', d.queue, format('the oldest job is due since %s', d.oldest),
-        'start more workers for the queue, or raise --concurrency; check which of its tasks take long'
-    from due d
-    left join pgqueue.queues q on q.name = d.queue
-    where d.oldest < p_now - interval '5 min' and q.paused_at is null and exists (select from pgqueue._living_workers_of(d.queue, p_now))
+    from (
+        select
+            x.*, x.cause in ('no_worker', 'paused', 'workers', 'starved') as of_queues,
+            case when x.cause = 'no_worker' then regexp_replace(x.remedy, ' --queue .*', '') end as command
+        from pgqueue.why_late() x
+        where x.cause <> 'unknown_task'
+            and (x.cause in ('no_worker', 'paused', 'slots') or greatest(x.lag, x.stuck_for) > 300)
+    ) w
+    group by w.cause, w.of_queues, w.command, case when not w.of_queues then w.subject end
     union all
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
@@ -149,29 +132,12 @@ language sql stable rows 3
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-    with first_jobs as (
-        select j.*
-        from (select distinct l.queue, l.priority from pgqueue.lanes l) l
-        cross join (values (false), (true)) s (resumed)
-        cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
-        cross join lateral (
-            select
-                x.id, x.queue, x.task, x.reserved_by,
-                -- A row as an argument has its long args decompressed: of few rows only.
-                case when x.attempts = 0 and x.reservation >= 3 << 20 then pgqueue._is_given_back(x, p_now) end as is_given_back
-            from pgqueue.jobs x
-            where x.state in ('waiting', 'failed') and x.queue = l.queue and x.priority = l.priority
-                and x.resumed = s.resumed and (x.ready_at, x.id) >= (h.head, h.head_id)
-            order by x.ready_at, x.id
-            limit 100
-        ) j
-    )
     select
         'warning', 'unknown_task', j.task,
         format('no worker has ever declared the task, and jobs of it wait in queue %s, such as job %s', min(j.queue), min(j.id)),
         'start a worker that has it, correct its name, or: ' || format('select pgqueue.cancel_many(task => %L);', j.task)
-    from first_jobs j
-    where exists (select from pgqueue.tasks) and not exists (select from pgqueue.tasks t where t.name = j.task)
+    from pgqueue._first_jobs(null, 'infinity', p_now) j
+    where j.is_unknown
     group by j.task
     union all
     select
@@ -180,8 +146,8 @@ as $$
             'they do not have the task, or its handler snoozes', min(j.id), max(j.reserved_by)),
         'start a worker that has it, let its queue be served by such workers only, or: '
             || format('select pgqueue.cancel_many(task => %L);', j.task)
-    from first_jobs j
-    where j.is_given_back and exists (select from pgqueue.tasks t where t.name = j.task)
+    from pgqueue._first_jobs(null, 'infinity', p_now) j
+    where j.is_given_back and not j.is_unknown
     group by j.task
     union all
     select
@@ -248,4 +214,35 @@ as $$
         'nothing, if a deployment is under way'
     from (select distinct w.info ->> 'version' as version from pgqueue.workers w where w.info ->> 'version' is not null) v
     having count(*) > 1
+$$;
+
+-- The first jobs of a queue (null: of each), 30 of each lane, also those that were given back for a while.
+create or replace function pgqueue._first_jobs(p_queue text, p_until timestamptz, p_now timestamptz)
+returns table (id bigint, queue text, task text, reserved_by text, run_at timestamptz, is_unknown boolean, is_given_back boolean)
+language sql stable rows 100
+as $$
+    select
+        j.id, j.queue, j.task, j.reserved_by, j.run_at,
+        exists (select from pgqueue.tasks) and not exists (select from pgqueue.tasks t where t.name = j.task),
+        j.is_given_back
+    from (
+        select distinct l.queue, l.priority from pgqueue.lanes l where p_queue is null or l.queue = p_queue
+    ) l
+    cross join (values (false), (true)) s (resumed)
+    cross join lateral pgqueue._head(l.queue, l.priority, s.resumed) h
+    cross join lateral (
+        select
+            x.id, x.queue, x.task, x.reserved_by, x.run_at,
+            -- A row as an argument has its long args decompressed: of few rows only.
+            case when x.attempts = 0 and x.reservation >= 3 << 20 then pgqueue._is_given_back(x, p_now) end as is_given_back
+        from pgqueue.jobs x
+        where x.state in ('waiting', 'failed')
+            and x.queue = l.queue
+            and x.priority = l.priority
+            and x.resumed = s.resumed
+            and (x.ready_at, x.id) >= (h.head, h.head_id)
+            and x.ready_at <= p_until
+        order by x.ready_at, x.id
+        limit 30
+    ) j
 $$;

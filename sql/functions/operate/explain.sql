@@ -124,7 +124,12 @@ begin
             concat(
                 format('it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
                     pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue),
-                '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now)
+                '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
+                '; ' || (
+                    select w.evidence
+                    from pgqueue.why_late(v_job.queue) w
+                    where v_job.ready_at <= v_now - interval '30 s' and w.cause in ('slots', 'flood', 'database', 'workers')
+                )
             ),
             null, null
     ) a

@@ -23,6 +23,9 @@ begin
     select 'pgqueue_queue_lag_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'lag')::double precision
     from queues q
     union all
+    select 'pgqueue_queue_stuck_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), (q.queue ->> 'stuck_for')::double precision
+    from queues q
+    union all
     select
         'pgqueue_queue_paused', jsonb_build_object('queue', q.queue ->> 'queue'),
         (q.queue ->> 'paused_at' is not null)::integer::double precision

@@ -71,7 +71,7 @@ $$;
 
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, due, scheduled (not due yet; due + scheduled = length), blocked, executing, '
-    'dead, lag (age of the oldest due job in seconds); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
+    'dead, lag (age of the oldest due job in seconds), stuck_for (that of the oldest job that waits for a limit or behind its key, or, by the samples, whose task no worker knows; 0 in a paused queue); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
     'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';
@@ -86,13 +86,14 @@ as $$
     with counted as (
         select
             s.queue, s.waiting, s.due, s.scheduled, s.failed, s.blocked, s.executing, s.dead, s.blocked_by_limit,
-            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, s.at) as counted_at, s.at - s.oldest_due_at as lag
+            s.blocked_by_parents, s.counted_to, nullif(s.counted_at, s.at) as counted_at, s.at - s.oldest_due_at as lag,
+            s.at - s.oldest_stuck_at as stuck_for
         from pgqueue._last_samples() s
         where p_recent and s.queue <> '@groups'
         union all
         select
             c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
-            c.blocked_by_parents, null, null, p_now - c.oldest_due_at
+            c.blocked_by_parents, null, null, p_now - c.oldest_due_at, p_now - c.oldest_stuck_at
         from pgqueue._count_queues(p_now, 2147483647) c
         where not p_recent
     ),
@@ -110,7 +111,9 @@ as $$
                     )
             end as blocked_by,
             coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
-            coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag, q.paused_at
+            coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
+            case when q.paused_at is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
+            q.paused_at
         from (
             select x.queue from counted x
             union
@@ -127,6 +130,7 @@ as $$
             'length', coalesce(sum(l.length), 0), 'waiting', coalesce(sum(l.waiting), 0), 'failed', coalesce(sum(l.failed), 0),
             'due', coalesce(sum(l.due), 0), 'scheduled', coalesce(sum(l.scheduled), 0), 'blocked', coalesce(sum(l.blocked), 0),
             'executing', coalesce(sum(l.executing), 0), 'dead', coalesce(sum(l.dead), 0), 'lag', coalesce(max(l.lag), 0),
+            'stuck_for', coalesce(max(l.stuck_for), 0),
             'counted_to', max(l.counted_to), 'counted_at', min(l.counted_at)
         ),
         'sampled_at', case when p_recent then (select max(s.at) from pgqueue.samples s where s.span = 10) end

@@ -1,0 +1,45 @@
+"""`pgqueue why`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pgqueue.cli import output
+from pgqueue.cli.completion import queues
+from pgqueue.cli.database import ask
+from pgqueue.cli.options import AsJson, Dsn, commands
+from pgqueue.db import observe
+
+app = commands()
+
+
+@app.command()
+def why(
+    queue: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUEUE", help="The queue.", show_envvar=False, autocompletion=queues, show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Say why the jobs of a queue wait: the cause, its evidence, and the command that mends it.
+
+    Without a queue, of each queue that is late: its oldest due job by 30 s, or a blocked one by 5 min.
+    """
+    found = ask(dsn, observe.why_late(queue))
+    if as_json:
+        output.print_json(found)
+        return
+    if not found:
+        output.line("No queue is late.")
+    for each in found:
+        late = "" if each["lag"] < 1 else f", late by {output.lasting(each['lag'])}"
+        stuck = "" if each["stuck_for"] < 1 else f", stuck for {output.lasting(each['stuck_for'])}"
+        output.line(f"{each['queue_name']}: {each['cause']}{late}{stuck}", output.COLOURS[each["severity"]])
+        output.line(f"    {each['evidence']}")
+        if each["cause"] != "on_time":
+            output.line(f"    do: {each['remedy']}")

@@ -1,0 +1,252 @@
+-- why_late: why jobs of a queue wait, in one row: the first cause that holds, its evidence, and the command that mends it.
+--
+-- Asks in this order: is the queue paused, do more of its jobs wait for a limit or behind a key than are due, is a limit of
+-- its oldest due job without capacity, does a worker serve it, does one know the task, do jobs that do not end take the
+-- slots, do workers serve other queues first, does one tenant or task flood it, is the database slow, are the workers too
+-- few. Reads bounded numbers of rows, and locks nothing. explain() says the same of one job, doctor() of all queues.
+
+create or replace function pgqueue.why_late(queue text default null)
+returns table (
+    queue_name text, severity text, cause text, subject text, evidence text, remedy text, since timestamptz,
+    lag double precision, stuck_for double precision
+)
+language plpgsql stable security definer rows 5
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := pgqueue._clock();
+begin
+    if why_late.queue is not null then
+        perform pgqueue._check_name('queue', why_late.queue);
+    end if;
+    return query
+    select q.name, w.*
+    from (
+        select why_late.queue as name
+        where why_late.queue is not null
+        union
+        select l.queue
+        from pgqueue._due_lanes(null, v_now) l
+        where why_late.queue is null and l.lane_ready_at <= v_now - interval '30 s'
+        union
+        -- Jobs that wait for a limit or a key do so on purpose for a while.
+        select s.queue
+        from pgqueue._last_samples() s
+        where why_late.queue is null and s.oldest_stuck_at <= v_now - interval '5 min'
+    ) q
+    cross join lateral pgqueue._why_late(q.name, v_now) w
+    where w.cause <> 'on_time' or why_late.queue is not null
+    order by array_position('{critical,warning,info}'::text[], w.severity), greatest(w.lag, w.stuck_for) desc, q.name;
+end
+$$;
+
+comment on function pgqueue.why_late(text) is
+    'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that mends it. Without a queue: a row for each that is late, '
+    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, limit, key (behind one job), no_worker, unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
+    'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
+    'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
+    'select cause, evidence, remedy from pgqueue.why_late(''mail'');';
+
+create or replace function pgqueue._why_late(
+    p_queue text, p_now timestamptz, out severity text, out cause text, out subject text, out evidence text, out remedy text,
+    out since timestamptz, out lag double precision, out stuck_for double precision
+)
+language plpgsql stable
+as $$
+declare
+    v_first pgqueue.jobs;
+    v_paused_at timestamptz := (select q.paused_at from pgqueue.queues q where q.name = p_queue);
+    v_due bigint;
+    v_blocked record;
+    v_unserved record;
+begin
+    select j.*
+    into v_first
+    from (select distinct l.priority from pgqueue.lanes l where l.queue = p_queue) l
+    cross join (values (false), (true)) s (resumed)
+    cross join lateral pgqueue._head(p_queue, l.priority, s.resumed) h
+    cross join lateral pgqueue._first_ready(p_queue, l.priority, s.resumed, h.head, h.head_id, p_now) f
+    join pgqueue.jobs j on j.id = f.id
+    order by f.ready_at, f.id
+    limit 1;
+    v_due := pgqueue._due_in(p_queue, p_now);
+    select b.* into v_blocked from pgqueue._blocked_in(p_queue) b;
+    select u.* into v_unserved from pgqueue._unserved_in(p_queue, p_now) u;
+    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0);
+    stuck_for := case
+        when v_paused_at is null
+            then greatest(coalesce(extract(epoch from p_now - least(v_blocked.oldest_at, v_unserved.oldest_at)), 0), 0)
+        else 0
+    end;
+    since := least(v_first.ready_at, v_blocked.oldest_at);
+
+    if v_paused_at is not null and v_due + v_blocked.jobs > 0 then
+        cause := 'paused';
+        subject := p_queue;
+        since := v_paused_at;
+        evidence := format('the queue is paused since %s, and %s jobs of it are due', v_paused_at, pgqueue._counted(v_due));
+        remedy := format('select pgqueue.resume_queue(%L);', p_queue);
+    end if;
+    if cause is null then
+        select l.* into cause, subject, evidence, remedy
+        from pgqueue._late_by_rule(v_first, case when lag < 30 then 0 else v_due end, v_blocked.jobs, v_blocked.limit_name, v_blocked.job_id, p_now) l;
+    end if;
+    if cause is null and lag >= 30 and not exists (select from pgqueue._living_workers_of(p_queue, p_now)) then
+        cause := 'no_worker';
+        subject := p_queue;
+        select x.* into evidence, remedy from pgqueue._late_without_worker(p_queue, v_due, v_first.ready_at) x;
+    end if;
+    if cause is null and v_unserved.jobs > 0 and (lag < 30 or 2 * v_unserved.jobs >= v_unserved.of_jobs) then
+        cause := 'unknown_task';
+        subject := v_unserved.task;
+        since := v_unserved.oldest_at;
+        evidence := coalesce(
+            pgqueue._explain_unknown_task(v_unserved.task, p_queue, p_now),
+            format('no living worker has task %s: worker %s gave job %s back without an attempt', v_unserved.task, v_unserved.worker,
+                v_unserved.job_id)
+        );
+        remedy := 'start a worker that has it, correct its name, or: '
+            || format('select pgqueue.cancel_many(task => %L);', v_unserved.task);
+    end if;
+    if cause is null and lag < 30 then
+        cause := 'on_time';
+        subject := p_queue;
+        since := null;
+        evidence := case
+            when v_due = 0 then 'no job of it is due'
+            else format('its oldest due job waits for %s', pgqueue._in_words(p_now - v_first.ready_at))
+        end;
+        remedy := 'nothing';
+    end if;
+    if cause is null then
+        select l.cause, l.subject, l.evidence, l.remedy, coalesce(l.since, _why_late.since)
+        into cause, subject, evidence, remedy, since
+        from pgqueue._late_by_load(v_first, v_due, p_now) l;
+    end if;
+    severity := case
+        when cause in ('paused', 'on_time') or greatest(lag, stuck_for) < 30 then 'info'
+        when cause in ('no_worker', 'slots') then 'critical'
+        else 'warning'
+    end;
+end
+$$;
+
+-- A limit or a key: it holds back more jobs than are due late, or a limit holds back the oldest due job.
+create or replace function pgqueue._late_by_rule(
+    p_first pgqueue.jobs, p_due bigint, p_blocked bigint, p_limit text, p_behind bigint, p_now timestamptz,
+    out cause text, out subject text, out evidence text, out remedy text
+)
+language plpgsql stable
+as $$
+declare
+    v_job pgqueue.jobs := p_first;
+    v_name text;
+    v_detail text;
+    v_behind bigint;
+begin
+    if p_blocked > p_due and p_limit is null then
+        select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
+        select e.detail, e.behind into v_detail, v_behind from pgqueue._explain_key(v_job, p_now) e;
+        cause := 'key';
+        subject := v_job.key;
+        evidence := format('%s jobs of the queue are blocked, most behind key %s: %s', pgqueue._counted(p_blocked), v_job.key, v_detail);
+        remedy := coalesce(
+            format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', v_behind), 'select pgqueue.maintain();'
+        );
+        return;
+    elsif p_blocked > p_due then
+        select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
+        v_detail := (select l.detail from pgqueue._reached_limit(v_job, p_limit, p_now) l);
+        v_name := p_limit;
+    elsif v_job.id is not null then
+        select l.name, l.detail into v_name, v_detail from pgqueue._reached_limit(v_job, null, p_now) l;
+    end if;
+    if v_name is null then
+        return;
+    end if;
+    cause := 'limit';
+    subject := v_name;
+    evidence := format(
+        '%s; %s jobs wait for it', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
+        pgqueue._counted((
+            select count(*)
+            from (
+                select from pgqueue.jobs j where j.state = 'blocked' and j.blocked_on = v_name limit 10000
+            ) x
+        ) + case when v_name like 'queue:%' then p_due else 0 end)
+    );
+    remedy := format('raise it, if what it protects allows that: pgqueue limits set %s %s --max-executing N',
+        split_part(v_name, ':', 1), pgqueue._shell_quoted(substr(v_name, strpos(v_name, ':') + 1)));
+end
+$$;
+
+create or replace function pgqueue._late_without_worker(
+    p_queue text, p_due bigint, p_since timestamptz, out evidence text, out remedy text
+)
+language sql stable
+as $$
+    select
+        format('%s jobs are due since %s, and no living worker claims from the queue%s', pgqueue._counted(p_due), p_since,
+            '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
+        case
+            when q.worker is null then 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)
+            else format('select pgqueue.resume_worker(%L);', q.worker)
+        end
+    from (
+        select min(w.worker) as worker
+        from pgqueue.worker_status w
+        where w.is_alive and w.command = 'quiet' and (w.queues is null or p_queue = any (w.queues))
+    ) q
+$$;
+
+-- Living workers serve the queue, and yet its jobs wait: their slots are taken, they serve other queues first, the queue is
+-- flooded, the database is slow, or the workers are too few.
+create or replace function pgqueue._late_by_load(
+    p_first pgqueue.jobs, p_due bigint, p_now timestamptz,
+    out cause text, out subject text, out evidence text, out remedy text, out since timestamptz
+)
+language plpgsql stable
+as $$
+declare
+    v_queue text := p_first.queue;
+    v_slots record;
+begin
+    select s.* into v_slots from pgqueue._slots_for(v_queue, p_now) s;
+    if 2 * v_slots.overlong >= v_slots.slots and v_slots.executing >= v_slots.slots then
+        cause := 'slots';
+        subject := v_slots.task;
+        since := v_slots.oldest_at;
+        evidence := format('%s of %s slots of %s run %s, the oldest for %s, %s', v_slots.overlong, v_slots.slots, v_slots.workers,
+            v_slots.task, pgqueue._in_words(p_now - v_slots.oldest_at),
+            coalesce('and it usually takes ' || pgqueue._in_words(v_slots.usual), 'and none ended within a day'));
+        remedy := format('pgqueue jobs show %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
+            pgqueue._shell_quoted(v_slots.task));
+        return;
+    end if;
+    evidence := 'its workers serve first: ' || pgqueue._lanes_ahead(p_first, p_now);
+    if evidence is not null then
+        cause := 'starved';
+        subject := v_queue;
+        remedy := format('select pgqueue.configure_queue(%L, weight => 10); or a worker of its own: pgqueue worker -r MODULE --queue %s',
+            v_queue, pgqueue._shell_quoted(v_queue));
+        return;
+    end if;
+    select f.* into cause, subject, evidence, remedy, since from pgqueue._late_by_flood(v_queue, p_due, p_now) f;
+    if cause is null and v_slots.executing < 0.8 * v_slots.slots then
+        select 'database', d.subject, d.evidence, d.remedy into cause, subject, evidence, remedy
+        from pgqueue._late_by_database(p_now) d;
+    end if;
+    if cause is null then
+        cause := 'workers';
+        subject := v_queue;
+        evidence := concat(
+            format('the oldest of %s due jobs is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
+            coalesce(format('%s of %s slots of %s are taken', v_slots.executing, v_slots.slots, v_slots.workers), v_slots.workers || ' serve it'),
+            '; ' || pgqueue._rates_of(v_queue, p_due, p_now)
+        );
+        remedy := 'start more workers, or raise --concurrency: pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(v_queue);
+    end if;
+end
+$$;

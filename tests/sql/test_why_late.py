@@ -1,0 +1,239 @@
+"""why_late(): the first cause that holds, with its evidence and the command that mends it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.testing import Clock
+from tests.calls import Row, call, enqueue, enqueue_many, maintain, reserve, table, value
+from tests.databases import Database
+
+NOON = "2030-01-01 12:00+00"
+
+
+@pytest.fixture(autouse=True)
+def noon(clock: Clock) -> None:
+    clock.set(NOON)
+
+
+def why(conn: psycopg.Connection, queue: str = "default") -> Row:
+    [row] = table(conn, "why_late", queue)
+    return row
+
+
+def hello(conn: psycopg.Connection, worker: str = "w", queues: list[str] | None = None, **info: Any) -> None:
+    call(conn, "hello", worker, queues, Jsonb({"concurrency": 2, **info}))
+
+
+def beat(conn: psycopg.Connection, *jobs: dict[str, Any], worker: str = "w") -> None:
+    call(conn, "beat", worker, Jsonb({"jobs": list(jobs)}))
+
+
+def doctor(conn: psycopg.Connection, topic: str) -> list[Row]:
+    return [row for row in table(conn, "doctor") if row.topic == topic]
+
+
+def start(conn: psycopg.Connection, jobs: int, worker: str = "w") -> None:
+    """A worker reserves jobs with a long lease, and says that their handlers run."""
+    held = table(conn, "reserve", worker, jobs, lease="5 hours")
+    assert len(held) == jobs
+    call(conn, "started", [each.id for each in held], [each.reservation for each in held])
+
+
+def test_a_queue_in_which_nothing_waits_is_on_time(conn: psycopg.Connection) -> None:
+    assert (why(conn).cause, why(conn).lag, why(conn).stuck_for) == ("on_time", 0, 0)
+    assert table(conn, "why_late") == []
+
+
+def test_a_paused_queue_says_since_when_and_its_remedy_resumes_it(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue_many(conn, 3)
+    call(conn, "pause_queue", "default")
+    clock.advance("1 hour")
+    found = why(conn)
+    assert (found.severity, found.cause, found.stuck_for) == ("info", "paused", 0)
+    assert "3 jobs" in found.evidence
+    conn.execute(found.remedy.encode())
+    assert why(conn).cause == "no_worker"
+
+
+def test_a_limit_is_named_with_how_many_wait_for_it(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "set_limit", "limit_key", "tenant:*", max_executing=1)
+    enqueue_many(conn, 5, limit_key="tenant:a")
+    start(conn, 1)
+    reserve(conn, 5)
+    clock.advance("10 min")
+    hello(conn)
+    found = why(conn)
+    assert (found.severity, found.cause, found.subject, found.lag) == ("warning", "limit", "limit_key:tenant:a", 0)
+    assert "1 of 1 jobs execute under the limit limit_key:tenant:a; 4 jobs wait for it" in found.evidence
+    assert found.stuck_for == 600
+    assert found.remedy.endswith("pgqueue limits set limit_key tenant:a --max-executing N")
+
+
+def test_a_limit_of_the_queue_holds_back_jobs_that_are_due(conn: psycopg.Connection, clock: Clock) -> None:
+    call(conn, "set_limit", "queue", "default", max_executing=1)
+    enqueue_many(conn, 5)
+    start(conn, 1)
+    clock.advance("1 min")
+    hello(conn)
+    assert (why(conn).cause, why(conn).subject) == ("limit", "queue:default")
+    assert "4 jobs wait for it" in why(conn).evidence
+
+
+def test_the_job_that_blocks_a_key_is_named_though_nothing_is_due(conn: psycopg.Connection, clock: Clock) -> None:
+    first, *_ = enqueue_many(conn, 37, key="order:1")
+    enqueue_many(conn, 2, key="order:2")
+    start(conn, 1)
+    while reserve(conn, 40):
+        pass
+    clock.advance("20 min")
+    maintain(conn)
+    hello(conn)
+    found = why(conn)
+    assert (found.cause, found.subject, found.lag, found.stuck_for) == ("key", "order:1", 0, 1200)
+    assert (
+        f"37 jobs of the queue are blocked, most behind key order:1: job {first} of key order:1 executes"
+        in found.evidence
+    )
+    assert f"pgqueue jobs cancel {first}" in found.remedy
+    # The number that alerts stand on.
+    [queue] = value(conn, "select pgqueue.stats(recent => true) -> 'queues'")
+    assert (queue["lag"], queue["stuck_for"]) == (0, 1200)
+    metric = "select value from pgqueue.metrics() where name = 'pgqueue_queue_stuck_seconds'"
+    assert value(conn, metric) == 1200
+    assert [each.queue_name for each in table(conn, "why_late")] == ["default"]
+
+
+def test_a_queue_without_a_living_worker_and_one_whose_worker_is_quiet(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, queue="mail")
+    clock.advance("1 min")
+    assert (why(conn, "mail").severity, why(conn, "mail").cause) == ("critical", "no_worker")
+    assert why(conn, "mail").remedy == "pgqueue worker -r MODULE --queue mail"
+    hello(conn, "w", ["mail"])
+    call(conn, "quiet_worker", "w")
+    found = why(conn, "mail")
+    assert "worker w serves it, and an operator made it quiet" in found.evidence
+    conn.execute(found.remedy.encode())
+    assert why(conn, "mail").cause != "no_worker"
+
+
+def test_an_unknown_task_and_the_name_that_is_nearest(conn: psycopg.Connection, clock: Clock) -> None:
+    hello(conn)
+    call(conn, "declare_task", "send_email")
+    enqueue(conn, "sned_email")
+    clock.advance("20 min")
+    hello(conn)
+    maintain(conn)
+    found = why(conn)
+    assert (found.cause, found.subject, found.stuck_for) == ("unknown_task", "sned_email", 1200)
+    assert "did you mean send_email?" in found.evidence
+    assert value(conn, "select pgqueue.stats(recent => true) -> 'total' -> 'stuck_for'") == 1200
+
+
+def test_slots_that_are_taken_by_what_does_not_end(conn: psycopg.Connection, clock: Clock) -> None:
+    hello(conn)
+    for _ in range(3):
+        run = {"sum": 160, "max": 9, "buckets": [0, 0, 0, 0, 0, 0, 20, 0, 0, 0, 0, 0]}
+        beat(conn, {"queue": "default", "task": "review", "started": 20, "succeeded": 20, "run": run})
+        clock.advance("10 min")
+        maintain(conn)
+    first, *_ = enqueue_many(conn, 10, "review")
+    enqueue(conn, "other")
+    enqueue(conn, "pay", queue="payouts")
+    start(conn, 2)
+    clock.advance("70 s")
+    hello(conn)
+    # Ten times the mean of 8 s.
+    assert why(conn).cause != "slots"
+    clock.advance("40 min")
+    hello(conn)
+    for queue in ("default", "payouts"):
+        found = why(conn, queue)
+        assert (found.severity, found.cause, found.subject) == ("critical", "slots", "review")
+        assert found.evidence == (
+            "2 of 2 slots of worker w run review, the oldest for 41 min, and it usually takes 8.0 s"
+        )
+        assert found.remedy == f"pgqueue jobs show {first}; pgqueue jobs cancel --task review --state executing"
+    [finding] = doctor(conn, "slots")
+    assert "late by it: default (41 min), payouts (41 min)" in finding.evidence
+    assert doctor(conn, "lag") == []
+    waits = value(conn, "select id from pgqueue.jobs where task = 'other'")
+    assert "2 of 2 slots of worker w run review" in table(conn, "explain", waits)[0].detail
+
+
+def test_a_worker_that_serves_other_queues_first(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue_many(conn, 20, queue="webhooks")
+    clock.advance("1 s")
+    enqueue(conn, queue="mail")
+    clock.advance("1 min")
+    hello(conn)
+    found = why(conn, "mail")
+    assert (found.cause, found.evidence) == ("starved", "its workers serve first: queue webhooks, priority 0 (20 due)")
+    conn.execute(found.remedy.partition("; or")[0].encode())
+    assert why(conn, "mail").cause != "starved"
+
+
+@pytest.mark.parametrize("kind", ["tenant", "task"])
+def test_a_flood_says_of_whom_how_many_and_since_when(conn: psycopg.Connection, clock: Clock, kind: str) -> None:
+    hello(conn)
+    usual = [{"queue": "default", "task": task, "started": n} for task, n in (("t", 95), ("import", 5))]
+    beat(conn, *usual)
+    maintain(conn)
+    clock.advance("10 min")
+    maintain(conn)
+    enqueue_many(conn, 4, limit_key="tenant:b" if kind == "tenant" else None)
+    for _ in range(2):
+        enqueue_many(conn, 20, "import" if kind == "task" else "t", limit_key="tenant:a" if kind == "tenant" else None)
+    clock.advance("1 min")
+    hello(conn)
+    found = why(conn)
+    assert (found.cause, found.subject) == ("flood", "import" if kind == "task" else "tenant:a")
+    assert found.evidence.startswith(f"about 91 % of the 44 due jobs are of {kind} {found.subject}, enqueued since")
+    assert ("within a day it had 5 %" in found.evidence) == (kind == "task")
+
+
+def test_too_few_workers_with_what_comes_in_and_what_starts(conn: psycopg.Connection, clock: Clock) -> None:
+    hello(conn)
+    for n in range(12):
+        enqueue_many(conn, 30 if n else 400)
+        beat(conn, {"queue": "default", "task": "t", "started": 20})
+        table(conn, "reserve", "gone", 20, lease="5 hours")
+        clock.advance("10 s")
+        maintain(conn)
+    hello(conn)
+    start(conn, 2)
+    found = why(conn)
+    assert found.cause == "workers"
+    assert "2 of 2 slots of worker w are taken" in found.evidence
+    assert "2.18 a second start and 3.18 come in: they do not get fewer" in found.evidence
+
+
+def test_a_session_that_holds_a_lock_while_slots_are_free(
+    database: Database, conn: psycopg.Connection, clock: Clock
+) -> None:
+    second = database.connect()
+    hello(conn)
+    enqueue(conn)
+    clock.advance("20 min")
+    hello(conn)
+    # By the clock of this test, its transaction is that old.
+    with second.transaction():
+        second.execute("select pg_current_xact_id()")
+        found = why(conn)
+        assert found.cause == "database"
+        assert "holds back vacuum" in found.evidence
+
+
+def test_ten_queues_without_a_worker_are_one_finding(conn: psycopg.Connection, clock: Clock) -> None:
+    for n in range(10):
+        enqueue(conn, queue=f"q{n}")
+    clock.advance(timedelta(minutes=1))
+    [finding] = doctor(conn, "no_worker")
+    assert (finding.severity, finding.subject) == ("critical", "10 queues")
+    assert finding.remedy.count("--queue") == 10
+    assert len(table(conn, "why_late")) == 10
