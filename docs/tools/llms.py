@@ -18,7 +18,7 @@ _HEAD = """\
 - Handlers may run twice: make them idempotent, or complete the job in the transaction of its writes.
 - Give arguments of SQL functions by name: delay => '5 min'. Times and durations are intervals, not numbers.
 - Tables other than those on the page of tables that are public may change: call the functions.
-- What speaks for it, and what against: [Why pgqueue](why.html).
+- What speaks for it, and what against: [Why pgqueue](why.html). Extras and supported versions: [Install](install.html).
 """
 
 
