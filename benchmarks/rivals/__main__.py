@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 
-from ..harness import Report, Server, median, serving
+from ..harness import Bound, Report, Server, median, serving
 from .measure import EVERY_LIFE, EVERY_START, Drain, Paced, drain, paced
 from .program import NotRunError, install
 from .queues import NAMES, QUEUES, Queue
@@ -21,6 +21,15 @@ SAVED = Path(__file__).parents[1] / "rivals.json"
 _ROUNDS = 3
 _JOBS = 20_000
 _PACED_JOBS = 300
+
+# What ours is to reach of the fastest of the others in the same run.
+_FASTEST = "graphile-worker-tuned"
+_TO_FASTEST = (
+    ("pgqueue", "jobs_per_s", 1.0, True),
+    ("pgqueue-no-history", "jobs_per_s", 1.15, True),
+    ("pgqueue", "two_jobs_per_s", 0.9, True),
+    ("pgqueue", "drain_cpu_us", 1.06, False),
+)
 
 Figures = dict[str, object]
 
@@ -58,6 +67,7 @@ def save(line: str, place: Path) -> None:
 def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, one_by_one: int) -> Report:
     """Measure the queues in turns, each time in a new database; report one that cannot be run with the reason."""
     drains: dict[str, list[Drain]] = {queue.name: [] for queue in queues}
+    twos: dict[str, list[Drain]] = {queue.name: [] for queue in queues}
     lives: dict[str, list[Paced]] = {queue.name: [] for queue in queues}
     failed: dict[str, str] = {}
     for n in range(rounds):
@@ -71,6 +81,9 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
                 install(queue)
                 with server.database("rival", empty=True) as dsn:
                     drains[queue.name].append(drain(queue, dsn, _size(queue, jobs)))
+                if queue.twice:
+                    with server.database("rival", empty=True) as dsn:
+                        twos[queue.name].append(drain(queue, dsn, _size(queue, jobs), processes=2))
                 if queue.paced:
                     with server.database("rival", empty=True) as dsn:
                         lives[queue.name].append(paced(queue, dsn, one_by_one))
@@ -81,7 +94,11 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
                 failed[queue.name] = error.why
     figures = {
         queue.name: _about(queue, jobs)
-        | ({"not_run": failed[queue.name]} if queue.name in failed else _figures(drains[queue.name], lives[queue.name]))
+        | (
+            {"not_run": failed[queue.name]}
+            if queue.name in failed
+            else _figures(drains[queue.name], twos[queue.name], lives[queue.name])
+        )
         for queue in queues
     }
     return Report(
@@ -91,6 +108,7 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
             "drain, jobs/s",
             "all rounds",
             "us of server CPU",
+            "two processes, jobs/s",
             f"start, a job each {EVERY_START} ms: p50 ms",
             "p99 ms",
             f"life at {1000 // EVERY_LIFE} jobs/s: ms of server CPU",
@@ -98,7 +116,18 @@ def compare(server: Server, queues: Sequence[Queue], *, rounds: int, jobs: int, 
         ),
         [_row(name, each) for name, each in figures.items()],
         figures,
+        _bounds(figures),
     )
+
+
+def _bounds(figures: Mapping[str, Figures]) -> list[Bound]:
+    """Compare ours with the fastest of the others, where both were measured."""
+    return [
+        Bound(f"{ours}, {measure}, to {_FASTEST}", measured / best, limit, at_least=at_least)
+        for ours, measure, limit, at_least in _TO_FASTEST
+        if isinstance(measured := figures.get(ours, {}).get(measure), float)
+        and isinstance(best := figures.get(_FASTEST, {}).get(measure), float)
+    ]
 
 
 def _size(queue: Queue, jobs: int) -> int:
@@ -109,12 +138,14 @@ def _about(queue: Queue, jobs: int) -> Figures:
     return {"version": queue.version, "settings": queue.settings, "drained": _size(queue, jobs)}
 
 
-def _figures(drains: Sequence[Drain], lives: Sequence[Paced]) -> Figures:
+def _figures(drains: Sequence[Drain], twos: Sequence[Drain], lives: Sequence[Paced]) -> Figures:
     found: Figures = {
         "jobs_per_s": median([each.jobs_per_s for each in drains]),
         "jobs_per_s_all": [each.jobs_per_s for each in drains],
         "drain_cpu_us": median([each.cpu_us for each in drains]),
     }
+    if twos:
+        found["two_jobs_per_s"] = median([each.jobs_per_s for each in twos])
     if lives:
         found |= {
             "start_p50_ms": median([each.start_p50_ms for each in lives]),
@@ -127,7 +158,7 @@ def _figures(drains: Sequence[Drain], lives: Sequence[Paced]) -> Figures:
 
 def _row(name: str, figures: Mapping[str, object]) -> tuple[str, ...]:
     if "not_run" in figures:
-        return (name, "not run", str(figures["not_run"]), *("-",) * 5)
+        return (name, "not run", str(figures["not_run"]), *("-",) * 6)
     every = figures["jobs_per_s_all"]
     assert isinstance(every, list)
 
@@ -139,6 +170,7 @@ def _row(name: str, figures: Mapping[str, object]) -> tuple[str, ...]:
         shown("jobs_per_s", ",.0f"),
         " ".join(f"{rate:,.0f}" for rate in every),
         shown("drain_cpu_us", ".1f"),
+        shown("two_jobs_per_s", ",.0f"),
         shown("start_p50_ms", ".2f"),
         shown("start_p99_ms", ".2f"),
         shown("life_cpu_ms", ".2f"),

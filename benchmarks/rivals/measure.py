@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import psycopg
@@ -45,19 +46,26 @@ class Paced:
     transactions: float
 
 
-def drain(queue: Queue, dsn: str, jobs: int) -> Drain:
-    """Drain `jobs` jobs, in an empty database."""
+def drain(queue: Queue, dsn: str, jobs: int, processes: int = 1) -> Drain:
+    """Drain `jobs` jobs by so many workers, in an empty database."""
     with Program(queue, dsn, "produce") as producer:
         producer.mark()
         producer.order(jobs, 0)
         producer.mark(_PATIENCE)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("vacuum analyze")
-        with Program(queue, dsn, "work", str(jobs)) as worker:
-            _, began = worker.mark()
+        with ExitStack() as running:
+            workers = [running.enter_context(Program(queue, dsn, "work", str(jobs))) for _ in range(processes)]
             before = server_seconds(connection)
-            worker.mark(_PATIENCE)
-            _wait_for_end(queue, connection, jobs, 0.01)
+            if processes == 1:
+                _, began = workers[0].mark()
+                before = server_seconds(connection)
+                workers[0].mark(_PATIENCE)
+                _wait_for_end(queue, connection, jobs, 0.01)
+            else:
+                _wait_for_end(queue, connection, jobs, 0.01, _PATIENCE)
+                # A process that came too late has no first job.
+                began = min(at for worker in workers for _, at in worker.marks())
             seconds = (time.monotonic_ns() - began) / 1e9
             return Drain(jobs / seconds, 1e6 * (server_seconds(connection) - before) / jobs)
 
@@ -91,11 +99,11 @@ def _feed(producer: Program, worker: Program, jobs: int, every: int) -> list[flo
     return [(started[number] - at) / 1e6 for number, at in committed.items()]
 
 
-def _wait_for_end(queue: Queue, connection: Connection, jobs: int, every: float) -> None:
-    deadline = time.monotonic() + 60
+def _wait_for_end(queue: Queue, connection: Connection, jobs: int, every: float, patience: float = 60) -> None:
+    deadline = time.monotonic() + patience
     while (left := connection.execute(queue.left.encode(), {"n": jobs}).fetchone()) != (0,):
         if time.monotonic() > deadline:
-            raise NotRunError(f"a minute after the last handler began jobs were not done: {left}")
+            raise NotRunError(f"after {patience:g} s jobs were not done: {left}")
         time.sleep(every)
 
 

@@ -92,6 +92,11 @@ class Program:
             raise NotRunError(f"its program ended with {self._process.wait()}", self._tail())
         return found
 
+    def marks(self) -> list[Mark]:
+        """Return the marks that have come, without waiting."""
+        found = [self._marks.get() for _ in range(self._marks.qsize())]
+        return [mark for mark in found if mark is not None]
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:

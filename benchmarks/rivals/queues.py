@@ -20,7 +20,7 @@ class Queue:
     """A queue with its settings.
 
     `left` counts the jobs that are not done, of `n` that were enqueued. `times`: of the jobs of a drain, so that one
-    takes seconds. `paced`: whether a worker keeps up with a job each 20 ms.
+    takes seconds. `paced`: whether a worker keeps up with a job each 20 ms. `twice`: whether two processes drain, too.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Queue:
     times: float = 1.0
     tuned: bool = False
     paced: bool = True
+    twice: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -59,6 +60,16 @@ QUEUES = (
         "as it comes, concurrency 10",
         "select %(n)s - count(*) from pgqueue.history where state = 'succeeded'",
         times=10,
+        twice=True,
+    ),
+    Queue(
+        "pgqueue-no-history",
+        "with_pgqueue.py",
+        "the same with `retention_succeeded` zero, for most of the others keep no history",
+        "select count(*) from pgqueue.jobs",
+        times=10,
+        tuned=True,
+        paced=False,
     ),
     Queue("graphile-worker", "with_graphile_worker.mjs", "as it comes, `concurrentJobs` 10", _GRAPHILE),
     Queue(
@@ -68,6 +79,7 @@ QUEUES = (
         _GRAPHILE,
         times=10,
         tuned=True,
+        twice=True,
     ),
     Queue(
         "pg-boss",

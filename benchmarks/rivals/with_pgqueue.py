@@ -1,4 +1,4 @@
-"""pgqueue, as documented: `with_pgqueue.py DSN produce|work N`. See program.py for what it reads and prints."""
+"""pgqueue, as documented: `with_pgqueue.py DSN produce|work N [tuned]`. See program.py for what it reads and prints."""
 
 import asyncio
 import itertools
@@ -38,8 +38,11 @@ def produce(dsn: str) -> None:
                 mark(jobs)
 
 
-async def work(dsn: str, jobs: int) -> None:
+async def work(dsn: str, jobs: int, *, keeps_history: bool) -> None:
     app, started = App(), itertools.count(1)
+    if not keeps_history:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("update pgqueue.settings set retention_succeeded = '0'")
 
     @app.task
     async def noop(n: int) -> None:
@@ -55,4 +58,4 @@ if __name__ == "__main__":
     if sys.argv[2] == "produce":
         produce(sys.argv[1])
     else:
-        asyncio.run(work(sys.argv[1], int(sys.argv[3])))
+        asyncio.run(work(sys.argv[1], int(sys.argv[3]), keeps_history=sys.argv[4:] != ["tuned"]))

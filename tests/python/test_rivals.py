@@ -46,10 +46,18 @@ def test_it_measures_our_own_queue(empty_database: Database) -> None:
     found = figures(run(empty_database, "pgqueue"), "pgqueue")
     assert [name for name in MEASURES if name not in found] == []
     assert found["drained"] == 400
+    assert found["two_jobs_per_s"] > 0
     assert found["jobs_per_s"] > 0
     # The enqueue, and a claim that may end the job before; some of them are not reported yet.
     assert 1 < found["life_transactions"] < 20
     assert 0 < found["start_p99_ms"] < 5000
+
+
+@pytest.mark.long
+def test_it_measures_ours_without_history(empty_database: Database) -> None:
+    found = figures(run(empty_database, "pgqueue-no-history"), "pgqueue-no-history")
+    assert found["jobs_per_s"] > 0
+    assert "life_cpu_ms" not in found
 
 
 @pytest.mark.long
