@@ -80,19 +80,21 @@ def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
     """Return the pages of functions by name. ValueError when a public function stands on none of them."""
     known = {row[0]: row for row in conn.execute(_FUNCTIONS).fetchall()}
     folders = {path.stem: path.parent.name for path in (SQL / "functions").glob("*/*.sql")}
+    # Other functions that enqueue take the same options, and do not explain them again.
+    _, shared = _explained(known["enqueue"][3])
     found: dict[str, str] = {}
     written: set[str] = set()
     for page, (title, purpose, named) in _PAGES.items():
         mine = [name for name in known if folders[name] in named]
         written |= set(mine)
-        rows = ["| function | returns |", "|---|---|"]
-        rows += [f"| [`{name}`](#{name}) | {_cell(known[name][2])} |" for name in mine]
+        rows = ["| function | what it does |", "|---|---|"]
+        rows += [f"| [`{name}`](#{name}) | {_cell(_first_sentence(known[name][3]))} |" for name in mine]
         found[page] = "\n".join(
             [
                 f"# {title}\n\n{purpose} All stand in the schema `pgqueue`.\n",
                 *rows,
                 "",
-                *(_function(*known[each]) for each in mine),
+                *(_function(*known[each], shared if "produce" in named else {}) for each in mine),
             ]
         )
     if missing := set(known) - written:
@@ -101,23 +103,50 @@ def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 
 def _function(
-    name: str, arguments: str, returns: str, what_it_does: str, example: str | None, who_may: list[str]
-) -> str:
-    lines = [f"## {name}", "", _prose(what_it_does), ""]
-    parts = _split(arguments)
-    if parts:
+    name: str, arguments: str, returns: str, what_it_does: str, example: str | None, who_may: list[str],
+    shared: dict[str, str],
+) -> str:  # fmt: skip
+    purpose, explained = _explained(what_it_does)
+    lines = [f"## {name}", "", _prose(purpose), ""]
+    parts = [_argument(each) for each in _split(arguments)]
+    known = {**shared, **explained}
+    if any(each in known for each, *_ in parts):
+        lines += ["| argument | what it is | type | default |", "|---|---|---|---|"]
+        lines += [f"| `{each}` | {_cell(known.get(each, ''))} | {kind} | {default} |" for each, kind, default in parts]
+    elif parts:
         lines += ["| argument | type | default |", "|---|---|---|"]
-        for each in parts:
-            signature, _, default = each.partition(" DEFAULT ")
-            argument, _, kind = signature.removeprefix("VARIADIC ").partition(" ")
-            default = re.sub(r"::[a-z][\w. ]*(\[\])?$", "", default)
-            lines.append(f"| `{argument}` | {kind} | {f'`{default}`' if default else 'required'} |")
-        lines.append("")
+        lines += [f"| `{each}` | {kind} | {default} |" for each, kind, default in parts]
+    lines += [""] if parts else []
     lines += [f"Returns: {_cell(returns)}", ""]
     if example:
         lines += ["```text", example, "```", ""]
     lines += [f"Who may call it: {', '.join([*who_may, 'the owner'])}.", ""]
     return "\n".join(lines)
+
+
+def _explained(what_it_does: str) -> tuple[str, dict[str, str]]:
+    """Return what a function does, and what its arguments are: the lines of its comment that begin with one's name."""
+    lines = what_it_does.split("\n")
+    named = [re.fullmatch(r"(\w+): (.*)", line) for line in lines]
+    return (
+        "\n".join(line for line, found in zip(lines, named, strict=True) if found is None),
+        {found[1]: found[2] for found in named if found is not None},
+    )
+
+
+def _first_sentence(what_it_does: str) -> str:
+    """Return the first sentence of a comment; of a long one, its first clause."""
+    sentence = re.split(r"(?<=\.)\s", what_it_does, maxsplit=1)[0]
+    clause = re.match(r"(?:[^()]|\([^)]*\)){30,}?(?=[:;] )", sentence)
+    return sentence if len(sentence) < 120 or clause is None else f"{clause[0]}."
+
+
+def _argument(text: str) -> tuple[str, str, str]:
+    """Return the name of an argument, its type and its default, from its part of a signature."""
+    signature, _, default = text.partition(" DEFAULT ")
+    name, _, kind = signature.removeprefix("VARIADIC ").partition(" ")
+    default = re.sub(r"::[a-z][\w. ]*(\[\])?$", "", default)
+    return name, kind, f"`{default}`" if default else "required"
 
 
 def tables(conn: psycopg.Connection[Any]) -> str:

@@ -38,7 +38,7 @@ def help_on(
     elif name is None:
         table = Table(("function", "what it does"), cut=frozenset({"what it does"}))
         for each in found:
-            table.add(each["name"], each["what_it_does"])
+            table.add(each["name"], each["what_it_does"].split("\n")[0])
         table.show()
     else:
         for each in found:
@@ -46,12 +46,17 @@ def help_on(
 
 
 def _show(function: dict[str, Any]) -> None:
+    # What an argument is stands on a line of its own, after its name.
+    purpose, *rest = function["what_it_does"].split("\n")
+    explained = dict(each.partition(": ")[::2] for each in rest)
     output.line(f"pgqueue.{function['name']}", "bold")
     for each in function["arguments"].split(", ") if function["arguments"] else ():
         output.line(f"    {each}")
+        if more := explained.get(each.split(" ")[0]):
+            output.lines(textwrap.fill(more, 79, initial_indent=" " * 8, subsequent_indent=" " * 8))
     output.line(f"returns {function['returns']}")
     output.line("")
-    output.lines(textwrap.fill(function["what_it_does"], 79))
+    output.lines(textwrap.fill(purpose, 79))
     if function["example"]:
         output.line("")
         output.line(f"Example: {function['example']}")

@@ -30,6 +30,15 @@ def test_each_public_function_says_what_it_does_and_private_ones_leave_that_to_t
     )
 
 
+def test_the_lines_of_a_comment_after_its_first_are_about_an_argument_each(conn: psycopg.Connection) -> None:
+    rows = conn.execute("select name, arguments, what_it_does from pgqueue.manual").fetchall()
+    about = [
+        (name, arguments, line.partition(": ")[0]) for name, arguments, what in rows for line in what.split("\n")[1:]
+    ]
+    assert len(about) > 25
+    assert [(name, word) for name, arguments, word in about if not re.search(rf"(^|, ){word} ", arguments)] == []
+
+
 def test_every_table_view_and_type_has_a_comment(conn: psycopg.Connection) -> None:
     assert (
         names(

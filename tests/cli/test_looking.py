@@ -436,6 +436,11 @@ def test_a_bulk_command_that_matches_nothing_does_not_ask(run: Run) -> None:
 def test_help_explains_a_function(run: Run) -> None:
     listed = run("help").out
     assert re.search(r"^enqueue_many +Enqueue one job for each element of args", listed, re.MULTILINE)
+    assert re.search(
+        r"^    delay interval DEFAULT .*\n        The same, counted from now\.$",
+        run("help", "enqueue").out,
+        re.MULTILINE,
+    )
     shown = run("help", "pgqueue.depth()").out
     assert shown.startswith("pgqueue.depth\n    queue text")
     assert "Example: select pgqueue.depth('mail');" in shown

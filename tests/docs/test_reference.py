@@ -40,6 +40,23 @@ def test_every_public_function_has_a_section(written: dict[str, str], conn: psyc
     assert sorted(sections) == sorted(name for (name,) in rows)
 
 
+def test_each_argument_of_enqueue_has_a_sentence_in_every_function_that_takes_it(written: dict[str, str]) -> None:
+    sections = dict(
+        re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", written["functions-produce.md"], re.MULTILINE | re.DOTALL)
+    )
+    for name, number in {"enqueue": 27, "enqueue_outcome": 27, "enqueue_many": 28}.items():
+        rows = re.findall(r"^\| `(\w+)` \| (.*?) \| ", sections[name], re.MULTILINE)
+        assert len(rows) >= number
+        assert [argument for argument, sentence in rows if not sentence.endswith(".")] == []
+
+
+def test_the_index_of_functions_says_what_each_is_for(written: dict[str, str]) -> None:
+    pages = [text for name, text in written.items() if name.startswith("functions")]
+    rows = [row for text in pages for row in re.findall(r"^\| \[`(\w+)`\]\(#\w+\) \| (.*) \|$", text, re.MULTILINE)]
+    assert len(rows) > 70
+    assert [name for name, purpose in rows if len(purpose) < 10 or not purpose.endswith(".")] == []
+
+
 def test_every_table_view_and_column_has_a_row(written: dict[str, str], conn: psycopg.Connection) -> None:
     rows = conn.execute(
         """

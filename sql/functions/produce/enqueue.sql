@@ -148,25 +148,26 @@ end
 $$;
 
 comment on function pgqueue.enqueue(
-    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
-    text, bigint, interval
+    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval
 ) is
-    'Enqueue one job in the current transaction and return its id. '
-    'select pgqueue.enqueue(''send_email'', ''{"to": "a@b.c"}'', delay => ''2 hours''); '
-    'queue, priority, max_attempts, expires_in and retention default to those of the task, then of the queue; '
-    'run_at or delay: not before then (a time in the past means now); expires_in: cancelled if not started by then, '
-    'counted from run_at; headers: trace context; tags: labels; retention: how long history keeps it (zero: no row). '
-    'retry_policy (fixed, exponential, sidekiq or doubling), retry_delay, retry_cap and retry_queue: instead of those of the task; '
-    'key: jobs of one queue and key run one at a time, in order; score: order of payloads of an accumulating task; '
-    'limit_key: counted by limits of that kind; timeout: how long one attempt may take. '
-    'dedupe: there is only one job of a task and dedupe key until it ends, or, with dedupe_for, for that time after its enqueue; '
-    'a second call returns the id of the existing job. on_conflict: what to do with that job while it '
-    'waits and was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this '
-    'call), merge (args || these args), debounce (defer it to the run_at of this call, but no further than debounce_max '
-    'after its enqueue, by default ten times the delay), raise (23505, whatever its state). See enqueue_outcome(). '
-    'declared: the options that the producer''s code declares for the task, as JSON (queue, priority, expires_in, accumulate): '
-    'used if neither the job, nor an operator, nor a worker sets them. '
-    'depends_on: ids of jobs; it starts when they have ended, by run_if: succeeded (all of them; if one does not, it is '
-    'cancelled; the default), finished (in any state) or failed (as soon as one did not succeed; else it is cancelled). '
-    'group_id: the group that it joins, see open_group().';
+    e'Enqueue one job in the current transaction and return its id. What is not given is that of the task, then of the queue.\n'
+    'task: The task, by its name.\nargs: Its arguments, a JSON object.\nqueue: The queue.\npriority: -100 to 100, higher runs '
+    'first.\nrun_at: It does not start before this time; a time in the past means now.\ndelay: The same, counted from now.\n'
+    'expires_in: It is cancelled if it has not started by then, counted from run_at.\ntimeout: How long one attempt may take.\n'
+    'max_attempts: Attempts before it is dead.\nkey: Jobs of one queue and key run one at a time, in order.\nscore: The '
+    'position of the payload within its batch, for an accumulating task.\ndedupe: There is one job of a task and dedupe key '
+    'until it ends; a second call returns the id of the first.\ndedupe_for: The dedupe key holds for this time after the '
+    'enqueue, and not until the job ends.\non_conflict: What to do with the job that has the dedupe key, while it waits and '
+    'was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this call), '
+    'merge (args || these args), debounce (defer it to the run_at of this call) or raise (23505, whatever its state). See '
+    'enqueue_outcome().\ndepends_on: Ids of jobs; it starts when they have ended, by run_if.\nheaders: Trace context, and data '
+    'of middleware.\ntags: Labels to search by.\nretention: How long history keeps it; zero: no row.\nretry_policy: fixed, '
+    'exponential, sidekiq or doubling.\nretry_delay: The delay before the first retry.\nretry_queue: The queue of its '
+    'retries.\nlimit_key: The group that limits of the kind limit_key count it in.\ndebounce_max: It is debounced no further '
+    'than this after its enqueue; by default ten times the delay.\ndeclared: The options that the code of the producer '
+    'declares for the task (queue, priority, expires_in, accumulate): used where neither the job, nor an operator, nor a '
+    'worker sets them.\nrun_if: succeeded (all of depends_on; if one does not, it is cancelled; the default), finished (in any '
+    'state) or failed (as soon as one did not succeed; else it is cancelled).\ngroup_id: The group that it joins, see '
+    'open_group().\nretry_cap: The longest delay between two retries.\nselect pgqueue.enqueue(''send_email'', ''{"to": '
+    '"a@b.c"}'', delay => ''2 hours'');';

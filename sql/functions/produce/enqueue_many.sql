@@ -118,11 +118,10 @@ end
 $$;
 
 comment on function pgqueue.enqueue_many(
-    text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
-    text, bigint, interval, interval
+    text, jsonb[], text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval, interval
 ) is
-    'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. '
-    'select pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]); Options as enqueue. '
-    'spread: they become due one after the other over that time, evenly, from run_at on. '
-    'For options of each job''s own, and dedupe keys, see enqueue_batch().';
+    e'Enqueue one job for each element of args, with the same options, all or none, and return their ids in order. Options as '
+    'of enqueue(). For options of each job''s own, and dedupe keys, see enqueue_batch().\nargs: The arguments of each job.\n'
+    'spread: They become due one after the other over that time, evenly, from run_at on.\nselect '
+    'pgqueue.enqueue_many(''resize'', array[''{"id": 1}'', ''{"id": 2}'']::jsonb[]);';

@@ -54,9 +54,8 @@ end
 $$;
 
 comment on function pgqueue.enqueue_outcome(
-    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval,
-    text, bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb,
-    text, bigint, interval
+    text, jsonb, text, integer, timestamptz, interval, interval, interval, integer, text, numeric, text, interval, text,
+    bigint[], jsonb, text[], interval, text, interval, text, text, interval, jsonb, text, bigint, interval
 ) is
     'Enqueue one job as enqueue() does, and return the outcome: inserted; or, if another job has its dedupe key, '
     'with the job_id of that job: skipped, replaced, merged or debounced. '
