@@ -72,12 +72,12 @@ def enqueue(
     `django.db.connection`. Given a pool of psycopg_pool or asyncpg, or an engine of SQLAlchemy, it commits at once, in
     a transaction of its own.
 
-    `task` is a name or a task. `args` is a mapping that JSON can hold; dates, UUIDs and Decimals become text. Given a
-    task, its types, its App's codec and its enqueue middleware see them. Options, all optional: queue, priority
-    (-100 to 100, higher first), run_at (an aware datetime) or delay (a timedelta, or an interval as text), expires_in,
-    timeout, max_attempts, headers, tags, retention, retry_policy, retry_delay, retry_cap, retry_queue; key (jobs of one
-    key run one at a time, in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see
-    `enqueue_outcome`.
+    `task` is a name or a task. Given a task, `args` are converted to JSON by its annotations, and its App's codec and
+    enqueue middleware see them. By name, `args` is a mapping of what JSON holds; datetimes, dates, UUIDs and Decimals
+    become text. Options, all optional: queue, priority (-100 to 100, higher first), run_at (an aware datetime) or delay
+    (a timedelta, seconds, or an interval as text; so are the other intervals), expires_in, timeout, max_attempts,
+    headers, tags, retention, retry_policy, retry_delay, retry_cap, retry_queue; key (jobs of one key run one at a time,
+    in order), score, limit_key; dedupe, dedupe_for, on_conflict and debounce_max, for which see `enqueue_outcome`.
 
     Raises InvalidArgument, UnsupportedOption, DuplicateJob, LockTimeout (a transaction holds the dedupe key),
     SchemaError (the queue is not installed), TypeError for no connection; other errors come as the driver raises them.
@@ -116,7 +116,7 @@ def enqueue_many(
 ) -> list[int] | Awaitable[list[int]]:
     """Enqueue one job for each of `args` in one statement, with the same options, and return their ids in order.
 
-    All or none; otherwise as `enqueue`. `spread` (a timedelta, or an interval as text): the jobs become due one after
+    All or none; otherwise as `enqueue`. `spread` (an interval, as delay): the jobs become due one after
     the other over that time, evenly, from their run_at on.
 
         enqueue_many(connection, "resize", [{"id": 1}, {"id": 2}], queue="images")

@@ -278,7 +278,7 @@ class Job:
         """
         return self._perform(self._steps().step(name, function, args, kwargs))
 
-    def sleep(self, name: str, delay: timedelta | str) -> Any:
+    def sleep(self, name: str, delay: timedelta | float | str) -> Any:
         """Sleep as a step, without a worker: the job is given back, and comes back as the same attempt.
 
         The handler then runs from its beginning; its steps return at once. The deadline is stored. On the loop, await
@@ -298,7 +298,7 @@ class Job:
         """
         return self._perform(self._steps().wait(list(jobs)))
 
-    def wait_event(self, event: str, timeout: timedelta | str | None = None, *, step: str | None = None) -> Any:
+    def wait_event(self, event: str, timeout: timedelta | float | str | None = None, *, step: str | None = None) -> Any:
         """Wait for an event, without a worker, and return its payload. On the loop, await it.
 
         Raises EventTimeout. `step` is the name under which the answer is stored; default: the event's.

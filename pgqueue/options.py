@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from pgqueue.errors import ConfigError, InvalidArgument
 
-# An interval: a timedelta, or a text that PostgreSQL reads, such as "5 min".
-Interval: TypeAlias = timedelta | str
+# An interval: a timedelta, seconds, or a text that PostgreSQL reads, such as "5 min".
+Interval: TypeAlias = timedelta | float | str
 
 RetryPolicy: TypeAlias = Literal["fixed", "exponential", "sidekiq", "doubling", "list"]
 
@@ -146,9 +146,9 @@ class TaskOptions:
                       the worker's own
     on_shutdown       what happens to a job that does not end by then: "fail" (the attempt counts; the default) or
                       "release" (it runs again at once; the attempt does not count)
-    validate          check and convert arguments by the function's annotations, with pydantic (the extra `pydantic`),
-                      when they are enqueued through the task and when the job runs. A misfit fails the job with
-                      InvalidPayload
+    validate          check all arguments by the function's annotations, with pydantic (the extra `pydantic`), when they
+                      are enqueued through the task and when the job runs; without it, those that JSON does not keep
+                      are converted. A misfit fails the job with InvalidPayload
     retention_*       how long history keeps jobs that ended in this state; zero keeps no row
     """
 
@@ -156,18 +156,18 @@ class TaskOptions:
     priority: int | None = None
     max_attempts: int | None = None
     retry_policy: str | None = None
-    retry_delay: timedelta | str | None = None
+    retry_delay: Interval | None = None
     retry_jitter: float | None = None
-    expires_in: timedelta | str | None = None
-    retention_succeeded: timedelta | str | None = None
-    retention_cancelled: timedelta | str | None = None
-    retention_dead: timedelta | str | None = None
-    retry_cap: timedelta | str | None = None
-    retry_delays: Sequence[timedelta | str] | None = None
+    expires_in: Interval | None = None
+    retention_succeeded: Interval | None = None
+    retention_cancelled: Interval | None = None
+    retention_dead: Interval | None = None
+    retry_cap: Interval | None = None
+    retry_delays: Sequence[Interval] | None = None
     retry_queue: str | None = None
     accumulate: bool | None = None
     batch_size: int | None = None
-    timeout: timedelta | str | None = None
+    timeout: Interval | None = None
     max_crashes: int | None = None
     store_result: bool | None = None
     docs: str | None = None
@@ -189,6 +189,7 @@ class TaskOptions:
         for name, (low, high) in _NUMBERS.items():
             _check_number(name, getattr(self, name), low, high)
         for name, longest in _INTERVALS.items():
+            object.__setattr__(self, name, as_interval(name, getattr(self, name)))
             check_interval(name, getattr(self, name), longest)
         for name in ("queue", "retry_queue"):
             _check_name(name, getattr(self, name))
@@ -219,6 +220,9 @@ class TaskOptions:
         policies = get_args(RetryPolicy)
         if self.retry_policy is not None and self.retry_policy not in policies:
             raise ConfigError(f"retry_policy is {self.retry_policy!r}", hint=f"give one of {', '.join(policies)}")
+        if self.retry_delays is not None and not isinstance(self.retry_delays, str):
+            in_order = [as_interval("retry_delays", each) for each in self.retry_delays]
+            object.__setattr__(self, "retry_delays", in_order)
         delays = self.retry_delays
         if delays is not None and (isinstance(delays, str) or not 1 <= len(delays) <= 1000):
             raise ConfigError(f"retry_delays is {delays!r}", hint='give 1 to 1000 intervals, such as ["10 s", "1 min"]')
@@ -269,25 +273,42 @@ _UNITS = re.compile(
 )
 
 
+def as_interval(name: str, value: Any) -> Any:
+    """Return seconds as a timedelta, and any other value as it is. Raises ConfigError for a bool, or no finite number.
+
+    as_interval("delay", 20.5)    # timedelta(seconds=20.5)
+    """
+    if not isinstance(value, int | float):
+        return value
+    if isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}", hint=_ASKED_FOR)
+    try:
+        return timedelta(seconds=value)
+    except OverflowError:
+        raise ConfigError(f"{name} is {value} seconds", hint="give less than three million years") from None
+
+
+_ASKED_FOR = 'give seconds, a timedelta, or a text such as "5 min"'
+
+
 def check_interval(name: str, value: object, longest: timedelta = timedelta.max) -> None:
-    """Raise ConfigError for a text that PostgreSQL does not read as an interval, or for a timedelta out of bounds.
+    """Raise ConfigError for a text that PostgreSQL does not read as an interval, or for a length out of bounds.
 
     A text is checked for its form and its units; its length is PostgreSQL's to check.
     """
     if value is None:
         return
+    value = as_interval(name, value)
     if isinstance(value, timedelta):
         if not timedelta(0) <= value <= longest:
             raise ConfigError(f"{name} is {value}", hint=f"give from zero to {longest.days} days")
         return
     if not isinstance(value, str):
-        raise ConfigError(f"{name} is {value!r}", hint='give a timedelta, or a text such as "5 min"')
+        raise ConfigError(f"{name} is {value!r}", hint=_ASKED_FOR)
     words = re.findall(r"[^\W\d_]+", value.lower())
     iso = value.strip().upper().startswith("P")
     if not re.search(r"\d", value) or not (iso or all(map(_UNITS.fullmatch, words))):
-        raise ConfigError(
-            f"{name} is {value!r}, which is no interval", hint='give a timedelta, or a text such as "5 min" or "1 day"'
-        )
+        raise ConfigError(f"{name} is {value!r}, which is no interval", hint=_ASKED_FOR)
 
 
 def check_job_options(options: Mapping[str, object]) -> None:
@@ -298,7 +319,7 @@ def check_job_options(options: Mapping[str, object]) -> None:
         try:
             if name in ("priority", "max_attempts"):
                 _check_number(name, value, *_NUMBERS[name])
-            elif name in _JOB_INTERVALS and isinstance(value, str):
+            elif name in _JOB_INTERVALS and isinstance(value, str | int | float):
                 check_interval(name, value)
             elif name == "run_at" and isinstance(value, date) and not isinstance(value, datetime):
                 raise ConfigError(f"run_at is the day {value}", hint="give an instant: a datetime with its time zone")

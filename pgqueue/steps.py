@@ -116,7 +116,7 @@ class Steps:
         """Whether the job has been given back until later."""
         return self._gate.suspended is not None
 
-    def sleep(self, name: str, delay: timedelta | str) -> Plan:
+    def sleep(self, name: str, delay: timedelta | float | str) -> Plan:
         """Plan to sleep."""
         self._name(name)
         call = db.sleep_step(*self._pair, name, delay, self._others)
@@ -131,7 +131,7 @@ class Steps:
             readable(result, f"the result of job {job_id}")
         return outcomes
 
-    def wait_event(self, event: str, timeout: timedelta | str | None, step: str | None) -> Plan:
+    def wait_event(self, event: str, timeout: timedelta | float | str | None, step: str | None) -> Plan:
         """Plan to wait for an event, and read its payload."""
         name = event if step is None else step
         self._name(name)

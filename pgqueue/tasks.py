@@ -9,7 +9,7 @@ import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from pgqueue.db import produce
@@ -22,7 +22,15 @@ from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
 from pgqueue.options import Interval, JobOptions, TaskOptions, check_job_options
-from pgqueue.typed import TypedArguments
+from pgqueue.typed import (
+    TypedArguments,
+    TypedResult,
+    check_kept,
+    result_schema_of,
+    schema_of,
+    typed_arguments,
+    typed_result,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,12 +63,24 @@ class Task(Target, Generic[P, R]):
         _check_named(name, parameters)
         self._signature = inspect.Signature([each for each in parameters if each.name != self.job_parameter])
         self.payloads_parameter = _payloads_parameter(name, self._signature) if options.accumulate else None
-        self.typed = (
-            TypedArguments(name, function, self._signature, self.payloads_parameter) if options.validate else None
-        )
+        if options.validate:
+            # Annotations that cannot be checked are refused here.
+            _ = self.typed
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
+
+    @cached_property
+    def typed(self) -> TypedArguments | None:
+        """What converts the arguments; None for a task whose arguments JSON keeps as they are."""
+        return typed_arguments(
+            self.name, self.function, self._signature, self.payloads_parameter, self.options.validate
+        )
+
+    @cached_property
+    def typed_result(self) -> TypedResult | None:
+        """What converts the results; None for a task whose results JSON keeps as they are."""
+        return typed_result(self.name, self.function)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
@@ -139,8 +159,33 @@ class Task(Target, Generic[P, R]):
         return delivered
 
     def dump(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Check arguments by the annotations and convert them to JSON, if the task has validate=True."""
-        return dict(args) if self.typed is None else self.typed.dump(args)
+        """Convert arguments to JSON by the annotations. Raises InvalidArgument for what they cannot restore."""
+        if self.typed is not None:
+            return self.typed.dump(args)
+        check_kept(self.name, args)
+        return dict(args)
+
+    def prepare(self) -> None:
+        """Build what converts arguments and results, and not with the first job."""
+        for each in (self.typed, self.typed_result):
+            if each is not None:
+                _ = each.adapter
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of the arguments of a job, or of one payload. Raises ConfigError."""
+        return schema_of(self.name, self.function, self._signature, self.payloads_parameter)
+
+    def result_schema(self) -> dict[str, Any]:
+        """Return the JSON schema of what the function returns. Raises ConfigError."""
+        return result_schema_of(self.name, self.function)
+
+    def dump_result(self, result: Any) -> Any:
+        """Convert what the handler returned to JSON, by its annotation. Raises InvalidArgument."""
+        return result if self.typed_result is None or result is None else self.typed_result.dump(result)
+
+    def load_result(self, stored: Any) -> Any:
+        """Convert a stored result to the annotated type. Raises InvalidPayload."""
+        return stored if self.typed_result is None or stored is None else self.typed_result.load(stored)
 
     def declared(self) -> Mapping[str, object]:
         """Return the declared options that an enqueue needs, as the option `declared`.
@@ -165,12 +210,11 @@ class Task(Target, Generic[P, R]):
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Name positional arguments as the function does, and check them. Raises InvalidArgument when they do not fit.
 
-        Those of a task with validate=True are returned in JSON form.
+        They are returned in JSON form.
         """
         if self.payloads_parameter is not None and self.typed is not None and len(args) == 1 and not kwargs:
             return self.typed.dump(args[0])
-        named = self._named(args, kwargs)
-        return named if self.typed is None else self.typed.dump(named)
+        return self.dump(self._named(args, kwargs))
 
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.payloads_parameter is not None:

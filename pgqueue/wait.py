@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Generator, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, Protocol, TypeAlias, cast, overload
 
 from pgqueue.db import drivers, operate
 from pgqueue.db.call import Call, Row
@@ -42,18 +42,32 @@ class Outcome:
         return self.state == "succeeded"
 
 
+class ReadsResults(Protocol):
+    """A task, which knows the type of its results."""
+
+    def load_result(self, stored: Any) -> Any: ...
+
+
 @overload
-def wait(connection: SyncConnection, job_id: int, timeout: float | None = None) -> Outcome: ...
-@overload
-def wait(connection: AsyncConnection, job_id: int, timeout: float | None = None) -> Awaitable[Outcome]: ...
 def wait(
-    connection: SyncConnection | AsyncConnection, job_id: int, timeout: float | None = None
+    connection: SyncConnection, job_id: int, timeout: float | None = None, *, task: ReadsResults | None = None
+) -> Outcome: ...
+@overload
+def wait(
+    connection: AsyncConnection, job_id: int, timeout: float | None = None, *, task: ReadsResults | None = None
+) -> Awaitable[Outcome]: ...
+def wait(
+    connection: SyncConnection | AsyncConnection,
+    job_id: int,
+    timeout: float | None = None,
+    *,
+    task: ReadsResults | None = None,
 ) -> Outcome | Awaitable[Outcome]:
     """Wait until a job has ended, at most `timeout` seconds, and return its `Outcome`; async: an awaitable of it.
 
     The connection is any that `enqueue` takes. It polls, from every 5 ms to once a second, and leaves no transaction
     open that was not; a session of SQLAlchemy without a transaction lends its bind. The role needs worker, reader or
-    operator rights.
+    operator rights. With `task`, the result has the type that its function is annotated to return, instead of JSON's.
 
     Raises NotCommitted when the connection's own open transaction has enqueued the job, because no worker sees it;
     WaitTimeout; JobNotFound (no such job, or history keeps none of its kind); WrongIsolation in a transaction above
@@ -61,7 +75,7 @@ def wait(
 
         outcome = pgqueue.wait(connection, job_id, timeout=10)
     """
-    plan = _plan(job_id, timeout, drivers.in_transaction(connection))
+    plan = _plan(job_id, timeout, drivers.in_transaction(connection), task)
     return _wait_async(connection, plan) if drivers.is_async(connection) else _wait(connection, plan)
 
 
@@ -69,13 +83,13 @@ def wait(
 Plan: TypeAlias = Generator[Call[Row | None] | float, Row | None, Outcome]
 
 
-def _plan(job_id: int, timeout: float | None, is_open: bool) -> Plan:
+def _plan(job_id: int, timeout: float | None, is_open: bool, task: ReadsResults | None) -> Plan:
     state = None
     for pause in _pauses(timeout):
         found = yield operate.outcome(job_id)
         state = _state(job_id, found, state)
         if found is not None and state in _FINAL:
-            return _outcome(job_id, found)
+            return _outcome(job_id, found, task)
         _check_can_end(job_id, found, is_open)
         if pause:
             yield pause
@@ -152,9 +166,12 @@ def _state(job_id: int, found: Row | None, before: str | None) -> str:
     )
 
 
-def _outcome(job_id: int, found: Row) -> Outcome:
+def _outcome(job_id: int, found: Row, task: ReadsResults | None) -> Outcome:
     state, result, errors, attempts, finished_at, *_ = found
-    return Outcome(job_id, state, readable(result, f"the result of job {job_id}"), errors or [], attempts, finished_at)
+    result = readable(result, f"the result of job {job_id}")
+    if task is not None:
+        result = task.load_result(result)
+    return Outcome(job_id, state, result, errors or [], attempts, finished_at)
 
 
 def _too_long(job_id: int, timeout: float | None, state: str | None) -> WaitTimeout:

@@ -48,7 +48,9 @@ def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
     return _chained_async(answer) if drivers.is_async(connection) else _chained(answer)
 
 
-def emit_event(connection: Any, name: str, payload: Any = None, *, keep_for: timedelta | str | None = None) -> Any:
+def emit_event(
+    connection: Any, name: str, payload: Any = None, *, keep_for: timedelta | float | str | None = None
+) -> Any:
     """Emit an event in the connection's current transaction; jobs that wait for it go on. False: it had been emitted.
 
     A job that begins to wait later gets it for `keep_for`, 7 days by default. On an async connection, await it.

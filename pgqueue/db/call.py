@@ -217,7 +217,7 @@ def meaning(found: Diagnosis) -> PgQueueError | None:
     message = f"{found.message}: {found.detail.rstrip('.')}" if found.detail else found.message
     hint = found.hint
     match found.sqlstate:
-        # Too long for jsonb; a value that cannot become the option's type, such as delay=5.
+        # Too long for jsonb; a value that cannot become the option's type, such as delay=True.
         case "54000" | "42846":
             return InvalidArgument(message, hint=hint)
         case "0A000":

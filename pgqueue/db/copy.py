@@ -14,7 +14,7 @@ from psycopg.rows import tuple_row
 
 from pgqueue.db import drivers
 from pgqueue.db.call import AsyncCursor, Call, Cursor, Row, as_text, read_nothing, translated, unwritable
-from pgqueue.db.json import interval_text, to_json
+from pgqueue.db.json import args_to_json, as_interval, interval_text, to_json
 from pgqueue.db.produce import OPTION_TYPES
 from pgqueue.errors import InvalidArgument, PgQueueError
 
@@ -175,14 +175,16 @@ def _staged(jobs: Iterable[Mapping[str, object]]) -> Iterator[tuple[object, ...]
         args = job.get("args")
         yield (
             job.get("task"),
-            None if args is None else to_json(args, f"args of {what}"),
+            None if args is None else args_to_json(args, f"args of {what}"),
             *(_option_of_row(name, job.get(name), what) for name in OPTION_TYPES),
         )
 
 
 def _option_of_row(name: str, value: object, what: str) -> object:
-    if value is None or isinstance(value, str | int):
+    if value is None or isinstance(value, str):
         return value
+    if OPTION_TYPES[name] == "interval":
+        return as_interval(f"{name} of {what}", value)
     if isinstance(value, datetime) and value.tzinfo is None:
         raise InvalidArgument(
             f"{name} of {what} has no time zone: {value}", hint="give an aware datetime, such as datetime.now(UTC)"

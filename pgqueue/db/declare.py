@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from pgqueue.db.call import Call, read_first
-from pgqueue.db.json import interval_text, to_json
+from pgqueue.db.json import as_interval, interval_text, to_json
 
 
 def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
@@ -83,6 +83,9 @@ def schedule(
     """Declare a schedule; reads when it is due next. Only a change is written."""
     check_schedule_options(options)
     given = {option: value for option, value in options.items() if value is not None}
+    for option, value in given.items():
+        if SCHEDULE_TYPES[option] == "interval":
+            given[option] = as_interval(option, value)
     if "headers" in given:
         given["headers"] = to_json(given["headers"], "headers")
     if "tags" in given and isinstance(given["tags"], Iterable):

@@ -7,14 +7,17 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import orjson
 
-from pgqueue.errors import InvalidArgument
+from pgqueue import options
+from pgqueue.errors import ConfigError, InvalidArgument
 
 
 def read_json(raw: bytes | None) -> Any:
@@ -35,9 +38,82 @@ def to_json(value: object, what: str) -> str:
     return _dumped(value, what).decode()
 
 
+def args_to_json(args: object, what: str) -> str:
+    """Write arguments as JSON text. Raises InvalidArgument for what JSON, without annotations, cannot give back.
+
+    Datetimes, dates, UUIDs and Decimals have one text, and become that.
+    """
+    found = first_foreign(args, "", _CANONICAL)
+    if found is not None and not isinstance(found[1], orjson.Fragment):
+        path, value = found
+        raise InvalidArgument(
+            f"{what} cannot be written as JSON: {path or 'it'} is a {type(value).__qualname__}, which nothing restores"
+            " where only the name of the task is given",
+            hint=f"enqueue it through the task, with the parameter annotated, or {way_out(value)}",
+        )
+    return to_json(args, what)
+
+
+# Types that JSON gives back as they were.
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+# Types with one text.
+_CANONICAL = (date, UUID, Decimal)
+
+# Nesting at which orjson gives up as well.
+_DEEPEST = 255
+
+
+def first_foreign(value: object, path: str, allowed: tuple[type, ...] = ()) -> tuple[str, object] | None:
+    """Return path and value of a part that JSON would not give back as it was, or None; `allowed` types pass."""
+    left = [(path, value, 0)]
+    while left:
+        path, each, depth = left.pop()
+        if isinstance(each, dict):
+            if _PLAIN.issuperset(map(type, each.values())):
+                continue
+            inner: Any = each.items()
+        elif isinstance(each, list):
+            if _PLAIN.issuperset(map(type, each)):
+                continue
+            inner = enumerate(each)
+        elif isinstance(each, (str, int, float, type(None), *allowed)):
+            continue
+        else:
+            return path, each
+        if depth < _DEEPEST:
+            left.extend((f"{path}.{name}" if path else str(name), part, depth + 1) for name, part in inner)
+    return None
+
+
+def way_out(value: object) -> str:
+    """Say what to give instead of a value that JSON does not have."""
+    for kinds, instead in _INSTEAD:
+        if isinstance(value, kinds):
+            return f"give {instead}"
+    if is_dataclass(value):
+        return "give dataclasses.asdict() of it"
+    if hasattr(value, "model_dump"):
+        return 'give its model_dump(mode="json")'
+    return (
+        "use str, int (64 bit), float, bool, None, list, dict with str keys; by name also datetime, date, UUID, Decimal"
+    )
+
+
+_INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    ((date, time), "its isoformat()"),
+    (timedelta, "its total_seconds()"),
+    ((set, frozenset, tuple), "a list"),
+    ((bytes, bytearray), "text, such as its base64"),
+    (Enum, "its value"),
+    ((UUID, Decimal, PurePath), "str() of it"),
+)
+
+
 def _dumped(value: object, what: str) -> bytes:
     try:
-        text = orjson.dumps(value, _decimal_as_text)
+        # Times in UTC end with Z, as pydantic writes them.
+        text = orjson.dumps(value, _decimal_as_text, orjson.OPT_UTC_Z)
     except TypeError as error:
         raise InvalidArgument(
             f"{what} cannot be written as JSON: {error}",
@@ -168,6 +244,15 @@ def loaded(value: Any) -> Any:
     return from_json(value) if isinstance(value, str) else value
 
 
+def as_interval(name: str, value: Any) -> Any:
+    """Return seconds as a timedelta, and any other value as it is. Raises InvalidArgument."""
+    try:
+        return options.as_interval(name, value)
+    except ConfigError as error:
+        raise InvalidArgument(error.message, hint=error.hint) from None
+
+
 def interval_text(value: object) -> str:
-    """Write a delay as text that PostgreSQL reads."""
+    """Write a delay, which may be seconds, as text that PostgreSQL reads."""
+    value = as_interval("the delay", value)
     return f"{value // timedelta(microseconds=1)} us" if isinstance(value, timedelta) else str(value)

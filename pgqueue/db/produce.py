@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 
 from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
-from pgqueue.db.json import from_json, interval_text, to_json
+from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
+from pgqueue.options import Interval
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
 OPTION_TYPES = {
@@ -47,7 +48,7 @@ OPTION_TYPES = {
 def enqueue(task: str, args: Mapping[str, Any], options: Mapping[str, object]) -> Call[int]:
     """One job; reads its id."""
     names, values = _options(options)
-    return Call(_enqueue_text("enqueue", "jsonb", names), (task, to_json(args, "args"), *values), read_id)
+    return Call(_enqueue_text("enqueue", "jsonb", names), (task, args_to_json(args, "args"), *values), read_id)
 
 
 def enqueue_many(
@@ -55,15 +56,17 @@ def enqueue_many(
     args: Iterable[Mapping[str, Any]],
     options: Mapping[str, object],
     *,
-    spread: timedelta | str | None = None,
+    spread: Interval | None = None,
 ) -> Call[list[int]]:
     """One job for each of `args`; reads their ids in order."""
     names, values = _options(options)
-    texts = [to_json(each, "args") for each in args]
+    texts = [args_to_json(each, "args") for each in args]
     text = _enqueue_text("enqueue_many", "jsonb[]", names)
     if spread is None:
         return Call(text, (task, texts, *values), read_ids)
-    return Call(text[:-1] + b", spread => %s::interval)", (task, texts, *values, spread), read_ids)
+    return Call(
+        text[:-1] + b", spread => %s::interval)", (task, texts, *values, as_interval("spread", spread)), read_ids
+    )
 
 
 def enqueue_outcome(
@@ -73,7 +76,7 @@ def enqueue_outcome(
     names, values = _options(options)
     return Call(
         _enqueue_text("enqueue_outcome", "jsonb", names, "job_id, outcome from "),
-        (task, to_json(args, "args"), *values),
+        (task, args_to_json(args, "args"), *values),
         lambda rows: Enqueued(int(rows[0][0]), as_text(rows[0][1])),
     )
 
@@ -110,6 +113,10 @@ def _batch_job(number: int, job: Mapping[str, object]) -> str:
     options: dict[str, object] = {}
     for name, value in job.items():
         _check_value(f"{name} of job {number} of the batch", value)
+        if name == "args" and value is not None:
+            value = orjson.Fragment(args_to_json(value, f"args of job {number} of the batch"))
+        if OPTION_TYPES.get(name) == "interval":
+            value = as_interval(f"{name} of job {number} of the batch", value)
         options[name] = interval_text(value) if isinstance(value, timedelta) else value
     return to_json(options, f"job {number} of the batch")
 
@@ -129,7 +136,9 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
         if value is None:
             continue
         _check_value(name, value)
-        if name in ("headers", "declared"):
+        if OPTION_TYPES[name] == "interval":
+            value = as_interval(name, value)
+        elif name in ("headers", "declared"):
             value = to_json(value, name)
         elif name in ("tags", "depends_on") and not isinstance(value, str) and isinstance(value, Iterable):
             value = list(value)

@@ -38,7 +38,7 @@ def complete_step(job_id: int, reservation: int, name: str, result: str, others:
 
 
 def sleep_step(
-    job_id: int, reservation: int, name: str, delay: timedelta | str, others: Others = ()
+    job_id: int, reservation: int, name: str, delay: timedelta | float | str, others: Others = ()
 ) -> Call[bool | None]:
     """Sleep as a step; reads whether the time is over, None when the job is not held any more."""
     call: Call[bool | None] = Call(
@@ -60,7 +60,7 @@ def suspend(job_id: int, reservation: int, jobs: Sequence[int], others: Others =
 
 
 def await_event(
-    job_id: int, reservation: int, step: str, event: str, timeout: timedelta | str | None, others: Others = ()
+    job_id: int, reservation: int, step: str, event: str, timeout: timedelta | float | str | None, others: Others = ()
 ) -> Call[tuple[bool | None, Any] | None]:
     """Wait for an event; reads (arrived, payload), with arrived None when suspended; None: not held any more."""
     call: Call[tuple[bool | None, Any] | None] = Call(
@@ -108,7 +108,7 @@ def progress(reports: Sequence[tuple[int, int, float, float | None, str | None]]
     )
 
 
-def emit_event(name: str, payload: object, keep_for: timedelta | str | None) -> Call[bool]:
+def emit_event(name: str, payload: object, keep_for: timedelta | float | str | None) -> Call[bool]:
     """Emit an event; reads False when it had been emitted."""
     values: tuple[object, ...] = (name, to_json(payload, "payload"))
     if keep_for is None:

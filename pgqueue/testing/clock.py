@@ -12,6 +12,7 @@ from typing import Any
 
 from pgqueue.db import drivers
 from pgqueue.db.call import Call, Row, read_one
+from pgqueue.db.json import as_interval
 from pgqueue.schema import bundled
 from pgqueue.testing.doors import door_to, stepped
 
@@ -47,16 +48,16 @@ class Clock:
         """Stop the clock at this instant; a text is read by PostgreSQL."""
         return self._ask("select pgqueue_testing.set_clock(%s::timestamptz)", at)
 
-    def advance(self, by: timedelta | str) -> datetime:
-        """Move the clock by an interval, which may be negative. A stopped clock stays stopped."""
-        return self._ask("select pgqueue_testing.advance_clock(%s::interval)", by)
+    def advance(self, by: timedelta | float | str) -> datetime:
+        """Move the clock by an interval, or by seconds, which may be negative. A stopped clock stays stopped."""
+        return self._ask("select pgqueue_testing.advance_clock(%s::interval)", as_interval("by", by))
 
     def back_to_real(self) -> datetime:
         """Return the queue to the real time."""
         return self._ask("select pgqueue_testing.real_clock()")
 
     @contextmanager
-    def travel(self, by: timedelta | str) -> Iterator[datetime]:
+    def travel(self, by: timedelta | float | str) -> Iterator[datetime]:
         """Move the clock by an interval for the length of a `with` block; yields the time there.
 
         with clock.travel("1 day"):

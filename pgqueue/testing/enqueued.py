@@ -182,7 +182,8 @@ def _misfits(job: EnqueuedJob, task: str | Named | None, wanted: Mapping[str, An
             if not expected(actual):
                 found.append(f"{field} is {actual!r}, which the function refuses")
         elif field in ("args", "headers"):
-            written = loaded(to_json(expected, field))
+            convert = task.typed if field == "args" and isinstance(task, Task) else None
+            written = loaded(to_json(expected if convert is None else convert.dump_some(expected), field))
             found += _differences(field, written, actual)
         elif field == "tags":
             missing = [tag for tag in expected if tag not in (actual or ())]

@@ -26,6 +26,8 @@ async def prepare(app: App, link: Link, events: Events, handlers: Handlers, plac
     """Declare tasks and schedules, and call the hooks. SchemaError when `place` has another schema."""
     await _check_schema(link, place)
     await declare(app, partial(link.perform, patient=False))
+    for task in app.tasks.values():
+        task.prepare()
     await events.start()
     if django.is_on():
         handlers.functions = {task.name: django.closing(task) for task in app.tasks.values()}

@@ -394,7 +394,8 @@ async def test_options_of_every_type_arrive(hand: Way, conn: psycopg.Connection)
             headers={"trace": ["ü", None]},
             tags=("a", 'b"c,{}'),
             retention=timedelta(days=30),
-            retry_delay=timedelta(minutes=5),
+            retry_delay=300,
+            timeout=20.5,
             key=str(UUID(int=1)),
             score=Decimal("1.5"),
         )
@@ -431,7 +432,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"queue": ""}, InvalidArgument, "queue"),
     ({"priority": 1000}, InvalidArgument, "priority"),
     ({"delay": "soon"}, InvalidArgument, "soon"),
-    ({"delay": 5}, InvalidArgument, "interval"),
+    ({"delay": True}, InvalidArgument, "delay is True"),
     ({"depends_on": [1]}, InvalidArgument, "depends_on"),
     ({"max_attempts": 2**70}, InvalidArgument, ""),
     ({"queue": "a\0b"}, InvalidArgument, ""),

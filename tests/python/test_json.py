@@ -50,10 +50,8 @@ def test_what_python_cannot_read_is_told_apart(text: str) -> None:
     "args",
     [
         {"n": math.nan},
-        {"n": [1, {"m": (math.inf,)}]},
+        {"n": [1, {"m": [math.inf]}]},
         {"n": -math.inf, "m": None},
-        {"n": Point(math.nan)},
-        {"n": Level.NONE},
     ],
 )
 def test_numbers_that_are_not_finite_are_refused_with_the_way_out(
@@ -70,6 +68,16 @@ def test_numbers_that_are_not_finite_are_refused_with_the_way_out(
             send()
         assert "None, or a text" in str(raised.value.hint)
     assert value(conn, "select count(*) from pgqueue.jobs") == 0
+
+
+@pytest.mark.parametrize("inner", [(math.inf,), Point(math.nan), Level.NONE])
+def test_they_are_found_in_what_is_written_as_json_besides(conn: psycopg.Connection, inner: Any) -> None:
+    for send in (
+        lambda: pgqueue.enqueue(conn, "t", headers={"n": inner}),
+        lambda: pgqueue.emit_event(conn, "e", {"n": inner}),
+    ):
+        with pytest.raises(InvalidArgument, match=r"it holds the number (nan|-?inf)"):
+            send()
 
 
 def test_null_and_the_word_null_are_no_numbers(conn: psycopg.Connection) -> None:

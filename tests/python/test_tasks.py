@@ -222,7 +222,7 @@ def test_the_job_parameter_is_not_for_the_producer() -> None:
         ("retry_delay", "5 minuts", "5 min"),
         ("retry_delay", "soon", "5 min"),
         ("retry_delay", timedelta(days=-1), "from zero to 366 days"),
-        ("timeout", 5, "a timedelta, or a text"),
+        ("timeout", True, "seconds, a timedelta, or a text"),
         ("timeout", timedelta(days=8), "from zero to 7 days"),
         ("retry_policy", "expo", "exponential"),
         ("retry_policy", "list", "retry_delays"),

@@ -45,8 +45,8 @@ def fails(kind: str) -> None:
 
 
 def test_arguments_go_through_json() -> None:
-    assert perform(doubled, (1, 2), attempt=3).result == (3, [1, 2])
-    with pytest.raises(InvalidArgument, match="JSON"):
+    assert perform(doubled, [1, 2], attempt=3).result == (3, (1, 2))
+    with pytest.raises(InvalidArgument, match="do not fit task doubled: numbers: "):
         perform(doubled, object())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from decimal import Decimal
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar
@@ -19,7 +18,7 @@ from pgqueue.contrib.django import results
 from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
 from pgqueue.contrib.django.handlers import declare, declared
 from pgqueue.enqueue import one, send
-from pgqueue.options import JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options
+from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options
 
 T = TypeVar("T")
 
@@ -47,13 +46,13 @@ class PgqueueTask(Task):
     validate: bool = False
     retry: RetryRule | None = None
     retry_jitter: float | None = None
-    retry_cap: timedelta | str | None = None
-    retry_delays: Sequence[timedelta | str] | None = None
+    retry_cap: Interval | None = None
+    retry_delays: Sequence[Interval] | None = None
     discard_on: type[BaseException] | tuple[type[BaseException], ...] = ()
     max_crashes: int | None = None
-    retention_succeeded: timedelta | str | None = None
-    retention_cancelled: timedelta | str | None = None
-    retention_dead: timedelta | str | None = None
+    retention_succeeded: Interval | None = None
+    retention_cancelled: Interval | None = None
+    retention_dead: Interval | None = None
     shutdown_timeout: float | None = None
     on_shutdown: Literal["fail", "release"] = "fail"
     docs: str | None = None
@@ -63,22 +62,22 @@ class PgqueueTask(Task):
     limit_key: str | None = None
     score: int | float | Decimal | None = None
     dedupe: str | None = None
-    dedupe_for: timedelta | str | None = None
+    dedupe_for: Interval | None = None
     on_conflict: Literal["skip", "replace", "merge", "debounce", "raise"] | None = None
-    debounce_max: timedelta | str | None = None
+    debounce_max: Interval | None = None
     depends_on: Sequence[int] | None = None
     run_if: Literal["succeeded", "finished", "failed"] | None = None
     group_id: int | None = None
-    delay: timedelta | str | None = None
+    delay: Interval | None = None
     headers: Mapping[str, Any] | None = None
     tags: Sequence[str] | None = None
-    retention: timedelta | str | None = None
+    retention: Interval | None = None
 
     max_attempts: int | None = None
-    timeout: timedelta | str | None = None
-    expires_in: timedelta | str | None = None
+    timeout: Interval | None = None
+    expires_in: Interval | None = None
     retry_policy: RetryPolicy | None = None
-    retry_delay: timedelta | str | None = None
+    retry_delay: Interval | None = None
     retry_queue: str | None = None
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from django.utils import timezone
 from django.utils.module_loading import module_has_submodule
 
 from pgqueue import App, Cancel, Job
+from pgqueue.annotations import hints_of
 from pgqueue.app import made_task
 from pgqueue.contrib.django.api import TaskContext, TaskResult, TaskResultStatus, normalize_json, signals
 from pgqueue.contrib.django.connections import clean_connections
@@ -115,9 +116,9 @@ def _handler(task: Any) -> Callable[..., Any]:
         for each in parameters
     ]
     handler.__signature__ = Signature(named)
-    # Only types that are to be checked are read from here.
-    if task.validate:
-        hints = get_type_hints(task.func, include_extras=True)
+    # Where it takes any number by position, arguments have no names, by which types could be found.
+    if task.validate or all(each.kind is not Parameter.VAR_POSITIONAL for each in named):
+        hints = get_type_hints(task.func, include_extras=True) if task.validate else hints_of(task.func)
         handler.__annotations__ = {each.name: hints[each.name] for each in named if each.name in hints}
     function: Callable[..., Any] = handler
     return function

@@ -116,7 +116,7 @@ class Handlers:
                     held.context = context
                     return result, None
                 if held.stores_result:
-                    held.result = to_result(result)
+                    held.result = to_result(task.dump_result(result))
         except BaseException as error:
             held.context = context
             return None, error
@@ -220,7 +220,7 @@ class Handlers:
                 if inspect.isgenerator(result) or inspect.isasyncgen(result):
                     raise TypeError("it returned a generator, of which nothing has run")
                 if held.stores_result:
-                    held.result = await self._encoded(held, result)
+                    held.result = await self._encoded(held, task.dump_result(result))
         except (asyncio.CancelledError, Interrupted) as error:
             if self._closed:
                 # The worker ends, not the job.
