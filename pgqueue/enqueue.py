@@ -42,6 +42,10 @@ class Target:
         """Check arguments and convert them to JSON."""
         return dict(args)
 
+    def check_connection(self, connection: Any) -> None:
+        """Raise TypeError for what is no connection to enqueue on."""
+        drivers.check_is_connection(connection)
+
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
         """Run a statement that enqueues jobs of this task."""
         return drivers.run(connection, call)
@@ -272,9 +276,10 @@ def _send(
     options: Mapping[str, Any],
     statement: Callable[[str, Iterable[Mapping[str, Any]], Mapping[str, object]], Call[T]],
 ) -> T | Awaitable[T]:
-    drivers.check_is_connection(connection)
     if isinstance(task, Target):
+        task.check_connection(connection)
         return send(connection, task, [task.dump(each) for each in args], options, statement)
+    drivers.check_is_connection(connection)
     name = task if isinstance(task, str) else task.name
     if telemetry.is_on():
         plain = Target()

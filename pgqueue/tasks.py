@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from pgqueue.db import produce
 from pgqueue.db.call import Call, T
-from pgqueue.db.drivers import AsyncConnection, SyncConnection, check_is_connection
+from pgqueue.db.drivers import AsyncConnection, SyncConnection
 from pgqueue.db.results import Enqueued
 from pgqueue.enqueue import Target, awaited, one, one_outcome, send
 from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
@@ -151,6 +151,11 @@ class Task(Target, Generic[P, R]):
         """Return its App's codec."""
         return self.hooks.codec
 
+    def check_connection(self, connection: Any) -> None:
+        """Raise TypeError for what is no connection to enqueue on; under `pgqueue.testing.inline` there may be none."""
+        if connection is not None or self.hooks.deliver is None:
+            super().check_connection(connection)
+
     def deliver(self, connection: Any, call: Call[T]) -> T | Awaitable[T]:
         """Run a statement that enqueues jobs of this task; under `pgqueue.testing.inline`, the jobs themselves."""
         if self.hooks.deliver is None:
@@ -263,7 +268,7 @@ class TaskCall(Generic[P]):
     def enqueue(self, connection: AsyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[int]: ...
     def enqueue(self, connection: Any = None, /, *args: P.args, **kwargs: P.kwargs) -> int | Awaitable[int]:
         """Enqueue a call with these arguments; see `Task.enqueue`."""
-        check_is_connection(connection)
+        self.task.check_connection(connection)
         result = send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one)
         return awaited(result, "enqueue", self.task)
 
@@ -277,7 +282,7 @@ class TaskCall(Generic[P]):
         self, connection: Any = None, /, *args: P.args, **kwargs: P.kwargs
     ) -> Enqueued | Awaitable[Enqueued]:
         """Enqueue a call with these arguments and return the outcome; see `pgqueue.enqueue_outcome`."""
-        check_is_connection(connection)
+        self.task.check_connection(connection)
         result = send(connection, self.task, [self.task.bind(*args, **kwargs)], self.options, one_outcome)
         return awaited(result, "enqueue_outcome", self.task)
 
