@@ -27,7 +27,7 @@ from pgqueue.worker.run.threads import Outcome, contained
 T = TypeVar("T")
 
 
-class Attempts(Handlers):
+class Attempts:
     """Runs one attempt after another. After `attempt`, `error` is what the handler raised, or None.
 
     A sync handler runs in this thread, where no event loop runs meanwhile unless the caller runs one. An async handler
@@ -35,16 +35,21 @@ class Attempts(Handlers):
     """
 
     def __init__(self, app: App, surroundings: Surroundings, *, on_loop: bool, uses_asgiref: bool = False) -> None:
-        super().__init__(app, 1, Jobs(app, surroundings))
-        self.error: BaseException | None = None
         self.value: object = None
         # Called with "started" before each handler.
         self.on_event: Callable[[str, Held], None] | None = None
+        self._app = app
+        self._handlers = Handlers(app, 1, Jobs(app, surroundings, here=True), here=True)
         self._middleware = app.around_execution()
         self._around = Around(self._middleware)
         self._on_loop_of_caller = on_loop
         self._uses_asgiref = uses_asgiref
         self._runner: asyncio.Runner | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the handler of the last attempt raised."""
+        return self._handlers.raised
 
     def close(self) -> None:
         """Close the event loop that async handlers had, if there was one."""
@@ -53,11 +58,8 @@ class Attempts(Handlers):
 
     async def attempt(self, held: Held, task: Task[Any, Any]) -> End:
         """Run a handler to its end, and return how it ended; `held` has the rest."""
-        self.error = self.value = None
-        if self._threads is not None:
-            # They belong to the loop of the attempt before.
-            self._threads.close()
-            self._threads = None
+        self._handlers.raised = self.value = None
+        self._handlers.leave_loop()
         held.started = time.monotonic()
         async_middleware = any(map(is_async, self._middleware))
         with self._timeout(held, task):
@@ -99,19 +101,11 @@ class Attempts(Handlers):
                 hooks_log.exception("a hook for %s raised", kind)
 
     def job_of(self, held: Held) -> Job:
-        """Return the job. A sync handler of it runs in this thread, where a loop may run."""
-        job = super().job_of(held)
-        task = self._app.tasks.get(held.row.task)
-        job._state.is_sync = task is not None and not task.is_async
-        return job
-
-    def describe(self, error: BaseException) -> dict[str, object]:
-        """Return the stored form of an error, and remember the error."""
-        self.error = error
-        return super().describe(error)
+        """Return the job as the handler has it."""
+        return self._handlers.job_of(held)
 
     async def _run(self, held: Held, task: Task[Any, Any]) -> None:
-        held.ended = await self.run(held, task, await self._call(held, task))
+        held.ended = await self._handlers.run(held, task, await self._call(held, task))
 
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
         # A task of its own: a timeout cancels it, and not the test.
@@ -123,7 +117,7 @@ class Attempts(Handlers):
     async def _call(self, held: Held, task: Task[Any, Any]) -> Outcome:
         # The attempt has its context and its asyncio task already.
         try:
-            self._enter(held)
+            self._handlers.enter(held)
             if self.on_event is not None:
                 self.on_event("started", held)
             self.value = await self._value(held, task)
@@ -132,9 +126,9 @@ class Attempts(Handlers):
         return self.value, None
 
     async def _value(self, held: Held, task: Task[Any, Any]) -> object:
-        handler = partial(task.function, **self._arguments(held, task))
+        handler = partial(task.function, **self._handlers.arguments_of(held, task))
         if any(map(is_async, self._middleware)) or (self._middleware and task.is_async):
-            in_thread = super()._in_thread if task.is_async else self._in_thread
+            in_thread = self._handlers.in_thread if task.is_async else _here
             set_runner = partial(_set_runner, held)
             set_runner(asyncio.current_task())
             try:
@@ -158,9 +152,6 @@ class Attempts(Handlers):
             return await call
         finally:
             held.runner = None
-
-    async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
-        return contained(call)
 
     @contextmanager
     def _timeout(self, held: Held, task: Task[Any, Any]) -> Iterator[None]:
@@ -195,6 +186,10 @@ def _raise_tests_own(error: BaseException | None) -> None:
     # Ctrl-C, or an outcome of pytest such as skip: not the handler's failure.
     if error is not None and not isinstance(error, Exception | SystemExit | asyncio.CancelledError):
         raise error
+
+
+async def _here(_held: Held, call: Callable[[], object]) -> Outcome:
+    return contained(call)
 
 
 def _set_runner(held: Held, runner: asyncio.Task[Any] | None) -> None:

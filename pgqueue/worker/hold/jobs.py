@@ -12,10 +12,14 @@ from pgqueue.worker.hold.held import Held
 
 
 class Jobs:
-    """Makes the Job of an attempt when it is first needed: most handlers do not ask for it."""
+    """Makes the Job of an attempt when it is first needed: most handlers do not ask for it.
 
-    def __init__(self, app: App, surroundings: Surroundings) -> None:
+    `here`: a sync handler runs in the thread that asks, where a loop may run. For tests.
+    """
+
+    def __init__(self, app: App, surroundings: Surroundings, *, here: bool = False) -> None:
         self._app = app
+        self._here = here
         self._surroundings = surroundings
         # Two threads may ask for the job of one handler at once.
         self._turn = threading.Lock()
@@ -26,6 +30,7 @@ class Jobs:
             if held.job is None:
                 task = self._app.tasks.get(held.row.task)
                 held.job = _make_job(held, self._surroundings, None if task is None else task.hooks.codec)
+                held.job._state.is_sync = self._here and task is not None and not task.is_async
         if held.stop is not None:
             # Asked to stop before there was a job to raise its flag.
             held.job.cancelled.raise_it(held.stop.reason)

@@ -42,9 +42,11 @@ class Handlers:
 
     `run` returns how an attempt ended. A plain handler, which needs nothing of the event loop, may be run with
     `run_plain` by a thread that goes on to the next job by itself.
+
+    For tests, `here` calls plain code in the calling thread, and keeps in `raised` what was described last.
     """
 
-    def __init__(self, app: App, threads: int, jobs: Jobs, tell: Tell | None = None) -> None:
+    def __init__(self, app: App, threads: int, jobs: Jobs, tell: Tell | None = None, *, here: bool = False) -> None:
         self.in_tasks: dict[asyncio.Task[Any], Held] = {}
         self.in_threads: dict[int, Held] = {}
         # Set by the worker: the running-jobs table, and the middleware.
@@ -52,10 +54,12 @@ class Handlers:
         self.around: Around | None = None
         # Functions to call instead of a task's own, by the task's name.
         self.functions: dict[str, Callable[..., Any]] = {}
+        self.raised: BaseException | None = None
         self._app = app
         self._most = threads
         self._jobs = jobs
         self._tell = tell
+        self._here = here
         self._threads: Threads | None = None
         self._closed = False
         self._encoding = asyncio.Lock()
@@ -76,6 +80,12 @@ class Handlers:
         if self._threads is None:
             self._threads = Threads(self._most, asyncio.get_running_loop())
         return self._threads
+
+    def leave_loop(self) -> None:
+        """Let go of the threads, which belong to the loop that ran: the next attempt may have another one."""
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
 
     def close(self) -> None:
         """Start nothing more. Threads that still run a handler go on until the process ends."""
@@ -163,8 +173,26 @@ class Handlers:
         """Return the job as handlers and middleware see it."""
         return self._jobs.of(held)
 
+    def enter(self, held: Held) -> None:
+        """Report the start. Called in the job's context, which then names the job."""
+        subject.set(held)
+        set_current(partial(self.job_of, held))
+        if self._tell is not None:
+            self._tell.started(held)
+
+    def arguments_of(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
+        """Return the arguments of the function, with the job for one that asks for it."""
+        given = arguments(held, task)
+        return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
+
+    async def in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
+        """Make a call in a thread, in the name of this job."""
+        return await self._start_in_thread(held, call)
+
     def describe(self, error: BaseException) -> dict[str, object]:
         """Return the stored form of an error: by the App's formatter, or class, message and traceback."""
+        if self._here:
+            self.raised = error
         formatter = self._app.error_formatter
         if formatter is None:
             return describe(error)
@@ -176,16 +204,9 @@ class Handlers:
             log.exception("the error formatter failed; the error is stored as by default")
             return describe(error)
 
-    def _enter(self, held: Held) -> None:
-        """Report the start. In the job's context, which then names the job."""
-        subject.set(held)
-        set_current(partial(self.job_of, held))
-        if self._tell is not None:
-            self._tell.started(held)
-
     def _call_plain(self, held: Held, task: Task[Any, Any]) -> object:
         _check_lease(held)
-        self._enter(held)
+        self.enter(held)
         return self._call_function(held, task)
 
     def _call_in_thread(self, held: Held, task: Task[Any, Any]) -> object:
@@ -194,17 +215,13 @@ class Handlers:
 
     def _call_function(self, held: Held, task: Task[Any, Any]) -> object:
         try:
-            return self._function(task)(**self._arguments(held, task))
+            return self._function(task)(**self.arguments_of(held, task))
         finally:
             if forks.depth != self._forks:
                 forks.end_child(sys.exc_info()[1])
 
     def _function(self, task: Task[Any, Any]) -> Callable[..., Any]:
         return self.functions.get(task.name, task.function)
-
-    def _arguments(self, held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-        given = arguments(held, task)
-        return given if task.job_parameter is None else {**given, task.job_parameter: self.job_of(held)}
 
     async def _attempt(self, held: Held, task: Task[Any, Any], ran: Outcome | None) -> End:
         try:
@@ -242,7 +259,7 @@ class Handlers:
     async def _call_in_a_thread(self, held: Held, task: Task[Any, Any]) -> Outcome:
         assert held.context is not None
         # On the loop: hooks for events are called there.
-        held.context.run(self._enter, held)
+        held.context.run(self.enter, held)
         call = partial(held.context.run, self._call_in_thread, held, task)
         return await self.outlasting(self._start_in_thread(held, call))
 
@@ -252,7 +269,7 @@ class Handlers:
             # there twice until the loop goes on.
             with suppress(NoThread):
                 async with self._encoding:
-                    return cast(bytes, await _returned(await self._in_thread(held, partial(to_result, result))))
+                    return cast(bytes, await _returned(await self._plainly(held, partial(to_result, result))))
         return to_result(result)
 
     async def _failed(self, held: Held, task: Task[Any, Any], error: BaseException) -> End:
@@ -285,7 +302,7 @@ class Handlers:
         elif rule is not None:
             ask = partial(_inside, held, partial(rule, error, held.row.attempt - 1))
             try:
-                held.verdict = verdict(ask() if task.is_async else await _returned(await self._in_thread(held, ask)))
+                held.verdict = verdict(ask() if task.is_async else await _returned(await self._plainly(held, ask)))
             except BaseException as broken:
                 if self._closed:
                     raise
@@ -353,14 +370,14 @@ class Handlers:
             if not STARTS_AT_ONCE:
                 # Another handler may have blocked the loop since this task was made.
                 _check_lease(held)
-            self._enter(held)
+            self.enter(held)
             if self.around is None:
-                held.outcome = await self._function(task)(**self._arguments(held, task)), None
+                held.outcome = await self._function(task)(**self.arguments_of(held, task)), None
                 return
             call: Callable[[], Any] = partial(self._call_in_thread, held, task)
             if task.is_async:
-                call = partial(self._function(task), **self._arguments(held, task))
-            in_thread, set_runner = partial(self._in_thread, held), partial(_set_runner, held)
+                call = partial(self._function(task), **self.arguments_of(held, task))
+            in_thread, set_runner = partial(self.in_thread, held), partial(_set_runner, held)
             held.outcome = await self.around.run(self.job_of(held), call, task.is_async, in_thread, set_runner), None
         except BaseException as error:
             # All of them: SystemExit would end the event loop.
@@ -384,8 +401,8 @@ class Handlers:
         self.in_tasks[me] = held
         held.runner = me
 
-    async def _in_thread(self, held: Held, call: Callable[[], object]) -> Outcome:
-        return await self._start_in_thread(held, call)
+    async def _plainly(self, held: Held, call: Callable[[], object]) -> Outcome:
+        return contained(call) if self._here else await self.in_thread(held, call)
 
     def _start_in_thread(self, held: Held, call: Callable[[], object]) -> asyncio.Future[Outcome]:
         return self.threads.run(partial(contained, partial(self._named, held, call)))
