@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 import pgqueue  # noqa: E402
+from docs.tools import repository  # noqa: E402
 
 project = "pgqueue"
 author = "The pgqueue maintainers"
@@ -81,23 +83,21 @@ def _process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, l
 
 
 def _read_source(app: Any, docname: str, content: list[str]) -> None:
-    """Show a path of the repository that is no page as what it is: a path."""
+    """Lead a link to a file of the repository that is no page here to the page with that file."""
     here = (Path(app.srcdir) / docname).parent
 
     def shown(found: re.Match[str]) -> str:
-        text, target = found[1], found[2].partition("#")[0]
-        if not target or re.match(r"\w+:", target):
+        text, target = found[1], found[2]
+        if not repository.is_outside(target, here):
             return found[0]
-        path = (here / target).resolve()
-        if path.is_relative_to(app.srcdir) or not path.is_relative_to(ROOT):
-            return found[0]
-        inside = str(path.relative_to(ROOT))
-        return f"`{inside}`" if inside in text else f"{text} (`{inside}`)"
+        text = re.sub("`([^`]+)`", r'<code class="docutils literal">\1</code>', escape(text))
+        return f'<a class="reference" href="{repository.href(target, here, docname)}">{text}</a>'
 
-    content[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", shown, content[0])
+    content[0] = repository.LINK.sub(shown, content[0])
 
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _process_docstring)
     app.connect("source-read", _read_source)
+    app.connect("html-collect-pages", repository.pages)
     app.add_lexer("sql", PostgresLexer)

@@ -19,6 +19,7 @@ TASKS = next(block.text for block in blocks("README.md") if block.file == "tasks
 # The pages that take more for granted than an empty queue.
 SET_UP = {
     "README.md": SetUp(sql="create table orders (id bigint, email text)"),
+    "docs/index.md": SetUp(sql="create table orders (id bigint)"),
     "docs/why.md": SetUp(sql="create table orders (id bigint)"),
     "docs/operate/worker.md": SetUp(
         files={
