@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, Protocol, TypeVar, Unpack, overload
 
@@ -66,6 +66,7 @@ class App(Hooks):
         /,
         *,
         name: str | None = None,
+        aliases: Collection[str] = (),
         accumulate: Literal[True],
         **options: Unpack[TaskSettings],
     ) -> Callable[[Callable[..., R]], Task[..., R]]: ...
@@ -76,11 +77,22 @@ class App(Hooks):
         /,
         *,
         name: str | None = None,
+        aliases: Collection[str] = (),
         accumulate: Literal[False] | None = None,
         **options: Unpack[TaskSettings],
     ) -> Declare: ...
-    def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Collection[str] = (),
+        **options: Any,
+    ) -> Any:
         """Declare a function as a task, under `name` or the function's own.
+
+        `aliases` are former names: jobs that were enqueued under them run this function too, with these options.
 
         As a decorator, or called with a method or an object that carries its services:
 
@@ -95,14 +107,18 @@ class App(Hooks):
         """
 
         def declare(function: Callable[..., Any]) -> Task[..., Any]:
+            if isinstance(aliases, str):
+                raise ConfigError(f"aliases is {aliases!r}", hint="give a list of names")
             chosen = name if name is not None else getattr(function, "__name__", "")
-            if not is_name(chosen):
-                raise ConfigError(f"a task's name must have 1 to 128 bytes, and no NUL or lone surrogate: {chosen!r}")
-            task = made_task(Task, chosen, function, options, self)
-            if chosen in self.tasks:
-                raise _duplicate(chosen, self.tasks[chosen].function, function)
-            self.tasks[chosen] = task
-            return task
+            every = []
+            for each in (chosen, *aliases):
+                if not isinstance(each, str) or not is_name(each):
+                    raise ConfigError(f"a task's name must have 1 to 128 bytes, and no NUL or lone surrogate: {each!r}")
+                if each in self.tasks:
+                    raise _duplicate(each, self.tasks[each].function, function)
+                every.append(made_task(Task, each, function, options, self))
+            self.tasks.update({task.name: task for task in every})
+            return every[0]
 
         if function is None:
             TaskOptions.check_names(options)

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -62,6 +62,12 @@ def set_up(level: str, style: str, worker: str | None = None) -> None:
     logging.basicConfig(level=number, handlers=[handler])
 
 
+def job_fields() -> dict[str, object]:
+    """Return job_id, queue, task and attempt of the job whose handler calls this; {} outside of handlers."""
+    job = subject.get()
+    return {} if job is None else job.log_fields()
+
+
 def switch_on() -> None:
     """Switch the loggers of pgqueue on again. `logging.config` disables all loggers that exist when it is called."""
     for name, logger in list(logging.root.manager.loggerDict.items()):
@@ -103,10 +109,31 @@ class JsonLines(logging.Formatter):
             return orjson.dumps({name: _as_text(value) for name, value in line.items()}).decode()
 
 
+class JobFilter(logging.Filter):
+    """Adds `job` to each record, such as "send_email[17]", for a format of your own; "-" where it is about no job.
+
+    Records of jobs get job_id, queue, task and attempt as well. Put it on a handler: filters of loggers do not see the
+    lines of the loggers below them.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields; let every record pass."""
+        fields = _job_of(record)
+        record.job = _name_of(fields) or "-"
+        for name, value in fields.items():
+            setattr(record, name, value)
+        return True
+
+
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        message, fields = message_of(record), _job_of(record)
+        name = _name_of(fields)
+        # The lines of the worker itself name their job.
+        if name and name not in message and f"job {fields['job_id']} " not in message:
+            message = f"{name} {message}"
         record = logging.makeLogRecord(vars(record))
-        record.msg, record.args = message_of(record), None
+        record.msg, record.args = message, None
         return printable(super().format(record))
 
 
@@ -157,8 +184,11 @@ def _job_of(record: logging.LogRecord) -> dict[str, object]:
         fields: Callable[[], dict[str, object]] | None = getattr(each, "log_fields", None)
         if fields is not None:
             return fields()
-    job = subject.get()
-    return {} if job is None else job.log_fields()
+    return job_fields()
+
+
+def _name_of(fields: Mapping[str, object]) -> str:
+    return f"{fields.get('task')}[{fields['job_id']}]" if "job_id" in fields else ""
 
 
 def _as_text(value: Any) -> str:

@@ -220,9 +220,13 @@ def read_manual(name: str | None) -> Call[list[dict[str, Any]]]:
     )
 
 
-def next_attempts(job_ids: Sequence[int]) -> Call[dict[int, datetime]]:
-    """Read when failed jobs run again, by id."""
-    return Call(b"select job_id, run_at from pgqueue.next_attempts(%s::bigint[])", (list(job_ids),), dict)
+def next_attempts(job_ids: Sequence[int]) -> Call[dict[int, tuple[datetime | None, list[str]]]]:
+    """Read when failed jobs run again, None for dead ones, and which options an operator has set, by id."""
+    return Call(
+        b"select job_id, run_at, overrides from pgqueue.next_attempts(%s::bigint[])",
+        (list(job_ids),),
+        lambda rows: {int(job_id): (run_at, list(overrides)) for job_id, run_at, overrides in rows},
+    )
 
 
 def explain(job_id: int) -> Call[dict[str, Any]]:

@@ -109,7 +109,7 @@ class Worker:
         config = self.config
         self._outage = Outage(dsn, pooled=config.pooled)
         claim = consume.Claim(config.name, config.queues, config.weights, config.lease, config.strategy)
-        self._identity = Identity(config, self._outage)
+        self._identity = Identity(config, self._outage, self._app.tasks)
         self._exchange = Exchange(claim, self._identity, self._state)
         self._links = make_links(dsn, config, self._outage, self._exchange.reconnected, self._introduce)
         self._steps = StepLink(Link(dsn, self._outage, within=max(config.lease / 2, 8.0)))

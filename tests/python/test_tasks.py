@@ -254,3 +254,31 @@ def test_the_types_of_options_name_every_option() -> None:
     # What the code declares is sent along, not given.
     assert set(JobOptions.__annotations__) == set(produce.OPTION_TYPES) - {"declared"}
     assert set(ScheduleSettings.__annotations__) == set(declare.SCHEDULE_TYPES)
+
+
+def test_a_former_name_is_the_same_function_with_the_same_options() -> None:
+    app = App()
+
+    @app.task(name="send_email", aliases=["send_mail", "mail"], max_attempts=3)
+    def send(to: str) -> None: ...
+
+    assert send.name == "send_email"
+    assert {name: each.name for name, each in app.tasks.items()} == {
+        "send_email": "send_email",
+        "send_mail": "send_mail",
+        "mail": "mail",
+    }
+    assert {each.function for each in app.tasks.values()} == {send.function}
+    assert {each.options.max_attempts for each in app.tasks.values()} == {3}
+
+
+def test_a_former_name_that_is_taken_or_none_is_refused_and_declares_nothing() -> None:
+    app = App()
+    app.task(name="mail")(lambda: None)
+    with pytest.raises(DuplicateTask, match="task 'mail'"):
+        app.task(name="send_email", aliases=["mail"])(lambda: None)
+    with pytest.raises(ConfigError, match="1 to 128 bytes"):
+        app.task(name="send_email", aliases=[""])(lambda: None)
+    with pytest.raises(ConfigError, match="aliases is 'mail'; give a list of names"):
+        app.task(name="send_email", aliases="mail")(lambda: None)
+    assert list(app.tasks) == ["mail"]

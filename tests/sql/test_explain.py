@@ -261,6 +261,26 @@ def test_a_task_that_no_worker_has_declared_is_a_reason_and_names_the_nearest(
     assert explain(conn, job_id).reason == "not_due"
 
 
+def test_a_job_of_a_task_that_was_renamed_says_so_before_any_worker_has_touched_it(conn: psycopg.Connection) -> None:
+    for name in ("send_mail", "send_email"):
+        call(conn, "declare_task", name)
+    call(conn, "hello", "v2", None, Jsonb({"tasks": ["send_email", "invoice"]}))
+    job_id = enqueue(conn, "send_mail")
+    found = explain(conn, job_id)
+    assert (found.reason, found.detail) == (
+        "unknown_task",
+        "no living worker has task send_mail; 1 living worker serves queue default; did you mean send_email?;"
+        " if the task was renamed, give it this name as an alias",
+    )
+    assert explain(conn, enqueue(conn, "send_email")).reason == "turn"
+    # One that has it, or that does not say: then it waits its turn.
+    for info in ({"tasks": ["send_mail"]}, {}):
+        call(conn, "hello", "v1", None, Jsonb(info))
+        assert explain(conn, job_id).reason == "turn"
+    call(conn, "hello", "v1", ["elsewhere"], Jsonb({"tasks": ["send_mail"]}))
+    assert explain(conn, job_id).reason == "unknown_task"
+
+
 def test_a_job_that_workers_without_its_task_give_back_says_so(conn: psycopg.Connection, clock: Clock) -> None:
     clock.set(NOON)
     call(conn, "declare_task", "old")

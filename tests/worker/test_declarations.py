@@ -8,10 +8,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App
+from pgqueue import App, current_job
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import InvalidArgument
 from pgqueue.worker import Worker
+from pgqueue.worker.presence.identity import Identity
 from tests.calls import enqueue, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -101,3 +102,26 @@ async def test_what_the_database_refuses_of_a_task_names_it_and_the_option(
     with pytest.raises(InvalidArgument) as refused:
         await Worker(app_with(timeout="2 days"), database.dsn, WorkerConfig()).run()
     assert str(refused.value).startswith("the database refuses task t: timeout is '2 days': ")
+
+
+async def test_jobs_under_a_former_name_run_and_the_worker_reports_both_names(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+    seen: list[str] = []
+
+    @app.task(aliases=["old"], store_result=True)
+    async def new(n: int) -> None:
+        seen.append(f"{current_job().task} {n}")
+
+    old_id, new_id = enqueue(conn, "old", {"n": 1}), enqueue(conn, "new", {"n": 2})
+    async with working(app, database.dsn):
+        assert await done(conn, old_id, new_id) == ["succeeded", "succeeded"]
+        assert value(conn, "select info -> 'tasks' from pgqueue.workers") == ["new", "old"]
+    assert sorted(seen) == ["new 2", "old 1"]
+
+
+def test_a_worker_of_very_many_tasks_names_none() -> None:
+    assert Identity(WorkerConfig(), tasks=[f"t{n}" for n in range(500)]).info()["tasks"]
+    assert "tasks" not in Identity(WorkerConfig(), tasks=[f"t{n}" for n in range(501)]).info()
+    assert "tasks" not in Identity(WorkerConfig()).info()

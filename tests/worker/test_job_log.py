@@ -63,7 +63,7 @@ def failed(job_id: int) -> Held:
 
 def answering(*runs: datetime) -> Callable[[Call[Any]], Awaitable[Any]]:
     async def ask(_: Call[Any]) -> Any:
-        return dict(enumerate(runs, start=1))
+        return {number: (at, []) for number, at in enumerate(runs, start=1)}
 
     return ask
 
@@ -94,7 +94,9 @@ async def test_a_success_is_one_line_with_the_task_the_id_and_the_time(caplog: p
 
 
 async def test_a_dead_job_has_its_traceback_below_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    log_with(unreachable).failed(failed(17), "dead")
+    lines = log_with(unreachable)
+    lines.failed(failed(17), "dead")
+    await lines.close()
     assert messages(caplog) == ["send_email[17] is dead after attempt 2 of 11 in 0.213 s: OSError: no route"]
     assert caplog.records[0].levelno == logging.ERROR
     assert caplog.text.endswith("OSError: no route\nTraceback\n  line\nOSError\n")
@@ -128,7 +130,7 @@ async def test_the_line_of_an_attempt_stands_before_that_of_the_next(
 
     async def ask(_: Call[Any]) -> Any:
         await answer.wait()
-        return {1: datetime(2030, 1, 1, tzinfo=UTC)}
+        return {1: (datetime(2030, 1, 1, tzinfo=UTC) if end == "failed" else None, [])}
 
     lines = log_with(ask)
     lines.failed(failed(1), "failed")
@@ -175,18 +177,60 @@ async def test_many_ends_in_a_second_are_one_summary_for_each_task(
     lines = log_with(unreachable)
     lines.succeeded([ended(n) for n in range(MOST + 1)])
     lines.succeeded([ended(n, task="resize") for n in range(10)])
-    for _ in range(3):
-        lines.failed(failed(1), "failed")
+    for job_id in (7, 3, 5):
+        lines.failed(failed(job_id), "failed")
     assert messages(caplog) == []
-    await wait_until_async(lambda: len(messages(caplog)) == 2)
+    await wait_until_async(lambda: len(messages(caplog)) == 3)
     assert messages(caplog) == [
         "resize: 10 succeeded in 213.4 ms each",
         f"send_email: {MOST + 1} succeeded in 213.4 ms each; 3 failed, the last one: OSError: no route",
+        "send_email: failed: 3, 5, 7",
     ]
+    assert caplog.records[2].failed_ids == [3, 5, 7]  # type: ignore[attr-defined]
     # The next second is quiet, and then each end has its line again.
     await wait_until_async(lambda: lines._timer is None)
     lines.succeeded([ended(17)])
-    assert messages(caplog)[2:] == ["send_email[17] succeeded in 0.213 s"]
+    assert messages(caplog)[3:] == ["send_email[17] succeeded in 0.213 s"]
+
+
+async def test_no_failure_is_summed_without_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    lines = log_with(unreachable)
+    lines.succeeded([ended(n) for n in range(MOST + 1)])
+    ids = list(range(1, 3 * job_log._IDS + 8))
+    for job_id in ids:
+        lines.failed(failed(job_id), "dead" if job_id % 2 else "failed")
+    await lines.close()
+    found = [each for message in messages(caplog) for each in re.findall(r"\d+", message.partition(": failed: ")[2])]
+    assert sorted(map(int, found)) == ids
+    assert max(len(message) for message in messages(caplog)) < 7 * job_log._IDS
+
+
+async def test_the_line_of_an_attempt_names_the_options_that_an_operator_has_set(
+    database: Database, conn: psycopg.Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App()
+
+    @app.task(max_attempts=5, retry_policy="fixed", retry_delay="1 hour")
+    async def fails() -> None:
+        raise ValueError("not today")
+
+    @app.task(max_attempts=1)
+    async def fails_by_the_code() -> None:
+        raise ValueError("not today")
+
+    call(conn, "configure_task", "fails", max_attempts=2, retry_delay="30 s", priority=3)
+    again, dead = enqueue(conn, "fails"), enqueue(conn, "fails", max_attempts=1)
+    plain = enqueue(conn, "fails_by_the_code")
+    async with working(app, database.dsn):
+        await wait_until_async(lambda: len([each for each in messages(caplog) if "not today" in each]) == 3)
+    lines: dict[int, Any] = {vars(each)["job_id"]: each for each in caplog.records if "not today" in each.getMessage()}
+    first = lines[again].getMessage()
+    assert "failed attempt 1 of 2 in" in first
+    assert first.endswith("; set by an operator: max_attempts, retry_delay: ValueError: not today")
+    assert lines[again].set_by_operator == ["max_attempts", "retry_delay"]
+    # Of this one the job itself says how many attempts it has.
+    assert lines[dead].getMessage().endswith("; set by an operator: retry_delay: ValueError: not today")
+    assert "operator" not in lines[plain].getMessage()
 
 
 async def test_ends_are_summed_until_a_second_is_quiet(
@@ -262,13 +306,17 @@ async def test_a_drain_writes_a_handful_of_lines(
 
 
 @pytest.mark.covers("G11")
-def test_next_attempts_are_asked_of_failed_jobs_only(conn: psycopg.Connection) -> None:
-    waiting, job_id = enqueue(conn, delay="1 h"), enqueue(conn)
-    held = reserve_one(conn)
-    call(conn, "fail", held.id, held.reservation, retry_in="1 h")
+def test_next_attempts_are_asked_of_failed_and_dead_jobs_only(conn: psycopg.Connection) -> None:
+    waiting, job_id, dead = enqueue(conn, delay="1 h"), enqueue(conn), enqueue(conn)
+    call(conn, "configure_task", "t", timeout="1 min")
+    for retry in (True, False):
+        held = reserve_one(conn)
+        call(conn, "fail", held.id, held.reservation, retry=retry, retry_in="1 h" if retry else None)
     maintain(conn)
-    rows = conn.execute("select * from pgqueue.next_attempts(%s)", [[waiting, job_id, 4711]]).fetchall()
-    assert rows == [(job_id, value(conn, "select ready_at from pgqueue.jobs where id = %s", job_id))]
+    asked = "select * from pgqueue.next_attempts(%s) order by job_id"
+    rows = conn.execute(asked, [[waiting, job_id, dead, 4711]]).fetchall()
+    due = value(conn, "select ready_at from pgqueue.jobs where id = %s", job_id)
+    assert rows == [(job_id, due, ["timeout"]), (dead, None, ["timeout"])]
 
 
 def test_a_terminal_gets_colours_and_long_lines_as_they_are() -> None:

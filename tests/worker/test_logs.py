@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 from pathlib import Path
@@ -12,8 +13,9 @@ import orjson
 import psycopg
 import pytest
 
-from pgqueue.logs import JsonLines, _Plain
+from pgqueue.logs import JobFilter, JsonLines, _Plain, job_fields, subject
 from tests.calls import enqueue, state
+from tests.docs.pages import blocks
 from tests.facts import wait_until
 from tests.worker.conftest import Start
 from tests.workers import write_module
@@ -105,6 +107,71 @@ def test_each_line_of_json_names_its_job(conn: psycopg.Connection, start_worker:
     assert dead["message"].startswith(f"fails[{jobs['fails']}] is dead after attempt 1 of 1 in ")
     assert dead["message"].endswith(" s: RuntimeError: no way")
     assert 'raise RuntimeError("no\\nway")' in dead["error"]
+
+
+def test_each_line_of_the_console_names_its_job_once(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    write_module(tmp_path, TASKS)
+    worker = start_worker("-r", "jobs", "--name", "w").started()
+    jobs = {task: enqueue(conn, task) for task in ("says", "says_in_a_thread", "fails")}
+    wait_until(lambda: "is dead" in worker.log() and worker.log().count("succeeded in") == 2)
+    lines = worker.log().splitlines()
+    for line in (f"says[{jobs['says']}] from the loop", f"says_in_a_thread[{jobs['says_in_a_thread']}] from a thread"):
+        assert [each for each in lines if each.endswith(f" WARNING mine: {line}")]
+    assert all(len(re.findall(r"\w\[\d+\]", each)) <= 1 for each in lines)
+    assert not [each for each in lines if each.endswith(": from a thread")]
+
+
+def test_a_filter_names_the_job_for_a_format_of_ones_own() -> None:
+    class Known:
+        def log_fields(self) -> dict[str, object]:
+            return {"job_id": 17, "queue": "mail", "task": "send_email", "attempt": 2}
+
+    formatter = logging.Formatter("%(job)s %(message)s")
+
+    def line(made: logging.LogRecord) -> str:
+        assert JobFilter().filter(made)
+        return formatter.format(made)
+
+    assert line(record("out of jobs")) == "- out of jobs"
+    assert job_fields() == {}
+    token = subject.set(Known())
+    try:
+        assert line(record("half of %d", 10)) == "send_email[17] half of 10"
+        assert job_fields() == Known().log_fields()
+    finally:
+        subject.reset(token)
+
+
+def test_the_log_of_ones_own_on_the_page_names_the_job_of_each_line(
+    conn: psycopg.Connection, start_worker: Start, tmp_path: Path
+) -> None:
+    [text] = [block.text for block in blocks("docs/how-to/logs.md") if block.file == "own_log.py"]
+    (tmp_path / "own_log.py").write_text(text)
+    write_module(
+        tmp_path,
+        """
+        import logging
+
+        import own_log
+        from pgqueue import App
+
+        own_log.set_up()
+        app = App()
+
+        @app.task
+        def says():
+            logging.getLogger("mine").warning("three attachments")
+        """,
+    )
+    worker = start_worker("-r", "jobs", "--name", "w").started()
+    job_id = enqueue(conn, "says")
+    wait_until(lambda: state(conn, job_id) == "succeeded")
+    wait_until(lambda: "succeeded in" in worker.log())
+    lines = worker.log().splitlines()
+    assert [line for line in lines if line.endswith(f" WARNING says[{job_id}] mine: three attachments")]
+    assert [line for line in lines if " - pgqueue.worker: worker w on " in line]
 
 
 def test_an_error_is_a_field_of_its_line() -> None:

@@ -27,14 +27,15 @@ with suppress(ImportError):
     import_module(CHECKS)
 
 # Options of a task that one of its jobs cannot have.
-_OF_TASKS = {"schedule", *TaskOptions.__slots__} - JobOptions.__annotations__.keys()
+_OF_TASKS = {"schedule", "aliases", *TaskOptions.__slots__} - JobOptions.__annotations__.keys()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PgqueueTask(Task):
     """A task of Django's with options of the queue.
 
-    The first block are options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`. `schedule` is a cron
+    The first block are options of the task, for `@task(...)`: see `pgqueue.options.TaskOptions`. `aliases` are former
+    paths of its function: jobs that were enqueued under them run it too. `schedule` is a cron
     expression; or the options of `pgqueue.App.schedule` as a mapping, with the expression as "expression"; or a list
     of these, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
 
@@ -42,6 +43,7 @@ class PgqueueTask(Task):
     `@task(...)` they are those of every job that is enqueued through the task.
     """
 
+    aliases: Sequence[str] = ()
     schedule: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None = None
     validate: bool = False
     retry: RetryRule | None = None

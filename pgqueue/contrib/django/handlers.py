@@ -64,7 +64,7 @@ declared: dict[str, Native] = {}
 def declare(task: Any) -> None:
     """Have one of Django's tasks run by workers. Raises ConfigError for an unusable option, under the task's name."""
     # An App of its own: nothing is kept of it but the task.
-    declared[task.module_path] = add(App(), task)
+    declared.update({path: each for path, each in add(App(), task).items() if path not in declared})
 
 
 def make_app() -> App:
@@ -73,25 +73,27 @@ def make_app() -> App:
         if config.module is not None and module_has_submodule(config.module, "tasks"):
             importlib.import_module(f"{config.name}.tasks")
     app = App()
-    for each in declared.values():
-        add(app, each.django)
+    for each in {id(each.django): each.django for each in declared.values()}.values():
+        add(app, each)
     app.on_dead(_died)
     return app
 
 
-def add(app: App, task: Any) -> Native:
-    """Declare one of Django's tasks, and its schedules, in an App."""
-    path = task.module_path
-    native = made_task(Native, path, _handler(task), task.task_options(), app)
-    native.django = task
-    app.tasks[path] = native
+def add(app: App, task: Any) -> dict[str, Native]:
+    """Declare one of Django's tasks, and its schedules, in an App. Returns it by its path and by its former ones."""
+    found = {}
+    for path in (task.module_path, *task.aliases):
+        found[path] = made_task(Native, path, _handler(task), task.task_options(), app)
+        found[path].django = task
+    app.tasks.update(found)
+    native = found[task.module_path]
     given = task.schedule
     for each in [given] if isinstance(given, str | Mapping) else given or ():
         rule = {"expression": each} if isinstance(each, str) else dict(each)
         if "every" not in rule:
             rule.setdefault("timezone", timezone.get_default_timezone_name())
         app.schedule(rule.pop("expression", None), **rule)(native)
-    return native
+    return found
 
 
 def _handler(task: Any) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import platform
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ _LATE = 5.0
 
 _POLL = 0.5
 
+# Tasks that a worker reports by name; with more it reports none.
+_MOST_TASKS = 500
+
 # The supervisor of this process: a fact of the process, as its pid is.
 _supervisor: dict[str, object] | None = None
 
@@ -55,8 +58,9 @@ class Identity:
     `has_name` is true until another process takes it, because this one was silent for long.
     """
 
-    def __init__(self, config: WorkerConfig, outage: Outage | None = None) -> None:
+    def __init__(self, config: WorkerConfig, outage: Outage | None = None, tasks: Collection[str] = ()) -> None:
         self._config = config
+        self._tasks = tasks
         self._outage = outage
         self.instance = secrets.token_hex(8)
         self.has_name = False
@@ -81,6 +85,8 @@ class Identity:
             # For explain(): which queues it serves first.
             "strategy": self._config.strategy,
             **({"weights": list(weights)} if (weights := self._config.weights) and len(set(weights)) > 1 else {}),
+            # For explain(): whether it has a task that was declared once.
+            **({"tasks": sorted(self._tasks)} if 0 < len(self._tasks) <= _MOST_TASKS else {}),
             "instance": self.instance,
             "processes_of": _process_table(),
             **({} if _supervisor is None else {"supervisor": _supervisor}),

@@ -1,7 +1,8 @@
 """The log of a worker's jobs: a line when one ends, or a line a second for each task when many do.
 
 One job a line: `send_email[17] succeeded in 0.213 s`. Failures carry the traceback, and the time of the next attempt.
-Above MOST ends a second each task gets a summary a second instead, so that the log does not slow the worker down.
+Above MOST ends a second each task gets a summary a second instead, with the ids of what failed, so that the log does
+not slow the worker down.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ MOST = 50
 
 _WINDOW = 1.0
 
-# Seconds to wait for the database's answer to when failed jobs run again.
+# Ids of failed jobs in a line.
+_IDS = 500
+
+# Seconds to wait for the database's answer on failed jobs.
 _PATIENCE = 2.0
 
 
 class JobLog:
-    """Logs the ends of jobs. Over `link` it asks the database when failed jobs run again."""
+    """Logs the ends of jobs. Over `link` it asks the database what holds for failed ones."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -37,11 +41,11 @@ class JobLog:
         self._is_summing = False
         self._succeeded: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._failed: Counter[str] = Counter()
+        self._failed: defaultdict[str, list[int]] = defaultdict(list)
         self._last_error: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         # Failed attempts whose lines wait for the database's answer, by the job's id.
-        self._retries: dict[int, Held] = {}
+        self._failures: dict[int, tuple[Held, str]] = {}
         self._asking: asyncio.Task[None] | None = None
 
     def succeeded(self, batch: Sequence[Held]) -> None:
@@ -67,19 +71,14 @@ class JobLog:
         if not log.isEnabledFor(level):
             return
         if not self._has_a_line_each(1):
-            self._failed[held.row.task] += 1
+            self._failed[held.row.task].append(held.row.id)
             self._last_error[held.row.task] = _error_of(held)
-        elif state == "failed":
-            self._retries[held.row.id] = held
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._log_retries(), name="pgqueue-job-log")
+        elif state == "cancelled":
+            _write_failure(held, state, None, [])
         else:
-            _write(
-                level,
-                held,
-                f"is {state} after {_attempt(held)} in {_seconds(held)}: {_error_of(held)}",
-                {"state": state},
-            )
+            self._failures[held.row.id] = held, state
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._log_failures(), name="pgqueue-job-log")
 
     def snoozed(self, held: Held, delay: object) -> None:
         """This job runs again after `delay`, and the attempt does not count."""
@@ -116,11 +115,17 @@ class JobLog:
     def _end_window(self) -> None:
         for task in sorted(self._succeeded.keys() | self._failed.keys()):
             done, failed = self._succeeded[task], self._failed[task]
+            counts = {"task": task, "succeeded": done, "failed": len(failed)}
             parts = [f"{done} succeeded in {1000 * self._seconds[task] / done:.1f} ms each"] if done else []
             if failed:
-                parts.append(f"{failed} failed, the last one: {self._last_error[task]}")
+                parts.append(f"{len(failed)} failed, the last one: {self._last_error[task]}")
             level = logging.WARNING if failed else logging.INFO
-            log.log(level, "%s: %s", task, "; ".join(parts), extra={"task": task, "succeeded": done, "failed": failed})
+            log.log(level, "%s: %s", task, "; ".join(parts), extra=counts)
+            # Each failure can be found by its id.
+            for start in range(0, len(failed), _IDS):
+                ids = sorted(failed[start : start + _IDS])
+                extra = {"task": task, "failed_ids": ids}
+                log.warning("%s: failed: %s", task, ", ".join(map(str, ids)), extra=extra)
         for tally in (self._succeeded, self._seconds, self._failed, self._last_error):
             tally.clear()
         # A quiet second ends it; until then each second is summed from its start.
@@ -129,41 +134,48 @@ class JobLog:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(_WINDOW, self._end_window) if self._is_summing else None
 
-    async def _log_retries(self) -> None:
-        """Write the lines of jobs that run again, once the database has answered when."""
+    async def _log_failures(self) -> None:
+        """Write the lines of failed attempts, once the database has answered what holds for their jobs."""
         try:
-            while self._retries:
-                batch = list(self._retries.values())
-                again: dict[int, datetime] = {}
+            while self._failures:
+                batch = dict(self._failures)
+                found: dict[int, tuple[datetime | None, list[str]]] = {}
                 with suppress(Exception):
                     async with asyncio.timeout(_PATIENCE):
-                        again = await self._link.perform(operate.next_attempts([held.row.id for held in batch]))
-                for held in batch:
-                    if self._retries.get(held.row.id) is held:
-                        del self._retries[held.row.id]
-                        self._write_retry(held, again.get(held.row.id))
+                        found = await self._link.perform(operate.next_attempts(list(batch)))
+                for job_id, each in batch.items():
+                    if self._failures.get(job_id) is each:
+                        del self._failures[job_id]
+                        _write_failure(*each, *found.get(job_id, (None, [])))
         finally:
             self._asking = None
 
     def _catch_up(self, batch: Sequence[Held]) -> None:
         """Write the lines of earlier attempts of these jobs, which ended before the database answered."""
-        if self._retries:
+        if self._failures:
             for held in batch:
-                earlier = self._retries.pop(held.row.id, None)
-                if earlier is not None:
-                    self._write_retry(earlier, None)
-
-    def _write_retry(self, held: Held, at: datetime | None) -> None:
-        level = logging.INFO if held.signalled else logging.WARNING
-        when = "" if at is None else f"; runs again at {at.astimezone():%H:%M:%S}"
-        fields = {"state": "failed", **({} if at is None else {"runs_again_at": at.isoformat(timespec="milliseconds")})}
-        _write(level, held, f"failed {_attempt(held)} in {_seconds(held)}{when}: {_error_of(held)}", fields)
+                if held.row.id in self._failures:
+                    _write_failure(*self._failures.pop(held.row.id), None, [])
 
 
 def started(held: Held) -> None:
     """The handler of this job starts. At debug, for it costs a line for each job."""
     if log.isEnabledFor(logging.DEBUG):
         _write(logging.DEBUG, held, f"starts {_attempt(held)}", {})
+
+
+def _write_failure(held: Held, state: str, at: datetime | None, overrides: Sequence[str]) -> None:
+    """Write the line of a failed attempt: when the job runs again, and which options an operator has set."""
+    level = logging.INFO if held.signalled else logging.ERROR if state == "dead" else logging.WARNING
+    parts = [f"{'failed' if state == 'failed' else f'is {state} after'} {_attempt(held)} in {_seconds(held)}"]
+    fields: dict[str, object] = {"state": state}
+    if at is not None:
+        parts.append(f"runs again at {at.astimezone():%H:%M:%S}")
+        fields["runs_again_at"] = at.isoformat(timespec="milliseconds")
+    if overrides:
+        parts.append(f"set by an operator: {', '.join(overrides)}")
+        fields["set_by_operator"] = list(overrides)
+    _write(level, held, f"{'; '.join(parts)}: {_error_of(held)}", fields)
 
 
 def _write(level: int, held: Held, what: str, fields: Mapping[str, object]) -> None:

@@ -1,53 +1,51 @@
--- explain() of a job whose task no worker knows, or perhaps none that lives.
+-- explain() of a job whose task no worker knows, or none that lives. A worker declares each task that it knows, and
+-- reports which it has. Where no task was ever declared, workers do neither.
 
--- A worker declares each task that it knows. Where no task was ever declared, workers do not declare theirs.
 create or replace function pgqueue._explain_unknown_task(p_task text, p_queue text, p_now timestamptz)
 returns text
 language plpgsql stable parallel safe
 as $$
 declare
+    v_is_known boolean := exists (select from pgqueue.tasks t where t.name = p_task);
     v_workers bigint;
+    v_lack_it boolean;
     v_nearest text;
 begin
-    if exists (select from pgqueue.tasks t where t.name = p_task) or not exists (select from pgqueue.tasks) then
+    select count(*), bool_and(coalesce(not w.info -> 'tasks' ? p_task, false)) into v_workers, v_lack_it
+    from pgqueue._living_workers_of(p_queue, p_now) w;
+    if (v_is_known and v_lack_it is not true) or not exists (select from pgqueue.tasks) then
         return null;
     end if;
-    v_workers := (select count(*) from pgqueue._living_workers_of(p_queue, p_now) w);
     select t.name into v_nearest
     from (
         select k.name, pgqueue._spelling_distance(left(k.name, 60), left(p_task, 60)) as distance
         from pgqueue.tasks k
-        where abs(length(k.name) - length(p_task)) <= 3
+        where abs(length(k.name) - length(p_task)) <= 3 and k.name <> p_task
         limit 1000
     ) t
     where t.distance <= greatest(length(p_task) / 3, 1)
-    order by t.distance, t.name
-    limit 1;
+    order by t.distance, t.name limit 1;
     return concat(
-        format('no worker has declared task %s; ', p_task),
+        format(case when v_is_known then 'no living worker has task %s; ' else 'no worker has declared task %s; ' end, p_task),
         case v_workers when 1 then '1 living worker serves' else v_workers || ' living workers serve' end,
         format(' queue %s', p_queue),
-        '; did you mean ' || v_nearest || '?'
+        '; did you mean ' || v_nearest || '?',
+        case when v_is_known then '; if the task was renamed, give it this name as an alias' end
     );
 end
 $$;
 
--- Which living worker has which task is stored nowhere. A worker that reserves a job of a task that it does not have gives
--- it back for ten seconds, uncounted. A handler that snoozes does so as well, but its worker reports that it started.
+-- A worker of another language need not report its tasks. One that reserves a job of a task that it does not have gives it
+-- back for ten seconds, uncounted. A handler that snoozes does so as well, but its worker reports that it started.
 create or replace function pgqueue._is_given_back(p_job pgqueue.jobs, p_now timestamptz)
 returns boolean
 language plpgsql stable parallel safe
 as $$
 begin
     -- Three claims at least, none of which counted or was lost. A retried job goes on counting claims, and has errors.
-    if p_job.attempts > 0 or p_job.errors is not null or p_job.has_steps or (p_job.reservation >> 20) - p_job.losses < 3
-        or p_job.ready_at not between p_job.reserved_at + interval '1 s' and p_job.reserved_at + interval '30 s'
-    then
-        return false;
-    end if;
-    return not exists (
-        select
-        from pgqueue.samples s
+    return p_job.attempts = 0 and p_job.errors is null and p_job.has_steps is not true and (p_job.reservation >> 20) - p_job.losses >= 3
+        and p_job.ready_at between p_job.reserved_at + interval '1 s' and p_job.reserved_at + interval '30 s' and not exists (
+        select from pgqueue.samples s
         where s.span = 10 and s.at > p_now - interval '1 min' and s.queue = p_job.queue
             and (s.ended -> p_job.task ->> 'started')::numeric > 0
     );

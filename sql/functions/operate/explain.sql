@@ -139,7 +139,7 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
 
 -- Which attempt of a job is under way or next, in words.

@@ -1,21 +1,26 @@
--- next_attempts: when failed jobs run again, for the log of the worker whose attempts failed. One statement by primary
--- key; locks nothing, waits for nothing. A job that is no longer failed has no row.
+-- next_attempts: when failed jobs run again, and what an operator has set of their attempts, for the log of the worker
+-- whose attempts failed. By id; locks nothing, waits for nothing.
 
 create or replace function pgqueue.next_attempts(job_ids bigint[])
-returns table (job_id bigint, run_at timestamptz)
+returns table (job_id bigint, run_at timestamptz, overrides text[])
 language plpgsql stable parallel safe security definer rows 10
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
-declare
-    v_failed constant pgqueue.job_state := 'failed'::pgqueue.job_state;
 begin
     return query
-    select j.id, j.ready_at
-    from unnest(next_attempts.job_ids) u (id)
-    cross join lateral (select n.id, n.ready_at from pgqueue.jobs n where n.id = u.id and n.state = v_failed) j;
+    select j.id, j.due_at, array(
+        select o.key from pgqueue.tasks t, jsonb_each(to_jsonb(t)) o
+        where t.name = j.task and o.value <> 'null' and o.key ~ '^(max_|timeout|retry_)' and case o.key
+            when 'max_attempts' then j.max_attempts is null when 'timeout' then j.timeout is null
+            else j.retry ->> substr(o.key, 7) is null end
+        order by o.key
+    )
+    from pgqueue.all_jobs j
+    where j.id = any (next_attempts.job_ids) and j.state in ('failed', 'dead');
 end
 $$;
 
 comment on function pgqueue.next_attempts(bigint[]) is
-    'When failed jobs run again. A job that is not failed has no row. select * from pgqueue.next_attempts(array[17, 18]);';
+    'When failed jobs run again, and null for dead ones. overrides: the options of attempts that an operator has set for their task, and that hold for them. '
+    'Other jobs have no row. select * from pgqueue.next_attempts(array[17, 18]);';

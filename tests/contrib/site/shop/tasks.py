@@ -74,7 +74,7 @@ def discards():
     raise Discard("never")
 
 
-@task
+@task(aliases=["shop.tasks.send_mail"])
 def receipt(order_id, copies=1):
     return [order_id, copies]
 

@@ -252,6 +252,12 @@ class ByNameTest(TestCase):
                 self.assertEqual(result.args, payload["args"] if by_call else [])
                 self.assertEqual(result.kwargs, payload["kwargs"] if by_call else payload)
 
+    def test_a_job_under_a_former_name_runs_and_has_its_result(self):
+        job_id = str(pgqueue.enqueue(connection, "shop.tasks.send_mail", {"order_id": 1}))
+        self.assertEqual(drain().succeeded, 1)
+        result = default_task_backend.get_result(job_id)
+        self.assertEqual((result.return_value, result.task), ([1, 1], tasks.receipt))
+
     def test_a_name_that_the_function_does_not_have_is_the_error(self):
         with self.assertLogs(LOGGER, level="ERROR"):
             job_id = str(pgqueue.enqueue(connection, tasks.receipt.module_path, {"order": 1}, max_attempts=1))
