@@ -183,7 +183,7 @@ BUILD: dict[str, Callable[[Path, str], Client]] = {
 
 
 class Conformance:
-    """The checks of one client, on a queue of its own."""
+    """The checks of one client, on its own queue."""
 
     def __init__(self, name: str, client: Client, dsn: str, scratch: Path) -> None:
         self.queue = f"conformance-{name}"

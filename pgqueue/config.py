@@ -151,7 +151,7 @@ class WorkerConfig:
     min_concurrency   with it, that number moves between this and `concurrency` with the work; None: it is fixed
     lease             how long a reservation holds; extended at a third of it
     poll_interval     how long an idle worker sleeps without a notification
-    shutdown_timeout  how long running jobs may go on after a first TERM or INT; a task may have a shorter one
+    shutdown_timeout  how long running jobs may continue after a first TERM or INT; a task may have a shorter one
     listen            False: poll only
     listen_dsn        where to listen, when `dsn` leads to a pooler in transaction mode: the same database, directly
     prepare           False: no prepared statements and no settings of the session, for behind such a pooler; None:

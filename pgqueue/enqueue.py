@@ -74,7 +74,7 @@ def enqueue(
     It runs in the connection's current transaction and commits nothing itself. The connection is one of psycopg or
     asyncpg (also out of a pool), a Connection or Session of SQLAlchemy (also an async or scoped one), or Django's
     `django.db.connection`. Given a pool of psycopg_pool or asyncpg, or an engine of SQLAlchemy, it commits at once, in
-    a transaction of its own.
+    its own transaction.
 
     `task` is a name or a task. Given a task, `args` are converted to JSON by its annotations, and its App's codec and
     enqueue middleware see them. By name, `args` is a mapping of what JSON holds; datetimes, dates, UUIDs and Decimals
@@ -164,7 +164,7 @@ def enqueue_batch(connection: AsyncConnection, jobs: Iterable[Mapping[str, Any]]
 def enqueue_batch(
     connection: SyncConnection | AsyncConnection, jobs: Iterable[Mapping[str, Any]]
 ) -> list[BatchResult] | Awaitable[list[BatchResult]]:
-    """Enqueue jobs that each have options of their own, in one statement, and return the outcome of each.
+    """Enqueue jobs that each have their own options, in one statement, and return the outcome of each.
 
     A job is a mapping with "task" (a name or a task), "args", and the options of `enqueue`. A job that
     the queue refuses has the outcome "error" and does not affect the others; a value that cannot be written as JSON

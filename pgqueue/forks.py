@@ -45,7 +45,7 @@ def keep_socket(owner: HasFileno) -> None:
 
 
 def end_child(error: BaseException | None) -> None:
-    """End the child of a fork in which a handler has returned, or raises: it must not go on as a second worker."""
+    """End the child of a fork in which a handler has returned, or raises: it must not continue as a second worker."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

@@ -53,7 +53,7 @@ class Dead:
     """A job that is dead because its last attempt failed.
 
     `payloads` are the dead payloads. For a key of an accumulating task that is the one with the lowest score, because
-    the others go on; all of them if the task or the handler discarded the job. For any other job it is its args.
+    the others continue; all of them if the task or the handler discarded the job. For any other job it is its args.
     """
 
     job: Job

@@ -105,7 +105,7 @@ class Surroundings:
     """The services of a worker for the jobs that it runs.
 
     `pools`: where `job.transaction()` takes its connection. `doors`: how it gets to the database instead, where a test
-    runs the job in a transaction of its own.
+    runs the job in a separate transaction.
     """
 
     pools: Pools | None = None
@@ -154,7 +154,7 @@ class Job:
     An async handler is then cancelled as well. A sync one ends at its next step, or must check the flag; if it returns
     all the same, the job has succeeded, as long as its lease held.
 
-    All methods may be called in a thread and on the event loop. None blocks, save `step`, `sleep`, `wait` and
+    All methods may be called in a thread and on the event loop. None blocks, except `step`, `sleep`, `wait` and
     `wait_event`, which block a thread, and are awaited on the loop.
     """
 

@@ -25,7 +25,7 @@ _WITHIN = 60.0
 _FIRST_PAUSE = 0.1
 
 # Seconds that the host waits for the worker's start. A database that cannot be reached must not keep a web application
-# from starting, or from being stopped: the worker goes on trying.
+# from starting, or from being stopped: the worker keeps trying.
 _START_WITHIN = 5.0
 
 
@@ -48,7 +48,7 @@ def worker_lifespan(app: App, dsn: str, **settings: Any) -> WorkerLifespan:
     database is no crash: the worker waits for it, and the block begins after 5 s without it. `settings` are those of
     `WorkerConfig`, such as concurrency=10.
 
-    Each process of the web server has a worker of its own: four processes with concurrency=10 run forty jobs. For
+    Each process of the web server has its own worker: four processes with concurrency=10 run forty jobs. For
     production, a process for itself is better: `pgqueue worker`.
 
         api = FastAPI(lifespan=worker_lifespan(queue, dsn, concurrency=10))
@@ -89,7 +89,7 @@ class WorkerLifespan:
         finally:
             starting.cancel()
         if not starting.done() and not self._serving.done():
-            log.warning("the worker has not started within %g s and goes on trying", _START_WITHIN)
+            log.warning("the worker has not started within %g s and keeps trying", _START_WITHIN)
         if self._serving.done():
             await self._serving
         return self

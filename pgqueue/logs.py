@@ -26,7 +26,7 @@ _FIELDS = ("job_id", "queue", "task", "attempt")
 # The attributes of every record; others came by `extra`.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
-# What changes how the rest is shown: controls, save tab and newline, other ends of lines, and marks of direction.
+# What changes how the rest is shown: controls, except tab and newline, other ends of lines, and marks of direction.
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 

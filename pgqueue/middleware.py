@@ -2,7 +2,7 @@
 
 Around execution there are async functions and plain ones, `m(job, call_next)`. Async ones run on the event loop. Plain
 ones run inside of them, in the handler's own thread, where a thread's database connections are; around an async
-handler they have a thread of their own, from which the handler is awaited on the loop.
+handler they have their own thread, from which the handler is awaited on the loop.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Around:
 
 
 async def _contained(call: Callable[[], Awaitable[object]]) -> tuple[object, BaseException | None]:
-    # In a task of its own, SystemExit would end the event loop.
+    # In its own task, SystemExit would end the event loop.
     try:
         return await call(), None
     except BaseException as error:

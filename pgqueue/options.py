@@ -137,13 +137,13 @@ class TaskOptions:
     accumulate        hand all due payloads of a key to one call, by score: `def handle(payloads: dict[str, list])`
     batch_size        keys in one call of an accumulating task; default 1
     timeout           how long one attempt may take. Then an async handler is cancelled, and job.cancelled is raised for
-                      a sync one; under a supervisor its process is replaced if it goes on for 5 s more
+                      a sync one; under a supervisor its process is replaced if it continues for 5 s more
     max_crashes       workers that may die while they run a job before it is dead; default 3
     store_result      whether history keeps the return value, which must be JSON; default False
     docs              the address of what to read about the task, a runbook perhaps: the pages link to it
     owner             who answers for the task: on the pages, and a label of pgqueue_task_info
-    shutdown_timeout  how long a job may go on when its worker shuts down, in seconds; the default, and the maximum, is
-                      the worker's own
+    shutdown_timeout  how long a job may run when its worker shuts down, in seconds; the default, and the maximum, is
+                      that of the worker
     on_shutdown       what happens to a job that does not end by then: "fail" (the attempt counts; the default) or
                       "release" (it runs again at once; the attempt does not count)
     validate          check all arguments by the function's annotations, with pydantic (the extra `pydantic`), when they

@@ -154,7 +154,7 @@ class Steps:
         return to_result(None if value is None else self._encode({"result": value})["result"]).decode()
 
     def _give_back(self, call: Call[Any], suspends: Callable[[Any], bool], reason: str) -> Plan:
-        """Ask to give the job back, when its running steps have ended: raises Suspended, or goes on with the answer."""
+        """Ask to give the job back when its running steps have ended. Raises Suspended, or returns the answer."""
         yield from self._gate.close()
         suspended = None
         # From here on another worker may have the job, which is no loss.
@@ -167,7 +167,7 @@ class Steps:
                 suspended = reason
         finally:
             if suspended is None:
-                # Also where it was refused, or lost on its way: the handler may go on, and has to learn of a loss.
+                # Also where it was refused, or lost on its way: the handler may continue, and has to learn of a loss.
                 self._leaving(False)
             self._gate.open(suspended)
         if suspended is not None:
@@ -265,7 +265,7 @@ class _Gate:
 def perform(plan: Plan, ask: Callable[[Call[Any]], Any]) -> Any:
     """Run a plan in this thread."""
     answer = None
-    # Closed where a call raises: what the plan has begun is undone before the handler goes on.
+    # Closed where a call raises: what the plan has begun is undone before the handler continues.
     with closing(plan):
         while True:
             try:

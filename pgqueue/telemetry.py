@@ -51,7 +51,7 @@ def around_enqueue(jobs: Enqueuing, call_next: Callable[[Enqueuing], Any]) -> An
 def around_batch(
     name: str, jobs: Iterable[Mapping[str, Any]], run: Callable[[Iterable[Mapping[str, Any]]], Any]
 ) -> Any:
-    """Enqueue jobs with options of their own by `run`; with a tracer provider, in one producer span."""
+    """Enqueue jobs with their own options by `run`; with a tracer provider, in one producer span."""
     if not is_on():
         return run(jobs)
     given = list(jobs)

@@ -32,7 +32,7 @@ def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
     """Enqueue jobs that run one after the other, each when the one before has succeeded, and return their ids.
 
     Jobs are what `Task.job` returns. On an async connection, await it. All or none: where one is refused, this raises
-    InvalidArgument, nothing was enqueued, and the transaction goes on.
+    InvalidArgument, nothing was enqueued, and the transaction continues.
 
         chain(connection, fetch.job(1), load.job(), report.using(run_if="finished").job())
     """
@@ -51,7 +51,7 @@ def chain(connection: Any, *jobs: Mapping[str, Any]) -> Any:
 def emit_event(
     connection: Any, name: str, payload: Any = None, *, keep_for: timedelta | float | str | None = None
 ) -> Any:
-    """Emit an event in the connection's current transaction; jobs that wait for it go on. False: it had been emitted.
+    """Emit an event in the connection's transaction; jobs that wait for it continue. False: it was emitted before.
 
     A job that begins to wait later gets it for `keep_for`, 7 days by default. On an async connection, await it.
 

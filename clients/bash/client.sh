@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A producer and a worker in bash, with psql. See docs/reference/protocol.md for what each call does.
 #
-#     client.sh enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
+#     client.sh enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row; prints the job's id
 #     client.sh worker QUEUE                     runs jobs until TERM or INT
 #
 # PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).
@@ -25,7 +25,7 @@ enqueue() {
         commit;" task="$1" args="$2" queue="$3" key="${4:-}"
 }
 
-# The handlers. Each runs in a process of its own, so that it can be ended.
+# The handlers. Each runs in its own process, so that it can be ended.
 run() {
     local id=$1 task=$2 args=$3
     case $task in

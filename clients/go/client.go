@@ -1,7 +1,7 @@
 // A producer and a worker in Go, with pgx. See docs/reference/protocol.md for what each call does.
 // PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).
 //
-//	client enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
+//	client enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row; prints the job's id
 //	client worker QUEUE                     runs jobs until TERM or INT
 package main
 
@@ -43,7 +43,7 @@ func enqueue(task, args, queue, key string) (id int64) {
 	return
 }
 
-// The handlers. Each has a connection of its own, and must end when the context does.
+// The handlers. Each has its own connection, and must end when the context does.
 func handle(ctx context.Context, j *job) error {
 	db := connect()
 	defer db.Close(background)

@@ -1,6 +1,6 @@
 // A producer and a worker in Java, with JDBC. See docs/reference/protocol.md for what each call does.
 //
-//     java -cp postgresql.jar Client.java enqueue TASK ARGS QUEUE [KEY]    in one transaction with a row of its own
+//     java -cp postgresql.jar Client.java enqueue TASK ARGS QUEUE [KEY]    in one transaction with its own row
 //     java -cp postgresql.jar Client.java worker QUEUE                     runs jobs until TERM or INT
 //
 // PGQUEUE_JDBC names the database (jdbc:postgresql://...), PGQUEUE_LEASE the lease in seconds (30).

@@ -1,7 +1,7 @@
 <?php
 // A producer and a worker in PHP, with PDO. See docs/reference/protocol.md for what each call does.
 //
-//     php client.php enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the id
+//     php client.php enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row; prints the id
 //     php client.php worker QUEUE                     runs jobs until TERM or INT; needs the extension pcntl
 //
 // libpq's variables (PGHOST, PGDATABASE, ...) name the database; PGQUEUE_LEASE is the lease in seconds (30).
@@ -32,7 +32,7 @@ function enqueue(string $task, string $args, string $queue, ?string $key = null)
     return (string) $rows[0]['id'];
 }
 
-// The handlers. Each runs in a process of its own, so that it can be ended.
+// The handlers. Each runs in its own process, so that it can be ended.
 $handlers = [
     'note' => function (PDO $db, array $job): void {
         $statement = 'insert into client_notes (job_id, args) values (?, ?) returning seconds';

@@ -3,7 +3,7 @@
 
 # A producer and a worker in Ruby, with pg. See docs/reference/protocol.md for what each call does.
 #
-#     client.rb enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
+#     client.rb enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row; prints the job's id
 #     client.rb worker QUEUE                     runs jobs until TERM or INT
 #
 # PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).

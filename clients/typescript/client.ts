@@ -1,6 +1,6 @@
 // A producer and a worker in TypeScript, with pg. See docs/reference/protocol.md for what each call does.
 //
-//     client enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row of its own; prints the job's id
+//     client enqueue TASK ARGS QUEUE [KEY]    enqueues in one transaction with a row; prints the job's id
 //     client worker QUEUE                     runs jobs until TERM or INT
 //
 // PGQUEUE_DSN names the database, PGQUEUE_LEASE the lease in seconds (30).

@@ -255,7 +255,7 @@ class Cluster:
 
 
 def _family(pid: int | None) -> list[int]:
-    """The server first, so that it starts nothing anew; then what it has started."""
+    """The server first, so that it starts nothing new; then what it has started."""
     if pid is None:
         return []
     with suppress(OSError):

@@ -2,7 +2,7 @@
 
     python -m examples.sharded.start
 
-Needs Debian's postgresql-15 and postgresql-15-plproxy; it starts a server of its own in ./.pgqueue-sharded. All four
+Needs Debian's postgresql-15 and postgresql-15-plproxy; it starts its own server in ./.pgqueue-sharded. All four
 databases are on that one server here: with `dsn_of` changed, each is on its own machine.
 """
 

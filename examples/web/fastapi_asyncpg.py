@@ -1,4 +1,4 @@
-"""FastAPI with a pool of asyncpg; the worker is a process of its own."""
+"""FastAPI with a pool of asyncpg; the worker is a separate process."""
 
 from contextlib import asynccontextmanager
 

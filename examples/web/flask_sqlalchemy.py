@@ -1,4 +1,4 @@
-"""Flask with SQLAlchemy; the worker is a process of its own."""
+"""Flask with SQLAlchemy; the worker is a separate process."""
 
 from flask import Flask, request
 from sqlalchemy import create_engine, text

@@ -1,7 +1,7 @@
 """Three workflows: a saga, a fan-out, a graph.
 
 `order` charges, waits for the parcel service to say that the parcel is packed, and ships; without an answer within two
-days, it refunds. Killed at any moment, it goes on where it stopped.
+days, it refunds. Killed at any moment, it continues where it stopped.
 `import_rows` enqueues a member of a group for each page of ten thousand rows, and one report when all have ended.
 `nightly` builds the graph of a night: two exports, a report of both, an alarm if anything fails.
 

@@ -1,4 +1,4 @@
-"""Acting on many jobs: by filter, chunk by chunk, each chunk in a transaction of its own."""
+"""Acting on many jobs: by filter, chunk by chunk, each chunk in a separate transaction."""
 
 from __future__ import annotations
 

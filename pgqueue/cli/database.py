@@ -77,7 +77,7 @@ def connected(explicit: str | None) -> Iterator[psycopg.Connection[Any]]:
 
 
 class Several:
-    """Connections to several databases, each made anew after it was lost. `trouble`: which cannot be used, and why."""
+    """Connections to several databases, each made again after it was lost. `trouble`: which cannot be used, and why."""
 
     def __init__(self, dsns: Sequence[str]) -> None:
         self.trouble: dict[str, str] = {}

@@ -164,7 +164,7 @@ def _await_workers(connection: psycopg.Connection[Any], workers: dict[str, subpr
 
 
 def _kill_a_worker(connection: psycopg.Connection[Any], workers: dict[str, subprocess.Popen[bytes]]) -> tuple[int, str]:
-    """Enqueue a job that takes a second, kill the worker that runs it, and return both. The other one goes on."""
+    """Enqueue a job that takes a second, kill the worker that runs it, and return both. The other one continues."""
     job_id = perform(connection, produce.enqueue("shop.pack_parcel", {"seconds": 1}, {}))
     _await(connection, "select exists (select from pgqueue.jobs where id = %s and state = 'executing')", (job_id,))
     row = connection.execute("select reserved_by from pgqueue.jobs where id = %s", (job_id,)).fetchone()

@@ -1,4 +1,4 @@
-"""`pgqueue dev`: the database, a worker that starts anew when a file changes, and the pages, in one terminal."""
+"""`pgqueue dev`: the database, a worker that restarts when a file changes, and the pages, in one terminal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ app = commands()
 
 _COLOURS = {"worker": typer.colors.CYAN, "pages": typer.colors.MAGENTA}
 
-# Seconds that running jobs have when the worker starts anew or all ends, and those of the process beyond.
+# Seconds that running jobs have when the worker restarts or all ends, and those of the process beyond.
 _PATIENCE = 5
 _GRACE = 5
 
@@ -44,7 +44,7 @@ def dev(
 ) -> None:
     """Run all that development needs in one terminal: database, worker, pages.
 
-    Without a DSN the database is the embedded server of this directory. The worker starts anew when a Python file below
+    Without a DSN the database is the embedded server of this directory. The worker restarts when a Python file below
     this directory changes. Ctrl-C ends all.
     """
     if not require:
@@ -85,7 +85,7 @@ def _restart_on_changes(worker: _Child) -> None:
     for changes in watch(Path(), watch_filter=PythonFilter(), raise_interrupt=True):
         names = sorted({os.path.relpath(path) for _, path in changes})
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        output.message(f"{names[0]}{more} changed: the worker starts anew", "dim")
+        output.message(f"{names[0]}{more} changed: the worker restarts", "dim")
         worker.end()
         worker.start()
 
@@ -102,7 +102,7 @@ class _Child:
         self._is_ending = False
 
     def start(self) -> None:
-        """Start it, in a session of its own: Ctrl-C reaches it through us, in order."""
+        """Start it, in its own session: Ctrl-C reaches it through us, in order."""
         self._is_ending = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pgqueue", *self._arguments],

@@ -46,7 +46,7 @@ def help_on(
 
 
 def _show(function: dict[str, Any]) -> None:
-    # What an argument is stands on a line of its own, after its name.
+    # What an argument is stands on its own line, after its name.
     purpose, *rest = function["what_it_does"].split("\n")
     explained = dict(each.partition(": ")[::2] for each in rest)
     output.line(f"pgqueue.{function['name']}", "bold")

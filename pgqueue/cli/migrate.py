@@ -39,7 +39,7 @@ def migrate(
     ] = False,
     shard: Annotated[
         int | None,
-        typer.Option(help="One of several databases before which PL/Proxy stands: its number, from 0; for ever."),
+        typer.Option(help="The number of this shard behind PL/Proxy, from 0. It cannot be changed later."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --to: do not ask before going below head.")] = False,
     as_json: AsJson = False,
@@ -76,7 +76,7 @@ def _confirm(dsn: str, to: str) -> None:
         return
     output.message(f"{describe_dsn(dsn)} is at revision {at}.")
     if to == "base":
-        typer.confirm("This removes the queue with all its jobs and history. Go on?", abort=True, err=True)
+        typer.confirm("This removes the queue with all its jobs and history. Continue?", abort=True, err=True)
         return
     output.message(
         f"At revision {to} it has no functions and views: every enqueue fails, and every worker stops working, until\n"
@@ -85,7 +85,7 @@ def _confirm(dsn: str, to: str) -> None:
     removed = ", ".join(file.stem for file in bundled.revision_files() if to < file.stem.split("_")[0] <= at)
     if removed:
         output.message(f"What these revisions have added is removed: {removed}.")
-    typer.confirm("Go on?", abort=True, err=True)
+    typer.confirm("Continue?", abort=True, err=True)
 
 
 def _print_status(dsn: str, now: migrations.Status, as_json: bool) -> None:

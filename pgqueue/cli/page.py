@@ -11,7 +11,7 @@ from pgqueue.db.json import Document
 
 
 def show(document: Document, names: Iterable[str]) -> None:
-    """Print these columns, save the ones that are null."""
+    """Print these columns, except the ones that are null."""
     values = {name: text_of(document, name) for name in names if document[name] is not None}
     width = max(map(len, values), default=0)
     for name, text in values.items():

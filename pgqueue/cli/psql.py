@@ -52,7 +52,7 @@ def _run(program: str, dsn: str, arguments: list[str]) -> int:
     # Errors of the queue come from nested functions: the lines of CONTEXT name none of the user's.
     database = [f"--dbname={make_conninfo('', **parts)}"] if parts else []
     command = [program, "--set=SHOW_CONTEXT=never", *database, *arguments]
-    # Ctrl-C in the terminal is for psql, which cancels a query and goes on; it sets its own handler.
+    # Ctrl-C in the terminal is for psql, which cancels a query and continues; it sets its own handler.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return subprocess.run(command, env=environment, check=False).returncode

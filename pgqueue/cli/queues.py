@@ -44,7 +44,7 @@ def list_queues(as_json: AsJson = False, dsn: Dsn = None) -> None:
 
 @app.command(name="pause")
 def pause_queue(queue: QueueName, create: Create = False, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Start no more jobs of a queue; executing jobs go on, and producers can enqueue."""
+    """Start no more jobs of a queue; executing jobs continue, and producers can enqueue."""
     _change(queue, operate.pause_queue(queue), "paused", create, as_json, dsn)
 
 
@@ -85,7 +85,7 @@ def set_queue(
 def purge_queue(
     queue: QueueName, chunk: ChunkSize = 1000, yes: Yes = False, as_json: AsJson = False, dsn: Dsn = None
 ) -> None:
-    """Delete the waiting jobs of a queue; executing ones go on, history stays."""
+    """Delete the waiting jobs of a queue; executing ones continue, history stays."""
     if queue not in ask(dsn, operate.queue_names()):
         output.not_found(f"There is no queue {queue}")
     bulk.run("purge", "deleted", None, {"queue": queue}, False, chunk, yes, as_json, dsn)

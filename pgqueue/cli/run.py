@@ -72,7 +72,7 @@ def run(
     elif state == "succeeded":
         output.line(orjson.dumps(results[-1], default=str).decode())
     else:
-        output.line(f"job {job_id} is {state}: a worker goes on with it")
+        output.line(f"job {job_id} is {state}: a worker continues with it")
 
 
 def _run(call: TaskCall[Any], args: dict[str, Any], tasks: App, dsn: str) -> tuple[int, Row | None]:

@@ -35,7 +35,7 @@ def list_workers(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None)
 
 @app.command(name="quiet")
 def quiet_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Let a worker reserve no more jobs and stay; its running jobs go on."""
+    """Let a worker reserve no more jobs and stay; its running jobs continue."""
     _answer(name, ask(dsn, operate.quiet_worker(name)), "asked to be quiet", "there, or it was asked already", as_json)
 
 

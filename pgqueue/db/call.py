@@ -1,6 +1,6 @@
 """One statement, and how it is run: `perform` on a synchronous connection, `perform_async` on an asynchronous one.
 
-Both send and read through cursors of their own: the row factory, the class of cursors and the adapters that an
+Both send and read through their own cursors: the row factory, the class of cursors and the adapters that an
 application registered on its connection, or for all, are not used. The SQLSTATEs of the queue become the errors of
 `pgqueue.errors`.
 """
@@ -172,7 +172,7 @@ def translated(error: psycopg.Error, call: Call[Any] | None = None) -> PgQueueEr
         isinstance(error, psycopg.DataError) or (isinstance(error, psycopg.ProgrammingError) and found.sqlstate is None)
     ):
         # A value that psycopg cannot send, such as a text with a NUL, or an object that it does not know. It never can:
-        # a worker that took it for a broken connection would retry for ever.
+        # a worker that took it for a broken connection would retry forever.
         return InvalidArgument(found.message)
     if call is not None and found.sqlstate in _UNREADABLE and (unread := _unread(call, found.message)) is not None:
         name, kind = unread

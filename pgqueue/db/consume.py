@@ -274,7 +274,7 @@ def release(held: Sequence[tuple[int, int]], delay: float = 0.0) -> Call[list[in
 def held_by(worker: str, handed_within: float | None = None) -> Call[list[tuple[int, int]]]:
     """Read the (id, reservation) of every job that executes under the worker's name.
 
-    With `handed_within` only of those that were handed to it in that many seconds, save the last half second.
+    With `handed_within` only of those that were handed to it in that many seconds, except the last half second.
     """
     within = None if handed_within is None else timedelta(seconds=handed_within)
     return Call(b"select job_id, reservation from pgqueue.held_by(%s::text, %s::interval)", (worker, within), _held)

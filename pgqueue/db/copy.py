@@ -101,7 +101,7 @@ async def _copy_async(connection: psycopg.AsyncConnection[Any], rows: Iterable[t
 
 
 def _inserting(rows: Iterator[tuple[object, ...]]) -> Generator[Call[Any], Any, dict[str, int]]:
-    """Plan the statements of a load without COPY, which other drivers have in forms of their own."""
+    """Plan the statements of a load without COPY, which other drivers have in their own forms."""
     yield Call(_STAGE, (), read_nothing)
     sent = 0
     while some := list(islice(rows, _JOBS_IN_ONE)):

@@ -93,7 +93,7 @@ def check_is_connection(connection: Any) -> None:
 def run(connection: Any, call: Call[T]) -> T | Awaitable[T]:
     """Run `call` in the connection's current transaction; on an async connection, return an awaitable.
 
-    A pool or an engine lends a connection, and `call` runs in a transaction of its own.
+    A pool or an engine lends a connection, and `call` runs in a separate transaction.
 
     Raises the errors of `pgqueue.errors` whatever the driver, TypeError for what is no connection, and the driver's
     own error for what has nothing to do with the queue.
@@ -117,7 +117,7 @@ def run_briefly(connection: Any, call: Call[T]) -> T | Awaitable[T]:
     if is_async(connection):
         return _run_briefly_async(connection, call)
     if _is_session(connection):
-        # Not the session itself: the end of a transaction of its own would expire what it has loaded.
+        # Not the session itself: the end of its own transaction would expire what it has loaded.
         return run_briefly(_unscoped(connection).get_bind(), call)
     try:
         answer = run(connection, call)
@@ -147,7 +147,7 @@ def in_transaction(connection: Any) -> bool:
 
 
 def lent(given: Any) -> Any:
-    """Return a context manager that lends a connection in a transaction of its own; None for what is no pool or engine.
+    """Return a context manager that lends a connection in a separate transaction; None for what is no pool or engine.
 
     It is an async one for async pools and engines.
     """
@@ -166,7 +166,7 @@ def transaction_on(connection: Any) -> Any:
 
 
 def commits_by_itself(connection: Any) -> bool:
-    """Return whether each statement is a transaction of its own: on psycopg, psycopg2, asyncpg or Django."""
+    """Return whether each statement is a separate transaction: on psycopg, psycopg2, asyncpg or Django."""
     if hasattr(connection, "in_atomic_block"):
         return not connection.in_atomic_block and bool(connection.get_autocommit())
     if hasattr(connection, "is_in_transaction"):

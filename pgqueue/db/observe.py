@@ -65,7 +65,7 @@ def search(
         raise InvalidArgument("there is no such order", hint=f"orders: {', '.join(_IN_ORDER)}")
     cursor = re.fullmatch(_CURSORS[order], after or "", re.ASCII)
     if after and cursor is None:
-        raise InvalidArgument("this is no place to go on from", hint="follow the links of the page")
+        raise InvalidArgument("the page cannot continue from here", hint="follow the links of the page")
     place = cursor.groups() if cursor is not None else (None,) * re.compile(_CURSORS[order]).groups
     return Call(
         _IN_ORDER[order],

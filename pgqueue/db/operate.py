@@ -77,7 +77,7 @@ _FILTER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The result of one bulk call. `next_after` is where to go on; None: at the end."""
+    """The result of one bulk call. `next_after` is where to continue; None: at the end."""
 
     changed: int
     passed_over: int
@@ -87,7 +87,7 @@ class Chunk:
 
 
 def bulk(action: str, filters: Mapping[str, object], max_jobs: int, after: object = None) -> Call[Chunk]:
-    """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to go on."""
+    """Run, kill, cancel, delete, retry or purge up to `max_jobs` jobs; reads how many, and where to continue."""
     given = {name: value for name, value in filters.items() if value is not None}
     named = "".join(
         f"{name} => {_instant(value) if kind == 'timestamptz' else f'%s::{kind}'}, "

@@ -82,7 +82,7 @@ def enqueue_outcome(
 
 
 def enqueue_batch(jobs: Iterable[Mapping[str, object]], *, all_or_none: bool = False) -> Call[list[BatchResult]]:
-    """Jobs with options of their own; reads the outcome of each."""
+    """Jobs with their own options; reads the outcome of each."""
     function = b"enqueue_all" if all_or_none else b"enqueue_batch"
     return Call(
         b"select job_id, outcome, error::text from pgqueue." + function + b"(%s::jsonb[]) order by ord",

@@ -1,4 +1,4 @@
-"""Statements of a job that reports progress or goes on where it stopped, and of events."""
+"""Statements of a job that reports progress or continues where it stopped, and of events."""
 
 from __future__ import annotations
 

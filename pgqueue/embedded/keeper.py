@@ -1,7 +1,7 @@
 """The embedded server's keeper: create the cluster, run the server, stop it when its last user has ended.
 
 `server.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
-to start), in a session of its own. A separate process, because a user of the server that is killed cannot clean up.
+to start), in its own session. A separate process, because a user of the server that is killed cannot clean up.
 
 **As root.** PostgreSQL refuses to run with the effective user id 0, so the server runs as `nobody`. That
 account can go neither into /root, where the project and the virtual environment may lie, nor into our own

@@ -214,7 +214,7 @@ class _Use:
             "settings": dict(settings),
         }
         with (self.directory / "log").open("ab") as log:
-            # Returns at once: the keeper goes on as an orphan, for it outlives us.
+            # Returns at once: the keeper continues as an orphan, for it outlives us.
             subprocess.run(
                 [sys.executable, "-I", "-S", str(_KEEPER), json.dumps(order)],
                 stdin=subprocess.DEVNULL,
@@ -246,7 +246,7 @@ def _claim(directory: Path) -> None:
     if files:
         raise EmbeddedError(
             f"{directory} is not empty and holds no embedded PostgreSQL",
-            hint="Name a directory of its own.",
+            hint="Name a directory that nothing else uses.",
         )
     # If it exists already. 0700 also shuts out the account that the server runs as when root starts it:
     # no other process of that account may reach the data.

@@ -1,6 +1,6 @@
 """The tools, and the server that offers them.
 
-Every call has a connection and a transaction of its own, which is read-only unless the tool acts. No tool takes SQL:
+Every call has a separate connection and transaction, which is read-only unless the tool acts. No tool takes SQL:
 an agent gives ids, names, and filters in the language of `pgqueue.search`.
 """
 
@@ -192,7 +192,7 @@ class Acting:
         return self._bulk("cancel", job_ids)
 
     def pause_queue(self, queue: QueueName) -> dict[str, bool]:
-        """Pause a queue: no worker takes a job of it until it is resumed. Jobs that execute go on."""
+        """Pause a queue: no worker takes a job of it until it is resumed. Jobs that execute continue."""
         return self._on_queue(operate.pause_queue, queue)
 
     def resume_queue(self, queue: QueueName) -> dict[str, bool]:
@@ -215,7 +215,7 @@ class Acting:
 
 @contextmanager
 def _transaction(dsn: str, actor: str | None = None) -> Iterator[psycopg.Connection[Any]]:
-    """Begin a transaction on a connection of its own, read-only unless it is for an action; errors go to the agent."""
+    """Begin a transaction on its own connection, read-only unless it is for an action; errors go to the agent."""
     try:
         with psycopg.connect(
             own_dsn(dsn), connect_timeout=_CONNECTS_WITHIN, fallback_application_name="pgqueue mcp"

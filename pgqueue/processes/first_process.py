@@ -18,7 +18,7 @@ def go_on_in_child() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if child == 0:
-        # A group of its own: Ctrl-C in a terminal comes once, from here.
+        # Its own group: Ctrl-C in a terminal comes once, from here.
         os.setpgid(0, 0)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return

@@ -81,7 +81,7 @@ class HealthServer:
                 )
                 await writer.drain()
         except TimeoutError:
-            # A silent client, or one that does not read its answer: the unsent part would be kept for ever.
+            # A silent client, or one that does not read its answer: the unsent part would be kept forever.
             writer.transport.abort()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             # A client that left, or speaks no HTTP.

@@ -99,7 +99,7 @@ class ServiceManager:
 def state_of(status: dict[str, Any]) -> ServiceState:
     """Return the state of a worker, or of a supervisor, by its status.
 
-    A worker is ready from its first claim on. If it loses its database later, it reports that in the text, and goes on.
+    A worker is ready from its first claim on. If it loses its database later, the text says so.
     """
     if status.get("stopping"):
         phase = "stopping"

@@ -363,7 +363,7 @@ class Supervisor:
         """Kill workers that are silent, and end replaced ones that do not end.
 
         A silent one is stuck. After two lease lengths, or SILENT seconds if that is more, all its leases are lost, and
-        it must not keep its slot for ever.
+        it must not keep its slot forever.
         """
         now = time.monotonic()
         longest = max(2 * self._config.lease, SILENT)
@@ -401,7 +401,7 @@ class Supervisor:
                 if new is None or not await self._until_ready(new):
                     if self._stopping.is_set():
                         return None
-                    log.error("%s goes on: its replacement did not start", old)
+                    log.error("%s keeps running: its replacement did not start", old)
                     # Not again at once.
                     await self._pause(SOON)
                     return None
@@ -426,7 +426,7 @@ class Supervisor:
                 old = await self._renew(slot, "rolling restart")
                 if old is None:
                     if before is not None and not before.gone.is_set():
-                        log.error("the rolling restart ends here: the other workers go on")
+                        log.error("the rolling restart ends here: the other workers continue")
                         return
                     continue
                 # So that there are not twice as many processes; but a long job does not stop the others.

@@ -67,13 +67,13 @@ def run_worker(
 
 
 def is_guest() -> bool:
-    """Return whether the worker runs in a program that goes on after it."""
+    """Return whether the worker runs in a program that continues after it."""
     return _is_guest.get()
 
 
 @contextmanager
 def guest() -> Iterator[None]:
-    """Run a worker in a program that goes on after it: its process is not ended, its signal handlers come back."""
+    """Run a worker in a program that continues after it: its process is not ended, its signal handlers come back."""
     kept = {number: signal.getsignal(number) for number in _SIGNALS}
     token = _is_guest.set(True)
     try:

@@ -76,7 +76,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**environment, **pipe.as_environment()},
                 pass_fds=(*inherited, ours[-1]),
-                # In a session of its own: a key pressed in the terminal signals the supervisor alone.
+                # In its own session: a key pressed in the terminal signals the supervisor alone.
                 process_group=0,
             )
         except OSError:

@@ -69,7 +69,7 @@ def set_shard(dsn: str, shard: int) -> None:
         if is_called:
             raise ConfigError(
                 f"{describe_dsn(dsn)} is shard {last >> BITS} already, and has given ids to jobs",
-                hint="make a new database the new shard: the ids of jobs tell their shard for ever",
+                hint="make a new database the new shard: the ids of jobs tell their shard forever",
             )
         # PostgreSQL shows the name of the sequence quoted.
         conn.execute(f"alter sequence {name} minvalue {low} maxvalue {high} start {low} restart".encode())

@@ -127,7 +127,7 @@ declare
     v_part record;
     v_shards integer[];
 begin
-    -- In the order of the jobs, and each once: of_job() chooses anew where it is free to.
+    -- In the order of the jobs, and each once: of_job() chooses again where it is free to.
     v_shards := array(
         select case when pgqueue_proxy.is_bound(j.job) then pgqueue_proxy.of_job(j.job) end
         from unnest(enqueue_batch.jobs) with ordinality j (job, n)

@@ -76,7 +76,7 @@ class Attempts:
         return held.ended
 
     def run_on_loop(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine on an event loop of its own, in this thread."""
+        """Run a coroutine on its own event loop, in this thread."""
         _refuse_running_loop()
         if self._uses_asgiref:
             # Then Django's async ORM comes back to this thread, and so to this transaction.
@@ -108,7 +108,7 @@ class Attempts:
         held.ended = await self._handlers.run(held, task, await self._call(held, task))
 
     async def _as_task(self, held: Held, task: Task[Any, Any]) -> None:
-        # A task of its own: a timeout cancels it, and not the test.
+        # Its own task: a timeout cancels it, and not the test.
         await asyncio.create_task(self._run(held, task), name="pgqueue-attempt", context=contextvars.copy_context())
         test = asyncio.current_task()
         if test is not None and test.cancelling():

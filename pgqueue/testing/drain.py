@@ -100,8 +100,8 @@ def drain(
     waits with a timeout, end with scheduled=True; `emit_event` on this connection gives an event.
 
     queue         only this queue, or these
-    limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself for ever
-    scheduled     when nothing is due, move the queue's clock to the next job's time and go on; see `Clock`
+    limit         attempts after which AssertionError is raised: a job that is retried or enqueues itself forever
+    scheduled     when nothing is due, move the queue's clock to the next job's time and continue; see `Clock`
     recursive     run the jobs that handlers enqueue as well
     raise_errors  raise the exception of a handler after its failure is stored; False: collect it in `errors`
     crash_after   names of steps: right after such a step is stored the worker crashes, once for each, and the job runs
@@ -229,7 +229,7 @@ class _Drain:
             often = ", ".join(f"{name} ({times} times)" for name, times in self._runs.most_common(3))
             raise AssertionError(
                 f"drain made {self._limit} attempts and {held} is still due; what ran: {often}."
-                " Does it retry or enqueue itself for ever? Give a larger limit, or recursive=False"
+                " Does it retry or enqueue itself forever? Give a larger limit, or recursive=False"
             )
         self._done.ids.append(held.row.id)
         self._runs[task.name] += 1

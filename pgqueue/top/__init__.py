@@ -1,1 +1,1 @@
-"""The queue in the terminal: `pgqueue top`. Needs the extra `tui`, save for `--once`."""
+"""The queue in the terminal: `pgqueue top`. Needs the extra `tui`, except for `--once`."""

@@ -66,7 +66,7 @@ _ACTIONS: dict[str, _Handler] = {
 
 
 class _Static(StaticFiles):
-    """Files whose address contains the version: a browser can cache them for ever."""
+    """Files whose address contains the version: a browser can cache them forever."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -36,7 +36,7 @@ OF_WORKERS = {
     "quiet": Action(
         "act",
         "Make quiet",
-        "It reserves no more jobs, gives back those that it has not started, and stays. Its running jobs go on.",
+        "It reserves no more jobs, and gives back those that it has not started. It and its running jobs continue.",
         operate.quiet_worker,
         "the worker is asked to be quiet",
         _NOT_ASKED,
@@ -46,7 +46,7 @@ OF_WORKERS = {
         "Resume",
         "It reserves jobs again.",
         operate.resume_worker,
-        "the worker is asked to go on",
+        "the worker is asked to continue",
         "nothing was asked: the worker is gone, or was not asked to be quiet",
     ),
     "stop": Action(
@@ -72,9 +72,9 @@ OF_SCHEDULES = {
     "resume": Action(
         "schedule",
         "Resume",
-        "It goes on from now. Runs of the pause are not made up for.",
+        "It continues from now. Runs within the pause are not made up for.",
         operate.resume_schedule,
-        "the schedule goes on",
+        "the schedule continues",
         "nothing was changed: it is gone, or was not paused",
     ),
     "run": Action(

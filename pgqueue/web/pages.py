@@ -300,7 +300,7 @@ def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
 
 
 def _in_trouble_first(queues: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    # Groups stand in a queue of their own, which is served by no worker, and have a page.
+    # Groups stand in their own queue, which is served by no worker, and have a page.
     return sorted((each for each in queues if not each["queue"].startswith("@")), key=_trouble, reverse=True)
 
 

@@ -147,7 +147,7 @@ class Fleet:
             worker.stop()
 
     def be_quiet(self) -> None:
-        """Claim no more jobs, give back what is not started, and go on running."""
+        """Claim no more jobs, give back what is not started, and continue running."""
         self._quiet = True
         for worker in self._present():
             worker.be_quiet()

@@ -120,7 +120,7 @@ class Shutdown:
     async def _end_handlers(self) -> int:
         """Let handlers end, each within its time; returns how many were cut off.
 
-        A handler whose time is over is asked to end, and cancelled where that is possible. A handler that goes on
+        A handler whose time is over is asked to end, and cancelled where that is possible. A handler that continues
         after the grace is abandoned: the process ends, and the job has failed, or is given back, by its task's option.
         """
         began = time.monotonic()

@@ -301,7 +301,7 @@ class Worker:
         finally:
             for each in (starting, stopping):
                 each.cancel()
-            # A hook for the start may go on.
+            # A hook for the start may continue.
             await asyncio.wait({asyncio.gather(starting, stopping, return_exceptions=True)}, timeout=_START_HOOKS)
             if not started and self._identity.has_name:
                 await self._shutdown.leave()

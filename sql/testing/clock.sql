@@ -5,7 +5,7 @@
 --     select pgqueue_testing.set_clock('2030-01-01 12:00+00');
 --     select pgqueue_testing.advance_clock('1 week');
 --
--- All sessions see the new time at once, save those in a transaction: these see it with their next lock on a table that
+-- All sessions see the new time at once, except those in a transaction: these see it with their next lock on a table that
 -- they had not locked yet.
 
 create schema if not exists pgqueue_testing;

@@ -81,7 +81,7 @@ def test_going_to_base_removes_everything_but_not_without_a_yes(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     refused = run("migrate", "--to", "base", "--dsn", dsn)
     assert refused.code != 0
-    assert "Go on? [y/N]" in refused.err
+    assert "Continue? [y/N]" in refused.err
     assert schema_exists(dsn)
     assert run("migrate", "--to", "base", "--yes", "--dsn", dsn).code == 0
     assert not schema_exists(dsn)
@@ -110,7 +110,7 @@ def test_going_below_head_on_a_live_queue_names_what_stops_working_and_asks(
     assert "every enqueue fails, and every worker stops working" in refused.err
     assert "removed: 9002_sounds" in refused.err
     assert "9001_colours" not in refused.err
-    assert "Go on? [y/N]" in refused.err
+    assert "Continue? [y/N]" in refused.err
     assert run("jobs", "show", job_id, "--dsn", dsn).code == 0
     done = run("migrate", "--to", "9001", "--yes", "--dsn", dsn)
     assert (done.code, done.err) == (0, "")

@@ -123,7 +123,7 @@ def test_thousands_that_match_want_their_number_typed_and_go_on_by_themselves(
     page.goto("/jobs?q=queue:mail")
     page.get_by_label("all that match").check()
     page.get_by_role("button", name="Cancel…").click()
-    page.get_by_label("to go on").fill("1600")
+    page.get_by_label("to continue").fill("1600")
     page.get_by_role("button", name="Cancel", exact=True).click()
     page.get_by_text("1600 of 1600 jobs cancelled").wait_for()
     assert value(conn, "select count(*) from pgqueue.jobs") == 0

@@ -68,7 +68,7 @@ async def test_a_name_whose_process_beats_is_refused_with_what_has_it() -> None:
         await Identity(WorkerConfig(name="mail")).take_name(elsewhere.perform)
     assert str(refused.value) == (
         "another worker named 'mail' is alive: process 17 on h, last heartbeat 0.4 s ago;"
-        " stop it, or give each worker a name of its own; without --name it is unique"
+        " stop it, or give each worker another name; without --name it is unique"
     )
 
 

@@ -328,7 +328,7 @@ def test_a_worker_detects_a_pooler_logs_it_and_works(
                 )
             )
         wait_until(lambda: why in worker.log())
-        assert "is behind a pooler: going on as with --no-prepare" in worker.log()
+        assert "is behind a pooler: continuing as with --no-prepare" in worker.log()
         assert "Traceback" not in worker.log()
         assert {
             (value(producer, "show statement_timeout"), value(producer, "show default_transaction_isolation"))

@@ -70,7 +70,7 @@ async def test_a_worker_logs_and_ends_whatever_the_application_has_set(
     await done(conn, enqueue(conn, "breaks"))
     wait_until(lambda: "ValueError: boom" in worker.log())
     if by == "loop":
-        wait_until(lambda: "has set a handler of its own for SIGTERM" in worker.log())
+        wait_until(lambda: "has set its own handler for SIGTERM" in worker.log())
     worker.send(signal.SIGTERM)
     assert worker.wait(20) == 0
 

@@ -307,7 +307,7 @@ def test_a_module_that_breaks_before_a_rolling_restart_ends_that_and_nothing_els
     workers = ready(supervisor, 2)
     (tmp_path / "jobs.py").write_text("1 / 0\n")
     supervisor.send(signal.SIGHUP)
-    wait_until(lambda: "goes on: its replacement did not start" in supervisor.log(), timeout=20)
+    wait_until(lambda: "keeps running: its replacement did not start" in supervisor.log(), timeout=20)
     assert all(is_running(pid) for pid in workers.values())
     supervisor.send(signal.SIGTERM)
     assert supervisor.wait() == 0

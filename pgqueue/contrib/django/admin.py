@@ -1,4 +1,4 @@
-"""The queue in Django's admin: read-only, save for actions through the queue's own functions. It counts no rows."""
+"""The queue in Django's admin: read-only, except for actions through the queue's own functions. It counts no rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CountlessPaginator(Paginator):
 
 
 class JobChangeList(ChangeList):
-    """Goes on by the id of the last row: `before=ID`."""
+    """Continues by the id of the last row: `before=ID`."""
 
     def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
         self.before = request.GET.get("before", "")
@@ -121,7 +121,7 @@ class JobAdmin(ReadOnly):
     ]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """Return the list that goes on by ids."""
+        """Return the list that continues by ids."""
         return JobChangeList
 
     def has_operate_permission(self, request: HttpRequest) -> bool:

@@ -63,7 +63,7 @@ declared: dict[str, Native] = {}
 
 def declare(task: Any) -> None:
     """Have one of Django's tasks run by workers. Raises ConfigError for an unusable option, under the task's name."""
-    # An App of its own: nothing is kept of it but the task.
+    # Its own App: nothing is kept of it but the task.
     declared.update({path: each for path, each in add(App(), task).items() if path not in declared})
 
 

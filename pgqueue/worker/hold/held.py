@@ -83,7 +83,7 @@ class Held:
 
     `deadline` is the monotonic time until which the lease certainly holds, counted from before the request that last
     extended it. `started` is the monotonic time at which the handler began, `seconds` how long it ran. `stop` is None
-    while the handler may go on; `ask_to_stop` sets it.
+    while the handler may continue; `ask_to_stop` sets it.
 
     A batch of an accumulating task has one `Held` for each key. The first is the leader: it holds the payloads of all
     keys and runs the handler. The others are its `members` and share its end.
@@ -274,7 +274,7 @@ def batches(rows: Iterable[JobRow], deadline: float) -> list[Held]:
 
 
 def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
-    """Return the arguments of the handler, save for the job itself. Raises InvalidArgument.
+    """Return the arguments of the handler, except for the job itself. Raises InvalidArgument.
 
     With a codec or types, the args and payloads of `held` are decoded from here on.
     """
@@ -283,7 +283,7 @@ def arguments(held: Held, task: Task[Any, Any]) -> dict[str, Any]:
     if task.typed is not None or task.hooks.codec is not None:
         payload = _decoded(held, task)
     if task.payloads_parameter is not None:
-        # A job without a key, or one that an operator has run alone, is a batch of its own.
+        # A job without a key, or one that an operator has run alone, is its own batch.
         return {task.payloads_parameter: {held.row.key or "": [payload]} if held.payloads is None else payload}
     if held.payloads is not None:
         raise InvalidArgument(

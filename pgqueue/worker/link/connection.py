@@ -35,7 +35,7 @@ CALL_TIMEOUT = 30.0
 _CANCEL_WITHIN = 0.5
 
 # The settings of a worker's own session, whatever its role or database sets: the server ends statements that their
-# client gave up long ago, a listener may be idle for ever, and `reserve` is refused above READ COMMITTED. Settings in
+# client gave up long ago, a listener may be idle forever, and `reserve` is refused above READ COMMITTED. Settings in
 # the DSN (options=-c statement_timeout=5s) come later and win. Not by SET, which would reach other clients of a pooler;
 # as options they make a pooler show itself, or are ignored.
 _OPTIONS = " ".join(
@@ -108,7 +108,7 @@ class Link:
         within: float | None = None,
         gives_up: Callable[[BaseException], bool] | None = None,
     ) -> T:
-        """Run `call` in a transaction of its own. `sent_at` is then the time just before it was last sent.
+        """Run `call` in a separate transaction. `sent_at` is then the time just before it was last sent.
 
         If it is not answered `within` seconds, not those that are usual here, it is sent again on a new connection.
 
@@ -243,7 +243,7 @@ async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine
 
 
 def _cut(connection: psycopg.AsyncConnection[Any]) -> None:
-    # Not closed, for a task that waits for it would wait for ever.
+    # Not closed, for a task that waits for it would wait forever.
     with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as shared:
         shared.shutdown(socket.SHUT_RDWR)
 

@@ -85,7 +85,7 @@ class Outage:
         """A link found that a pooler stands between."""
         if not self.pooled:
             self.pooled = True
-            log.warning("%s is behind a pooler: going on as with --no-prepare", self._place)
+            log.warning("%s is behind a pooler: continuing as with --no-prepare", self._place)
 
     def answered(self) -> None:
         """A link is up again: those that wait, and those whose attempt is still under way, try again at once."""

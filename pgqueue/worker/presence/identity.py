@@ -129,7 +129,7 @@ def _taken(name: str, info: Any, silent: float) -> ConfigError:
     return ConfigError(
         f"another worker named {name!r} is alive: process {known.get('pid')} on {known.get('host')},"
         f" last heartbeat {max(silent, 0.0):.1f} s ago",
-        hint="stop it, or give each worker a name of its own; without --name it is unique",
+        hint="stop it, or give each worker another name; without --name it is unique",
     )
 
 

@@ -35,14 +35,14 @@ class Maintenance:
         self._failing: dict[str, tuple[str, float]] = {}
 
     async def maintain_forever(self) -> None:
-        """Run maintenance about once a second, save while idle() does so."""
+        """Run maintenance about once a second, except while idle() does so."""
         full_run_at = -math.inf
         while True:
             # idle() makes and drops no tables: that takes tens of milliseconds, on the connection that claims.
             if self._registration.is_idle and time.monotonic() < full_run_at + _FULL_RUN_EVERY:
                 await asyncio.sleep(0.5)
                 continue
-            # Right after a run of idle() there is no need for another, save for those steps.
+            # Right after a run of idle() there is no need for another, except for those steps.
             max_age = _FULL_RUN_MAX_AGE if self._registration.is_idle else _MAX_AGE
             ran, *_, pause, failing = await self._link.perform(consume.maintain(max_age=max_age))
             if ran:

@@ -1,1 +1,1 @@
-"""What a worker knows of its own process: how much memory it holds, what blocks it, and how it ends."""
+"""What its own worker knows process: how much memory it holds, what blocks it, and how it ends."""

@@ -77,7 +77,7 @@ class Concurrency:
         self._logged_at = -_QUIET
 
     def follow(self, sample: Sample, now: float) -> int:
-        """Return the number to go on with."""
+        """Return the number to continue with."""
         before = self.number
         why = sample.starved
         self._peak = max(self._peak, sample.in_use)

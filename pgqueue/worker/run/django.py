@@ -23,7 +23,7 @@ def set_up() -> bool:
     import django  # noqa: PLC0415
     from django.apps import apps  # noqa: PLC0415
 
-    # Not again under manage.py: it would set the log up anew, too.
+    # Not under manage.py, which has done so: it would set up the log again, too.
     if not apps.ready:
         django.setup()
     return True

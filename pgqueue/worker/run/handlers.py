@@ -41,7 +41,7 @@ class Handlers:
     """Calls handlers: async ones on the event loop, sync ones in at most `threads` threads.
 
     `run` returns how an attempt ended. A plain handler, which needs nothing of the event loop, may be run with
-    `run_plain` by a thread that goes on to the next job by itself.
+    `run_plain` by a thread that takes the next job by itself.
 
     For tests, `here` calls plain code in the calling thread, and keeps in `raised` what was described last.
     """
@@ -88,7 +88,7 @@ class Handlers:
             self._threads = None
 
     def close(self) -> None:
-        """Start nothing more. Threads that still run a handler go on until the process ends."""
+        """Start nothing more. Threads that still run a handler continue until the process ends."""
         self._closed = True
         if self._threads is not None:
             self._threads.close()
@@ -140,7 +140,7 @@ class Handlers:
     async def run(self, held: Held, task: Task[Any, Any], ran: Outcome | None = None) -> End:
         """Run a handler to its end, or with `ran` only determine how it ended; returns that.
 
-        The handler runs in a context and a task of its own. This code runs outside of both, where no handler reaches.
+        The handler runs in a separate context and task. This code runs outside of both, where no handler reaches.
         """
         positions = (
             [] if self.running_jobs is None else self.running_jobs.record([each.pair for each in (held, *held.members)])
@@ -161,7 +161,7 @@ class Handlers:
                 self.running_jobs.clear(positions)
 
     async def outlasting(self, result: asyncio.Future[T]) -> T:
-        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread goes on."""
+        """Await the result of a thread, also when code of a handler cancels all asyncio tasks: the thread continues."""
         while True:
             try:
                 return await asyncio.shield(result)
@@ -252,7 +252,7 @@ class Handlers:
         except Signal as signal:
             return self._signalled(held, signal)
         except BaseException as error:
-            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker goes on.
+            # Also SystemExit and KeyboardInterrupt: a handler that exits has failed, the worker continues.
             return await self._failed(held, task, error)
         return held.end_of_return
 
@@ -266,7 +266,7 @@ class Handlers:
     async def _encoded(self, held: Held, result: object) -> bytes:
         if isinstance(result, str | list | tuple | dict) and len(result) > _LONG:
             # Objects that Python writes, such as Decimals, take a second for some megabytes. One at a time, for each is
-            # there twice until the loop goes on.
+            # there twice until the loop continues.
             with suppress(NoThread):
                 async with self._encoding:
                     return cast(bytes, await _returned(await self._plainly(held, partial(to_result, result))))
@@ -339,7 +339,7 @@ class Handlers:
         return stop.end
 
     async def _in_task(self, held: Held, coroutine: Coroutine[Any, Any, None]) -> Outcome:
-        """Run one of the two below in a task of its own.
+        """Run one of the two below in its own task.
 
         What is left there ends with it: timers that cancel it, timeouts that were not closed, its done callbacks.
         """

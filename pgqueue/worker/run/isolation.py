@@ -49,7 +49,7 @@ class Isolation:
             self.loop.set_task_factory(self._task_factory)
 
     def start(self, coroutine: Coroutine[Any, Any, T], context: contextvars.Context) -> asyncio.Task[T]:
-        """Run a coroutine in a task of its own."""
+        """Run a coroutine in its own task."""
         if sys.version_info >= (3, 12):
             return asyncio.Task(coroutine, loop=self.loop, name=_NAME, context=context, eager_start=True)
         return asyncio.Task(coroutine, loop=self.loop, name=_NAME, context=context)

@@ -29,10 +29,10 @@ log = logging.getLogger("pgqueue.worker")
 # report ends, and to claim more.
 _TURN = 0.004
 
-# A thread goes on with the next job by itself for this time in seconds.
+# For this time in seconds a thread takes the next job by itself.
 _TURN_OF_THREAD = 0.05
 
-# How long a handler may go on after its timeout before it counts as overdue, in seconds: time to clean up.
+# How long a handler may continue after its timeout before it counts as overdue, in seconds: time to clean up.
 _GRACE = 5.0
 
 # Over this time, in seconds, jobs are counted: they determine the size of the buffer.
@@ -163,7 +163,7 @@ class Runner:
             self._end(held, stop.end)
 
     def overdue(self, grace: float = _GRACE) -> list[Held]:
-        """Return the jobs whose handlers go on although their timeout passed `grace` seconds ago."""
+        """Return the jobs whose handlers continue although their timeout passed `grace` seconds ago."""
         now = time.monotonic()
         return [
             held
@@ -199,7 +199,7 @@ class Runner:
         )
 
     def close(self) -> None:
-        """End the coroutines. Threads that still run a handler go on until the process ends."""
+        """End the coroutines. Threads that still run a handler continue until the process ends."""
         self._closed = True
         self.handlers.close()
         for coroutine in self._coroutines:
@@ -340,7 +340,7 @@ class Runner:
             self._pace.ran(now - started, now)
 
     def _not_run(self, held: Held, error: BaseException) -> None:
-        """Give a job back after an error around its handler, not in it. Else it would be held for ever."""
+        """Give a job back after an error around its handler, not in it. Else it would be held forever."""
         if not isinstance(error, NoThread):
             # That is logged once: it meets every sync job.
             log.error("%s could not be run and is given back", held, exc_info=error)

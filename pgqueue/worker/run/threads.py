@@ -71,7 +71,7 @@ class Threads:
                 self._loop.call_soon_threadsafe(self._hear)
 
     def close(self) -> None:
-        """Start nothing more. Threads that still run a call go on until it returns, or the process ends."""
+        """Start nothing more. Threads that still run a call continue until it returns, or the process ends."""
         self._closed = True
         self._calls.clear()
         with self._lock:

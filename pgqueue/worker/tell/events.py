@@ -103,7 +103,7 @@ def dead_of(job: Job, held: Held) -> Dead:
     """Return the argument of the hooks for dead jobs."""
     payloads = [held.args]
     if held.payloads is not None or held.leader is not None:
-        # In a batch the first payload of the key is dead and the others go on; if discarded, all are dead.
+        # In a batch the first payload of the key is dead and the others continue; if discarded, all are dead.
         every = ((held.leader or held).payloads or {}).get(held.row.key or "", payloads)
         payloads = every[:1] if held.verdict.retry else list(every)
     return Dead(job, dict(held.error or {}), payloads)

@@ -20,7 +20,7 @@ from pgqueue.worker.link.connection import Link
 
 log = logging.getLogger("pgqueue.jobs")
 
-# Ends that have a line of their own, in a second.
+# Ends that have their own line, in a second.
 MOST = 50
 
 _WINDOW = 1.0
@@ -184,7 +184,7 @@ def _write(level: int, held: Held, what: str, fields: Mapping[str, object]) -> N
         extra["seconds"] = round(held.seconds, 6)
     message = f"{held.row.task}[{held.row.id}] {what}"
     record = log.makeRecord(log.name, level, __file__, 0, message, (), None, extra=extra)
-    # As formatters of logging show an exception: below the message, or in a field of its own.
+    # As formatters of logging show an exception: below the message, or in its own field.
     record.exc_text = str((held.error or {}).get("traceback") or "").rstrip() or None
     log.handle(record)
 

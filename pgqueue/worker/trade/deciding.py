@@ -1,7 +1,7 @@
 """Failed attempts on which a retry function of the database decides, apart from all other ends.
 
 Such a function may not return, and what is in the same statement waits for it. So `exchange` leaves these attempts
-undecided, and they are reported again from here, task by task, over a connection of their own.
+undecided, and they are reported again from here, task by task, over their own connection.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Deciding:
         log.error("the retry function of task %s does not return: the default policy decides for %g s", task, _PAUSE)
 
     async def _end_session(self) -> None:
-        """End the session in which a function may go on: it keeps the rows of its jobs locked."""
+        """End the session in which a function may continue: it keeps the rows of its jobs locked."""
         if self._link.session is not None:
             await self._keeping.perform(sessions.end_session(*self._link.session))
 

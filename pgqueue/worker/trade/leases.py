@@ -71,7 +71,7 @@ class Leases:
                 and now > self._frozen_until(held)
                 and not held.is_settling
             ):
-                # Not removed: a thread goes on, and if the lease turns out to hold, it is extended again.
+                # Not removed: a thread continues, and if the lease turns out to hold, it is extended again.
                 self._lost(held, "its lease could not be extended in time")
 
     def _frozen_until(self, held: Held) -> float:

@@ -111,7 +111,7 @@ class Trade:
                     self._exchange.go_apart(one_line(error))
                 await self._report_less(batch, error)
                 return 0
-            # A job whose end got lost here would be extended for ever.
+            # A job whose end got lost here would be extended forever.
             self.report_again(batch)
             if batch and max_jobs and isinstance(error, psycopg.Error | PgQueueError):
                 self._exchange.go_apart(one_line(error))

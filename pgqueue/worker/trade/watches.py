@@ -39,7 +39,7 @@ class Watches:
                 self._runner.give_back_unstarted(_HELD_BACK)
 
     async def watch_timeouts_forever(self) -> None:
-        """Report handlers that go on after their timeout.
+        """Report handlers that continue after their timeout.
 
         Under a supervisor such a job fails and this process is to be replaced; else the handler keeps its slot.
         """
@@ -55,7 +55,9 @@ class Watches:
                     continue
                 known.add(held)
                 if not self._config.supervised:
-                    log.warning("%s did not stop at its timeout and goes on; it keeps a slot until it ends", held)
+                    log.warning(
+                        "%s did not stop at its timeout and keeps running; it occupies a slot until it ends", held
+                    )
                     continue
                 log.error("%s did not stop at its timeout: this process ends and is to be replaced", held)
                 reason = f"it ran longer than its timeout of {held.timeout:g} s and did not stop"

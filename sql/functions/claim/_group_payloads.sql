@@ -43,7 +43,7 @@ begin
                 select
                     w.n, j.ctid as row_ctid, j.id, j.queue, j.key, j.task, j.limit_key, j.reservation, j.has_steps,
                     row_number() over (partition by j.queue, j.key order by w.n) = 1 as asks,
-                    -- A batch that has a step is a call of its own.
+                    -- A batch that has a step is a separate call.
                     (
                         select case when j.has_steps then 1 else coalesce(t.batch_size, 1) end
                         from pgqueue.effective_tasks t

@@ -108,7 +108,7 @@ as $$
     limit 1
 $$;
 
--- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned anew in each call before PostgreSQL 18.
+-- PL/pgSQL keeps the plan for the session. SQL functions with settings are planned again in each call before PostgreSQL 18.
 create or replace function pgqueue._lease_head()
 returns timestamptz
 language plpgsql stable parallel safe

@@ -6,9 +6,9 @@
 -- mark is committed with its jobs, so both are seen together.
 -- Reason 'key': a job with a key lives again under its old id, so the head of jobs with keys does not count.
 --
--- maintain deletes marks and starts the heads that they concern anew. Marks for the clock stand until all transactions have
+-- maintain deletes marks and starts the heads that they concern again. Marks for the clock stand until all transactions have
 -- ended that had begun when maintain first saw them: these may still write a head that they computed before, or commit
--- jobs without a mark of their own, because they saw this one. Marks for a key stand for ten seconds: by then each
+-- jobs without their own mark, because they saw this one. Marks for a key stand for ten seconds: by then each
 -- statement has ended that began before the mark was seen.
 
 create or replace function pgqueue._mark_heads(p_reason text)

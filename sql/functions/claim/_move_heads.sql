@@ -4,7 +4,7 @@
 
 -- Called by claims, for the lanes that they took from, and by maintain for all. Moves no head twice within 100 ms.
 -- p_claimed: jobs were claimed, so heads can move. Otherwise a lane in which nothing is due is left alone once its head has
--- moved past its last job: else a queue at rest would get new rows for ever.
+-- moved past its last job: else a queue at rest would get new rows forever.
 create or replace function pgqueue._move_heads(p_sub_lanes pgqueue.sub_lane[], p_claimed boolean)
 returns void
 language plpgsql
@@ -131,7 +131,7 @@ end
 $$;
 
 -- For jobs with keys it reads a thousand ids, including live jobs without keys; if none has a key, it returns where to
--- go on.
+-- continue.
 create or replace function pgqueue._first_of(
     p_queue text, p_priority smallint, p_resumed boolean, p_head timestamptz, p_head_id bigint,
     p_below timestamptz, p_below_id bigint

@@ -49,7 +49,7 @@ begin
 end
 $$;
 
--- The newest horizon whose earlier transactions have all ended, save those that were running 250 ms ago: see _head.
+-- The newest horizon whose earlier transactions have all ended, except those that were running 250 ms ago: see _head.
 create or replace function pgqueue._safe_horizon(p_snapshot pg_snapshot, p_running xid8[], p_now timestamptz)
 returns table (at timestamptz, newest_id bigint, xid xid8)
 language plpgsql stable parallel safe rows 1

@@ -1,5 +1,5 @@
 -- exchange: everything that a busy worker reports and asks for, in one call and one commit: these jobs are done, these
--- failed, these go on, give me the next ones. Commit at once: until then it holds the rows of jobs that ended and of jobs
+-- failed, these continue, give me the next ones. Commit at once: until then it holds the rows of jobs that ended and of jobs
 -- that it claimed.
 --
 -- In this order, so that the next job of a key, or one blocked by a limit, comes with the same call as the end of the
@@ -148,10 +148,10 @@ comment on function pgqueue.exchange(
     'failed, dead or cancelled for each job that failed (note: its policy_error); undecided, if ask is false, for one on which a retry '
     'function is to decide: nothing of it was stored, report it again with ask, apart from others, for such a function may not return; '
     'extended, or cancel if it is asked to cancel, '
-    'for each job that goes on; lost: its reservation is no longer held; locked: another session has locked the row of this ended job: '
+    'for each job that continues; lost: its reservation is no longer held; locked: another session has locked the row of this ended job: '
     'nothing was stored, its lease is extended, report it again. Jobs that were completed have no row. '
     'unclaimed, last: the claim failed, for the reason in note, and the rest is stored. '
-    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
+    'Call it in a separate transaction and commit at once: what it locks is held until then. '
     'select * from pgqueue.exchange(''my-worker'', 10, completed => array[17], completed_reservations => array[1048577]);';
 
 -- What a row of exchange has of a job that it did not claim.

@@ -8,7 +8,7 @@
 -- taken back: so jobs come back even where no client calls maintain.
 -- The obvious single statement, UPDATE ... FROM (SELECT ... LIMIT $n), has a generic plan that guesses the limit and scans
 -- the table: 35 ms a call, against 1 ms. For the same reason the plan is pinned here: always generic, never by scanning or
--- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a transaction of its own
+-- sorting jobs, even if the table was empty or never analysed when the plan was made. Call it in a separate transaction
 -- and commit at once: what it locks is held until then. sql/README.md reads a claim from top to bottom.
 
 create or replace function pgqueue.reserve(
@@ -157,7 +157,7 @@ $$;
 
 comment on function pgqueue.reserve(text, integer, text[], integer[], interval, text) is
     'Claim up to max_jobs due jobs for a worker, in claim order; no rows when there is nothing due. '
-    'Call it in a transaction of its own and commit at once: what it locks is held until then. '
+    'Call it in a separate transaction and commit at once: what it locks is held until then. '
     'queues: the queues to claim from (null: all). lease: how long the reservation holds unless extended. '
     'strategy: weighted (each slot draws a queue by its weight, from weights or from pgqueue.queues; where all weights are equal, '
     'the highest priority over all queues goes first), strict (queues in the order given), lag (the queue whose oldest due job '

@@ -3,7 +3,7 @@
 -- _finish is the only way out of jobs (save delete and zero retention). It locks rows in id order, and only under the
 -- reservation given: a worker with another one changes nothing. p_executing: the job must be executing;
 -- if not, the caller has locked the row and read its reservation.
--- A statement of its own finds and locks the rows: joined by id, a plan that was made while the table was empty reads
+-- Its own statement finds and locks the rows: joined by id, a plan that was made while the table was empty reads
 -- every entry of the index, also those that an old snapshot keeps from being removed.
 -- In later statements, whose snapshots show the jobs blocked meanwhile, it releases the jobs that waited behind these: the
 -- next of their keys, and jobs blocked by their limits. The members of a batch end with their leader. Jobs without a key

@@ -5,7 +5,7 @@
 -- Two calls, so that the fence decides. If the network delivers either of them late, after the worker has claimed
 -- again, nothing happens: this one only reads, and release() changes no reservation that it does not name.
 --
--- With handed_within it returns only what was handed to the worker in that time, save the last 500 ms: those
+-- With handed_within it returns only what was handed to the worker in that time, except the last 500 ms: those
 -- notifications may be on their way. It reads the index of offered jobs from there on. So a call costs as much as jobs
 -- were handed to this worker in that time, and not what the fleet executes: 0.1 ms for none. Offered jobs that were
 -- announced and claimed are in that index as well: no claim of the worker may be under way when it calls.
@@ -47,4 +47,4 @@ $$;
 comment on function pgqueue.held_by(text, interval) is
     'The jobs that execute under the name of a worker, with their reservations; for a batch, its leader. '
     'Give back with release() the jobs that the worker does not know: the reply of a claim was lost. '
-    'handed_within: only those that were handed to it in that time, save the last 500 ms: see idle().';
+    'handed_within: only those that were handed to it in that time, except the last 500 ms: see idle().';

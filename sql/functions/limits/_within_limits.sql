@@ -2,7 +2,7 @@
 --
 -- Each limit is locked and counted once for all jobs of the claim that it touches, in two statements: the second has a
 -- snapshot that shows what others had started before the lock was taken. As a rule all have capacity, and nothing is left
--- to decide. Else the jobs are gone through in order. A claim that goes on counts again: it sees its own starts.
+-- to decide. Else the jobs are gone through in order. A claim that continues counts again: it sees its own starts.
 
 -- p_free: how many may start at most. unstarted: those that do not. skipped: those of them that stay where they are because
 -- another claim starts jobs under one of their limits, or their queue has no capacity. Jobs without capacity are blocked.

@@ -118,7 +118,7 @@ begin
                 next_cursor := pgqueue._bring_forward(run.stepped_from, p_slice, p_cursor);
                 if next_cursor is not null then
                     v_count := p_slice::bigint;
-                -- Transactions that were open when the clock stepped may still commit jobs: go on for a while.
+                -- Transactions that were open when the clock stepped may still commit jobs: continue for a while.
                 elsif v_now > run.gap_at + interval '5 min' or v_now >= run.stepped_from then
                     run.stepped_from := null;
                 end if;

@@ -3,7 +3,7 @@
 -- A queue of up to 10,000 jobs is counted whole each time (fewer where there are more than 30 lanes). A larger one is
 -- counted whole in its turn, one of sixty of them in each sample, so every ten minutes at least; between, its sample has
 -- the numbers of that count, with its time, and the time of its oldest due job is of now. So a sample costs the same
--- beside a backlog of thousands or of millions, save the one queue. Lanes are read from their heads on, for an old snapshot
+-- beside a backlog of thousands or of millions, except the one queue. Lanes are read from their heads on, for an old snapshot
 -- keeps the entries of jobs that are gone. A queue with nothing in it has no row; the queue '' stands for all of them, and
 -- always has one. Inserts, reads, and deletes the reports of workers that it adds up; locks nothing else.
 

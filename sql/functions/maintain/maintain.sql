@@ -1,13 +1,13 @@
 -- maintain: all work that is due by time. The fleet calls it about once a second; pg_cron or a person may call it too.
 --
 -- A transaction-scoped advisory try-lock lets one caller do the work; there is no leader. The work is a list of steps
--- (see _steps), each in an exception block of its own (see _run_step): a step that fails stops no other. Each takes a
+-- (see _steps), each in its own exception block (see _run_step): a step that fails stops no other. Each takes a
 -- bounded number of rows, skips locked ones, and waits at most 50 ms for a table. No step begins later than 3 s, or half
 -- of statement_timeout, after the call: steps that had no turn by then go first next time.
 -- Its records are inserted, never updated: a row of maintenance_runs for the run, a row of maintenance_steps for each step
 -- that has something to record. They commit together with the work. A kill or a cancel undoes both; step_under_way, a
 -- sequence, then shows the next call in which step it happened.
--- Call it in a transaction of its own and commit at once: the rows that it changed, and the lock, are held until then.
+-- Call it in a separate transaction and commit at once: the rows that it changed, and the lock, are held until then.
 
 create or replace function pgqueue.maintain(max_age interval default '0')
 returns table (ran boolean, rescued bigint, prolonged bigint, expired bigint, call_again_in interval, failing jsonb)
@@ -24,7 +24,7 @@ $$;
 
 comment on function pgqueue.maintain(interval) is
     'Maintenance: lapsed leases, expired jobs, due schedules, lanes, keys, limits, vanished workers, history partitions. Call it about once a second from anywhere, '
-    'in a transaction of its own, and commit at once: what it locks is held until then. '
+    'in a separate transaction, and commit at once: what it locks is held until then. '
     'One caller does the work; the others, and calls within max_age of the last run, return ran = false. '
     'call_again_in: when this caller should call again so that the fleet as a whole calls once a second. '
     'failing: the steps that have failed three times in a row or more, each with its error; null where ran is false.';

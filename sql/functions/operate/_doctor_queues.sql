@@ -7,7 +7,7 @@ language sql stable rows 5
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 as $$
-    -- A finding is a cause, and names each queue that is late by it. Unknown tasks have findings of their own.
+    -- A finding is a cause, and names each queue that is late by it. Unknown tasks have their own findings.
     select
         min(w.severity), case when w.cause = 'workers' then 'lag' else w.cause end,
         case when count(*) > 1 and w.of_queues then format('%s queues', count(*)) else min(w.subject) end,
@@ -203,7 +203,7 @@ as $$
         'info', 'pooler', w.name,
         case
             when w.info -> 'listen' = 'false' then 'it does not listen: an idle worker starts a job up to its poll interval late'
-            else 'it works through a pooler in transaction mode, and listens on a connection of its own'
+            else 'it works through a pooler in transaction mode, and listens on its own connection'
         end,
         'to start jobs at once: --listen-dsn with the server''s own address'
     from pgqueue.workers w

@@ -42,7 +42,7 @@ returns boolean
 language plpgsql stable parallel safe
 as $$
 begin
-    -- Three claims at least, none of which counted or was lost. A retried job goes on counting claims, and has errors.
+    -- Three claims at least, none of which counted or was lost. A retried job keeps counting claims, and has errors.
     return p_job.attempts = 0 and p_job.errors is null and p_job.has_steps is not true and (p_job.reservation >> 20) - p_job.losses >= 3
         and p_job.ready_at between p_job.reserved_at + interval '1 s' and p_job.reserved_at + interval '30 s' and not exists (
         select from pgqueue.samples s

@@ -2,7 +2,7 @@
 --
 -- A scan goes along one index in the order of ids, looks at p_rows rows at most, and ends at enough matches. It returns
 -- where it stopped: it has read all up to that id; null: there is no more. So no bound leaves out a match unseen: who
--- combines scans returns no job beyond the nearest stop of them, and the next call goes on from there. Reads only.
+-- combines scans returns no job beyond the nearest stop of them, and the next call continues from there. Reads only.
 --
 -- The way and the direction choose the text of the statement; values are parameters. One statement for all ways would open
 -- the indexes of all partitions for each of them. Values that an index is read by stand in subqueries, so that the planner

@@ -1,6 +1,6 @@
 -- What search(), search_oldest() and the bulk calls find by a filter, page by page, in the order of ids.
 --
--- Each scan goes along one index (see _scan). Members of groups, the dead and the cancelled have indexes of their own. Live
+-- Each scan goes along one index (see _scan). Members of groups, the dead and the cancelled have their own indexes. Live
 -- jobs of a queue have one that is not in the order of ids: where few of the jobs read by id fit, all of the queue are
 -- looked up, if they are not too many to read at once.
 

@@ -128,7 +128,7 @@ begin
     if p_ids is null then
         return;
     end if;
-    -- Skips a key that an enqueue has locked: it takes the key over for a job of its own.
+    -- Skips a key that an enqueue has locked: it takes the key over for its own job.
     with held as materialized (
         select l.place
         from unnest(p_ids) w (id)

@@ -1,4 +1,4 @@
--- pause_queue: reserve skips the queue until resume_queue. Producers go on, executing jobs go on. Locks and writes one row
+-- pause_queue: reserve skips the queue until resume_queue. Producers continue, executing jobs continue. Locks and writes one row
 -- of queues.
 
 create or replace function pgqueue.pause_queue(queue text)

@@ -12,7 +12,7 @@ as $$
 $$;
 
 comment on function pgqueue.quiet_worker(text) is
-    'Let a worker reserve no more jobs and stay, until resume_worker(); its running jobs go on. '
+    'Let a worker reserve no more jobs and stay, until resume_worker(); its running jobs continue. '
     'False: there is no such worker, or it was asked already.';
 
 -- Writes a command (null: run) to a worker that has one of these now, and notifies it; false: there is none.

@@ -89,7 +89,7 @@ begin
         perform pgqueue._refuse(
             'max_jobs must be between 1 and 10000, and max_rows between 1 and 1000000',
             format('They are %s and %s.', coalesce(p_max_jobs::text, 'null'), coalesce(p_max_rows::text, 'null')),
-            'Give both within their ranges, and go on where the last call stopped.'
+            'Give both within their ranges, and continue where the last call stopped.'
         );
     end if;
     if cardinality(v_filter.groups) > 20 then

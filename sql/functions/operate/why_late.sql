@@ -229,7 +229,7 @@ begin
     if evidence is not null then
         cause := 'starved';
         subject := v_queue;
-        remedy := format('select pgqueue.configure_queue(%L, weight => 10); or a worker of its own: pgqueue worker -r MODULE --queue %s',
+        remedy := format('select pgqueue.configure_queue(%L, weight => 10); or a separate worker: pgqueue worker -r MODULE --queue %s',
             v_queue, pgqueue._shell_quoted(v_queue));
         return;
     end if;

@@ -1,5 +1,5 @@
 -- Dedupe: only one job of a task and dedupe key exists at a time. Its row in dedupe_keys is kept as long as the job lives,
--- or until a time of its own.
+-- or until its own time.
 --
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
@@ -22,7 +22,7 @@ declare
     v_existing record;
 begin
     loop
-        -- In milliseconds; 0 would mean for ever.
+        -- In milliseconds; 0 would mean forever.
         perform set_config(
             'lock_timeout',
             greatest(1, ceil(1000 * extract(epoch from p_deadline - clock_timestamp())))::bigint::text,
@@ -142,7 +142,7 @@ begin
         run_at = v_run_at,
         ready_at = v_ready_at,
         expires_at = v_expires_at,
-        -- A job that waits for its parents goes on waiting.
+        -- A job that waits for its parents keeps waiting.
         state = case when j.blocked_on = '@parents' then j.state else 'waiting' end,
         blocked_on = case when j.blocked_on = '@parents' then j.blocked_on end,
         resumed = false

@@ -2,7 +2,7 @@
 --
 -- It locks nothing that another enqueue could wait for. One statement does nearly all: it reads the options of task and
 -- queue, inserts the row, and then checks whether the lane is registered and whether a worker of the queue is idle. Only if
--- one of these requires more does it go on, for NOTIFY serialises the commits of all sessions that send it. A worker
+-- one of these requires more does it continue, for NOTIFY serialises the commits of all sessions that send it. A worker
 -- registers as idle *before* its last polls, so the answer is stale by at most the time that this transaction stays open.
 -- Half of the time of a call is spent on starting statements and compiling expressions, which each transaction repeats: so
 -- there is one statement, and hardly an expression beside it. `offset 0` keeps the scan of tasks from carrying all columns

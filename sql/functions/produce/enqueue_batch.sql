@@ -147,7 +147,7 @@ end
 $$;
 
 comment on function pgqueue.enqueue_batch(jsonb[]) is
-    'Enqueue jobs that each have options of their own, in the current transaction, and return a row for each in the order given: '
+    'Enqueue jobs that each have their own options, in the current transaction, and return a row for each in the order given: '
     'its position, the job''s id, and the outcome as of enqueue_outcome(), or error, with sqlstate, message, detail and hint; '
     'then nothing was enqueued for that one, and the others are kept. Each element is an object of options named as the '
     'arguments of enqueue(), times and intervals as text. "ref" names a job for the depends_on of later ones in the call: '

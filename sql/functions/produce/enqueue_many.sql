@@ -61,7 +61,7 @@ begin
             perform pgqueue._refuse(
                 'enqueue_many was given one dedupe key for several jobs',
                 format('There are %s jobs, and one of a dedupe key at a time.', cardinality(enqueue_many.args)),
-                'Give each job a dedupe of its own with enqueue_batch(), or leave dedupe out.'
+                'Give each job its own dedupe with enqueue_batch(), or leave dedupe out.'
             );
         end if;
         if cardinality(enqueue_many.args) = 1 then

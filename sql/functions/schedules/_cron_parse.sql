@@ -65,7 +65,7 @@ begin
     end loop;
 
     -- Bit 7, which is Sunday as well, goes to bit 0. Then two weeks in one mask, so that the search for the next allowed
-    -- weekday goes on past Saturday.
+    -- weekday continues past Saturday.
     v_mask := pgqueue._cron_field(v_fields[6], 6);
     v_mask := (v_mask | (v_mask >> 7)) & 127;
     v_mask := v_mask | (v_mask << 7);

@@ -4,7 +4,7 @@
 -- change an operator's columns (paused_at, expression, timezone). Locks that row. Checks every argument, so that no error
 -- comes up later, at night. Records the first instant at once, so that it is not missed if maintenance does not run for a
 -- while. Before a rule changes, what is due by it runs, as a job of the new declaration: a worker of the old one may be
--- gone. Rules are compared as text, for after that the same rule in other letters goes on as it would have.
+-- gone. Rules are compared as text, for after that the same rule in other letters continues as it would have.
 
 create or replace function pgqueue.schedule(
     name text, expression text default null, task text default null, args jsonb default '{}',

@@ -23,7 +23,7 @@
 -- listener was replaced. Such a registration lasts 5 s at most: a worker that stands still is handed nothing after that.
 --
 -- Idle registrations are only inserted, and expire by time, so that readers of the index never visit old ones.
--- Call idle in a transaction of its own and commit at once: the rows that it locks stay locked until then.
+-- Call idle in a separate transaction and commit at once: the rows that it locks stay locked until then.
 
 create or replace function pgqueue.idle(
     worker text, queues text[] default null, "for" interval default '5 s', memory bigint default null,
@@ -162,7 +162,7 @@ end
 $$;
 
 comment on function pgqueue.idle(text, text[], interval, bigint, text, integer, interval) is
-    'Nothing to do: the worker registers as idle, for at most "for". Call it in a transaction of its own and commit at once: '
+    'Nothing to do: the worker registers as idle, for at most "for". Call it in a separate transaction and commit at once: '
     'what it locks is held until then. Then reserve again a few times (after 2 ms, 4 ms, ... about a second in all). '
     'Then wait for NOTIFY on channel, for next_due (reserve then; now, where something is due already), or for call_again_in or "for" to pass, '
     'and call it again. It reports a heartbeat and runs maintenance as well. registered: false: call hello() again. memory: as in beat(). '

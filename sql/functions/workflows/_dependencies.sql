@@ -126,7 +126,7 @@ as $$
 $$;
 
 -- Handles the children that are live, blocked on their parents, and not locked by another session.
--- p_note: the kind of note for children that go on waiting; null: none.
+-- p_note: the kind of note for children that keep waiting; null: none.
 create or replace function pgqueue._settle_children(p_children bigint[], p_note text)
 returns bigint[]
 language plpgsql

@@ -2,7 +2,7 @@
 --
 -- A row of steps is inserted and never updated; it is fenced by the reservation, and of one name only the first row counts.
 -- At the end of its job it moves to history.steps: names and times, and also results if the job may be retried, which then
--- goes on where it stopped.
+-- continues where it stopped.
 
 create or replace function pgqueue._check_step(p_name text, p_result jsonb)
 returns void
@@ -35,7 +35,7 @@ begin
     if exists (select from pgqueue.steps s where s.job_id = p_job_id offset 9999) then
         perform pgqueue._refuse(
             'a job may have at most 10000 steps', 'It has that many.',
-            'Make each item of a loop a job of its own: members of a group, see open_group().'
+            'Make each item of a loop a separate job: members of a group, see open_group().'
         );
     end if;
     insert into pgqueue.steps (job_id, name, result, attempt, at)

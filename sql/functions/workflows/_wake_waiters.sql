@@ -1,4 +1,4 @@
--- An event has come: the jobs that wait for it go on. emit_event and await_event say how the two meet.
+-- An event has come: the jobs that wait for it continue. emit_event and await_event say how the two meet.
 
 -- The event has been emitted. Skips jobs that are locked, and executing ones, which read it themselves.
 create or replace function pgqueue._wake_waiters(p_name text)

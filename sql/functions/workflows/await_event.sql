@@ -32,7 +32,7 @@ begin
     if found and not v_step.is_wait then
         perform pgqueue._refuse(
             format('step %s is not a wait for an event', quote_literal(await_event.step)),
-            'This job has completed a step of that name.', 'Give the wait a name of its own.'
+            'This job has completed a step of that name.', 'Give the wait another name.'
         );
     elsif not found then
         select null::jsonb as result, w.name as event into v_step

@@ -1,4 +1,4 @@
--- emit_event: announces an event; jobs that wait for it go on. See await_event.
+-- emit_event: announces an event; jobs that wait for it continue. See await_event.
 --
 -- Waits for an open transaction that emits the same event, and for no other.
 

@@ -1,5 +1,5 @@
 -- share_steps: a call of a handler has payloads of several keys, and its leader has completed a step, or has suspended itself.
--- The other keys of the call go the same way. From then on each key is a batch of its own, with these steps.
+-- The other keys of the call go the same way. From then on each key is its own batch, with these steps.
 --
 -- Locks the rows of the jobs in id order, and waits for another session's lock at most 5 s (55P03). Called in the transaction
 -- of the leader's step.

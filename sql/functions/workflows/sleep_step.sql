@@ -23,7 +23,7 @@ begin
     if found and v_until is null then
         perform pgqueue._refuse(
             format('step %s is not a sleep', quote_literal(sleep_step.name)),
-            'This job has completed a step of that name.', 'Give the sleep a name of its own.'
+            'This job has completed a step of that name.', 'Give the sleep another name.'
         );
     elsif not found then
         v_until := pgqueue._after(v_now, sleep_step."for");
@@ -38,5 +38,5 @@ end
 $$;
 
 comment on function pgqueue.sleep_step(bigint, bigint, text, interval) is
-    'A job sleeps as a step, and holds no worker meanwhile. True: the time is over, go on. False: it is suspended, and comes back then: '
+    'A job sleeps as a step, and holds no worker meanwhile. True: the time is over, continue. False: it is suspended, and comes back then: '
     'leave the handler. Null: the reservation is no longer held. select pgqueue.sleep_step(42, 1048577, ''cool down'', ''1 day'');';
