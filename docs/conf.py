@@ -21,7 +21,7 @@ author = "The pgqueue maintainers"
 copyright = author
 version = release = pgqueue.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton"]
 exclude_patterns = ["_build", "tools"]
 nitpicky = True
 # Types of the standard library and of drivers have no page here.
@@ -40,6 +40,8 @@ html_copy_source = False
 copybutton_prompt_text = r"\$ |=> "
 copybutton_prompt_is_regexp = True
 
+# Only the tables: the pages are written by the generator.
+autosummary_generate = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

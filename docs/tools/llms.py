@@ -12,7 +12,7 @@ _HEAD = """\
 
 > A job queue inside a PostgreSQL database. Enqueue with one SQL call in your own transaction:
 > select pgqueue.enqueue('task', '{"a": 1}'). Workers run jobs at least once, in any language. Python: pip install
-> pgqueue-sql; `from pgqueue import App, enqueue`; `pgqueue worker -r module`.
+> 'pgqueue-sql[cli]'; `from pgqueue import App, enqueue`; `pgqueue worker -r module`.
 
 - Pass your own connection to enqueue(): the job is committed with your writes.
 - Handlers may run twice: make them idempotent, or complete the job in the transaction of its writes.

@@ -352,12 +352,16 @@ def python_api() -> str:
     lines = [
         "# Python API",
         "",
-        "From the docstrings of the package. A name that does not stand here may change in any release.",
+        "From the docstrings of the package. A name that does not stand here may change in any release. The options of",
+        "`enqueue` are the arguments of [the function in SQL](functions-produce.md#enqueue), with a sentence for each.",
         "",
     ]
     for module, title in _MODULES.items():
+        named = [*public_names(module)]
         lines += [f"## {title}: `{module}`", "", "~~~{eval-rst}", f".. module:: {module}", ""]
-        for name, kind in public_names(module):
+        if len(named) > 2:
+            lines += [".. autosummary::", "   :nosignatures:", "", *(f"   {name}" for name, _ in named), ""]
+        for name, kind in named:
             lines += [f".. {kind}:: {module}.{name}"]
             lines += ["   :members:", ""] if kind in ("autoclass", "autoexception") else [""]
         lines += ["~~~", ""]

@@ -120,6 +120,13 @@ def test_every_signal_has_a_row(written: dict[str, str]) -> None:
     assert {"SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGTTIN"} == set(rows)
 
 
+def test_the_page_on_python_begins_each_module_of_several_names_with_a_table_of_them(written: dict[str, str]) -> None:
+    for section in written["python.md"].split("\n## ")[1:]:
+        named = re.findall(r"^\.\. auto(?:class|function|exception):: [\w.]*\.(\w+)$", section, re.MULTILINE)
+        tables = re.findall(r"autosummary::\n   :nosignatures:\n\n((?:   \w+\n)+)", section)
+        assert [table.split() for table in tables] == ([named] if len(named) > 2 else [])
+
+
 def test_every_public_name_of_python_has_a_directive(written: dict[str, str]) -> None:
     text = written["python.md"]
     for name in pgqueue.__all__:
