@@ -172,6 +172,20 @@ def test_the_first_job_of_the_tutorial_is_dead_after_two_attempts_and_comes_back
     assert found == [(1, "succeeded", 1), (2, "waiting", 0)]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_readme_and_the_tutorials_can_be_typed_in_one_directory(runner: Runner, conn: psycopg.Connection) -> None:
+    for page in ("README.md", "docs/tutorial/first-job.md", "docs/tutorial/shop.md"):
+        runner.set_up(SET_UP.get(page, SetUp()))
+        for block in blocks(page):
+            runner.run(block)
+    found = conn.execute(
+        "select state::text, attempts from pgqueue.all_jobs where task = 'welcome' order by id"
+    ).fetchall()
+    assert found == [("succeeded", 1), ("waiting", 0)]
+    assert conn.execute("select count(*) from payments").fetchone() == (1,)
+
+
 @pytest.mark.parametrize("page", pages())
 def test_every_block_has_a_language(page: str) -> None:
     assert {block.language for block in blocks(page)} <= {"sh", "sql", "python"} | SHOWN
