@@ -273,7 +273,7 @@ def _validated(
 ) -> TypedArguments:
     if _pydantic() is None:
         raise ConfigError(
-            f"task {task} has validate=True, and pydantic is not installed",
+            f"task {task} has validate=True, and pydantic 2 is not installed",
             hint="run: pip install 'pgqueue-sql[pydantic]'",
         )
     try:
@@ -385,7 +385,8 @@ def _pydantic() -> Any:
         import pydantic  # noqa: PLC0415
     except ImportError:
         return None
-    return pydantic
+    # pydantic 1 is another library under the same name.
+    return pydantic if hasattr(pydantic, "TypeAdapter") else None
 
 
 # Bytes are no text, unless a model's own config says so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -194,7 +195,22 @@ def test_what_cannot_be_checked_is_refused_when_it_is_declared(monkeypatch: pyte
     for function, options in ((unknown, {}), (missing, {}), (flat, {"accumulate": True})):
         with pytest.raises(ConfigError, match="annotat"):
             app.task(validate=True, **options)(function)
-    # With the extra missing it says which one.
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    with pytest.raises(ConfigError, match=r"pgqueue-sql\[pydantic\]"):
-        app.task(validate=True)(flat)
+    # With the extra missing, or pydantic 1 in its place, it says which one.
+    for found in (None, types.ModuleType("pydantic")):
+        monkeypatch.setitem(sys.modules, "pydantic", found)
+        with pytest.raises(ConfigError, match=r"pgqueue-sql\[pydantic\]"):
+            app.task(validate=True)(flat)
+
+
+def test_an_application_on_pydantic_1_has_its_arguments_written_as_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", types.ModuleType("pydantic"))
+    app = App()
+
+    @app.task
+    def remind(at: datetime, order: UUID) -> None: ...
+
+    order = UUID(int=17)
+    assert remind.dump({"at": datetime(2026, 12, 24, tzinfo=UTC), "order": order}) == {
+        "at": "2026-12-24T00:00:00Z",
+        "order": str(order),
+    }
