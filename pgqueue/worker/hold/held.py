@@ -92,28 +92,34 @@ class Held:
     create. So are `args` and `headers`, which are parsed when they are first read.
     """
 
-    started: float | None = None
-    job: Job | None = None
-    runner: asyncio.Task[Any] | None = None
-    # While its handler runs, and until it is known how it ended.
-    context: contextvars.Context | None = None
-    outcome: tuple[object, BaseException | None] | None = None
-    timer: asyncio.TimerHandle | None = None
-    stop: Stop | None = None
-    ended: End | None = None
-    error: dict[str, object] | None = None
-    result: bytes | None = None
-    delay: float = 0.0
-    snooze: timedelta | str = ""
-    verdict: Verdict = Verdict()
-    signalled: bool = False
-    seconds: float | None = None
+    # Written with the claim; Leases alone writes the deadline after that.
     payloads: dict[str, list[Any]] | None = None
     members: Sequence[Held] = ()
     leader: Held | None = None
-    # How often the server did not take its end, while it answered other calls.
+    # Written by Runner.
+    started: float | None = None
+    seconds: float | None = None
+    timer: asyncio.TimerHandle | None = None
+    delay: float = 0.0
+    # Written by Jobs.
+    job: Job | None = None
+    # Written by ask_to_stop.
+    stop: Stop | None = None
+    # Written by Handlers, while a handler runs and until it is known how it ended.
+    runner: asyncio.Task[Any] | None = None
+    context: contextvars.Context | None = None
+    outcome: tuple[object, BaseException | None] | None = None
+    # How the attempt ended: written by Handlers, or Runner where none ran, and then by those who store it, where that
+    # has another outcome.
+    ended: End | None = None
+    error: dict[str, object] | None = None
+    result: bytes | None = None
+    snooze: timedelta | str = ""
+    verdict: Verdict = Verdict()
+    signalled: bool = False
+    # Written by Trade and Reporter: how often the server did not take the end, while it answered other calls; and
+    # whether another session had locked the row then.
     refused: int = 0
-    # Another session had locked its row when its end was reported.
     is_locked: bool = False
 
     def __init__(self, row: JobRow, deadline: float, taken: float | None = None) -> None:
