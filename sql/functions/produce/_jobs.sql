@@ -99,7 +99,7 @@ begin
                 coalesce(n.priority, t.priority, q.priority, 0), n.run_at, n.ready_at, n.created_at,
                 coalesce(n.expires_at, pgqueue._after(greatest(n.run_at, n.created_at), t.expires_in)),
                 n.max_attempts, n.retention, n.retry, n.key, n.score, n.limit_key, n.dedupe,
-                n.timeout, v_enqueued_by,
+                n.timeout, coalesce(n.enqueued_by, v_enqueued_by),
                 coalesce(n.state, 'waiting'), n.blocked_on, n.depends_on, n.run_if, n.group_id
             from unnest(p_jobs) n
             left join pgqueue.effective_tasks t on t.name = n.task

@@ -4,10 +4,9 @@
 -- for each schedule and second (2 us), whatever old versions a snapshot keeps. After an update of the rule by hand, next_at
 -- is computed again from now; an instant of the old rule that is over runs first.
 -- Each instant gets one job: its row in schedule_runs comes first, under a unique key, and the job only where that row
--- was really inserted, in one statement. Concurrent callers would wait there for each other; maintain's own lock
--- prevents that. All due schedules go in one statement, in due order. If it fails, each half is tried in an exception
--- block of its own, down to the broken schedule: its error is recorded, shown in stats(), and it is left out for a
--- minute.
+-- was really inserted. Concurrent callers would wait there for each other; maintain's own lock prevents that. All due
+-- schedules go together, in due order. If that fails, each half is tried in an exception block of its own, down to the
+-- broken schedule: its error is recorded, shown in stats(), and it is left out for a minute.
 
 create or replace function pgqueue._run_schedules(p_limit integer)
 returns bigint
@@ -99,99 +98,86 @@ language plpgsql
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off
 as $$
 declare
-    v_lane record;
-    v_jobs bigint := 0::bigint;
+    v_jobs pgqueue.jobs[];
 begin
-    for v_lane in
-        with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
-        turns as materialized (
+    with due as materialized (select d.name, d.due_at from unnest(p_names, p_due) d (name, due_at)),
+    turns as materialized (
+        select
+            s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
+            sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
+        from due d
+        join pgqueue.schedules s on s.name = d.name
+        left join lateral pgqueue._latest_plan(s.name, p_now) l on true
+        cross join lateral pgqueue._schedule_turn(
+            case when s.expression is null then s.spec else pgqueue._cron_parse(s.expression) end,
+            s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at,
+            -- A paused one is settled when it is resumed: what passed before the pause is owed.
+            least(p_now, s.paused_at), s.catch_up, case when s.overlap = 'skip' then 1 else s.catch_up_cap end,
+            l.rule is not distinct from pgqueue._schedule_rule(s)
+        ) t
+    ),
+    runs as materialized (
+        select o.*, case when o.outcome = 'enqueued' then nextval('pgqueue.jobs_id_seq') end as job_id
+        from (
             select
-                s.*, t.instants, t.next_at, t.passed_from, pgqueue._schedule_rule(s) as rule,
-                sum(cardinality(t.instants)) over (order by d.due_at nulls first, s.name) - cardinality(t.instants) as jobs_before
-            from due d
-            join pgqueue.schedules s on s.name = d.name
-            left join lateral pgqueue._latest_plan(s.name, p_now) l on true
-            cross join lateral pgqueue._schedule_turn(
-                case when s.expression is null then s.spec else pgqueue._cron_parse(s.expression) end,
-                s.every, s.anchor, coalesce(s.timezone, s.declared_timezone), d.due_at,
-                -- A paused one is settled when it is resumed: what passed before the pause is owed.
-                least(p_now, s.paused_at), s.catch_up, case when s.overlap = 'skip' then 1 else s.catch_up_cap end,
-                l.rule is not distinct from pgqueue._schedule_rule(s)
-            ) t
-        ),
-        runs as materialized (
-            select o.*, case when o.outcome = 'enqueued' then nextval('pgqueue.jobs_id_seq') end as job_id
-            from (
-                select
-                    t.name, i.at, t.next_at, t.rule,
-                    case when i.ord = 1 then t.passed_from end as passed_from,
-                    case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
-                from turns t
-                cross join lateral (
-                    -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
-                    -- turn an EXISTS into a join that reads every run of the schedule.
-                    select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
-                    from unnest(t.instants) with ordinality u (at, ord)
-                    where (
-                        select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
-                    ) is null
-                ) f
-                cross join lateral unnest(f.instants) with ordinality i (at, ord)
-                cross join lateral (
-                    select t.overlap = 'skip' and exists (
-                        select from pgqueue.jobs j
-                        where j.id = (
-                            select r.job_id
-                            from pgqueue.schedule_runs r
-                            where r.schedule = t.name and r.job_id is not null
-                            order by r.n desc
-                            limit 1
-                        )
-                    ) as lives
-                ) l
-                where t.jobs_before < p_limit
-                order by i.at, t.name
-            ) o
-        ),
-        written as (
-            insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule)
-            select r.name, r.at, p_now, r.outcome, r.job_id, r.next_at, r.passed_from, r.rule
-            from runs r
-            order by r.at, r.name
-            on conflict (schedule, at) do nothing
-            returning schedule, at, job_id
-        ),
-        enqueued as (
-            insert into pgqueue.jobs (
-                id, queue, task, args, headers, tags, priority, run_at, ready_at, created_at, expires_at, max_attempts,
-                retention, enqueued_by
+                t.name, i.at, t.next_at, t.rule,
+                case when i.ord = 1 then t.passed_from end as passed_from,
+                case when i.at is null then 'planned' when l.lives then 'overlap' else 'enqueued' end as outcome
+            from turns t
+            cross join lateral (
+                -- After the clock stepped back, some instants have run already. A scalar subquery: the planner may
+                -- turn an EXISTS into a join that reads every run of the schedule.
+                select coalesce(array_agg(u.at order by u.ord), array[null::timestamptz]) as instants
+                from unnest(t.instants) with ordinality u (at, ord)
+                where (
+                    select true from pgqueue.schedule_runs r where r.schedule = t.name and r.at = u.at limit 1
+                ) is null
+            ) f
+            cross join lateral unnest(f.instants) with ordinality i (at, ord)
+            cross join lateral (
+                select t.overlap = 'skip' and exists (
+                    select from pgqueue.jobs j
+                    where j.id = (
+                        select r.job_id
+                        from pgqueue.schedule_runs r
+                        where r.schedule = t.name and r.job_id is not null
+                        order by r.n desc
+                        limit 1
+                    )
+                ) as lives
+            ) l
+            where t.jobs_before < p_limit
+            order by i.at, t.name
+        ) o
+    ),
+    written as (
+        insert into pgqueue.schedule_runs (schedule, at, decided_at, outcome, job_id, next_at, passed_from, rule)
+        select r.name, r.at, p_now, r.outcome, r.job_id, r.next_at, r.passed_from, r.rule
+        from runs r
+        order by r.at, r.name
+        on conflict (schedule, at) do nothing
+        returning schedule, at, job_id
+    )
+    select
+        array_agg(
+            jsonb_populate_record(
+                null::pgqueue.jobs,
+                jsonb_build_object(
+                    'id', w.job_id, 'queue', t.queue, 'task', t.task, 'args', t.args,
+                    'headers', coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at),
+                    'tags', t.tags, 'priority', t.priority, 'run_at', a.run_at, 'ready_at', greatest(a.run_at, p_now),
+                    'created_at', p_now, 'expires_at', pgqueue._after(greatest(a.run_at, p_now), t.expires_in),
+                    'max_attempts', t.max_attempts, 'retention', t.retention, 'enqueued_by', 'schedule ' || t.name
+                )
             )
-            overriding system value
-            select
-                w.job_id, q.queue, t.task, t.args,
-                coalesce(t.headers, '{}') || jsonb_build_object('schedule', t.name, 'scheduled_at', w.at), t.tags,
-                p.priority, a.run_at, greatest(a.run_at, p_now), p_now,
-                pgqueue._after(greatest(a.run_at, p_now), coalesce(t.expires_in, e.expires_in)), t.max_attempts, t.retention,
-                'schedule ' || t.name
-            from written w
-            join turns t on t.name = w.schedule
-            left join pgqueue.effective_tasks e on e.name = t.task
-            cross join lateral (select coalesce(t.queue, e.queue, 'default') as queue) q
-            left join pgqueue.queues o on o.name = q.queue
-            cross join lateral (select coalesce(t.priority, e.priority, o.priority, 0)::smallint as priority) p
-            cross join lateral (select pgqueue._after(w.at, coalesce(random() * t.jitter, '0')) as run_at) a
-            where w.job_id is not null
             order by w.job_id
-            returning queue, priority, ready_at
         )
-        select q.queue, q.priority, count(*) as jobs, min(q.ready_at) as ready_at
-        from enqueued q
-        group by q.queue, q.priority
-    loop
-        v_jobs := v_jobs + v_lane.jobs;
-        perform pgqueue._register_lane(v_lane.queue, v_lane.priority, p_now);
-        perform pgqueue._wake(v_lane.queue, v_lane.ready_at, 2, null);
-    end loop;
-    return v_jobs;
+    into v_jobs
+    from written w
+    join turns t on t.name = w.schedule
+    cross join lateral (select pgqueue._after(w.at, coalesce(random() * t.jitter, '0')) as run_at) a
+    where w.job_id is not null;
+    perform pgqueue._insert_jobs(v_jobs);
+    return coalesce(cardinality(v_jobs), 0)::bigint;
 end
 $$;
