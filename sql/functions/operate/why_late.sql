@@ -74,11 +74,11 @@ begin
     v_due := pgqueue._due_in(p_queue, p_now);
     select b.* into v_blocked from pgqueue._blocked_in(p_queue) b;
     select u.* into v_unserved from pgqueue._unserved_in(p_queue, p_now) u;
-    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0);
+    lag := coalesce(extract(epoch from p_now - v_first.ready_at), 0)::double precision;
     stuck_for := case
         when v_paused_at is null
-            then greatest(coalesce(extract(epoch from p_now - least(v_blocked.oldest_at, v_unserved.oldest_at)), 0), 0)
-        else 0
+            then greatest(coalesce(extract(epoch from p_now - least(v_blocked.oldest_at, v_unserved.oldest_at)), 0), 0)::double precision
+        else 0::double precision
     end;
     since := least(v_first.ready_at, v_blocked.oldest_at);
 
