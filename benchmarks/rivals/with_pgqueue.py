@@ -23,8 +23,7 @@ def produce(dsn: str) -> None:
     migrate(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
         mark(0)
-        for line in sys.stdin:
-            jobs, every = map(int, line.split())
+        for jobs, every in (map(int, line.split()) for line in sys.stdin):
             if every:
                 began = time.monotonic()
                 for n in range(jobs):

@@ -83,7 +83,7 @@ def test_a_queue_that_cannot_be_installed_is_reported_with_the_reason(
     monkeypatch.setattr(program, "BUILD", tmp_path)
     monkeypatch.setattr(program.shutil, "which", lambda _: None)
     report = run(empty_database, "pg-boss")
-    assert report.rows == [("pg-boss", "not run", "npm is not installed", *("-",) * 5)]
+    assert report.rows == [("pg-boss", "not run", "npm is not installed", *("-",) * 6)]
     assert "pg-boss is not run: npm is not installed" in capsys.readouterr().err
 
 
