@@ -33,7 +33,7 @@ def test_each_queue_has_a_line_of_its_due_jobs(conn: psycopg.Connection, ask: As
     # One sample of three: the highest of all may be between two.
     assert 790 <= highest <= 830
     assert last == 3
-    line = re.search(r'Due jobs of queue mail.*?<polyline points="([^"]+)"', text)
+    line = re.search(r'Due jobs of queue mail.*?<polyline class="line" points="([^"]+)"', text)
     assert line is not None
     heights = [float(point.split(",")[1]) for point in line[1].split()]
     assert len(heights) >= 25

@@ -1,6 +1,7 @@
 // Live refresh, plots, the reader's time zone and a few keys. The pages work without it.
 "use strict";
 (() => {
+  document.documentElement.classList.add("scripted");
   const store = (name, value) => {
     try {
       if (value !== undefined) localStorage.setItem("pgqueue." + name, value);
@@ -24,7 +25,7 @@
   // Live: the part #live is asked for again, unless nobody looks, rows are selected, or something is being typed.
   const live = () => document.getElementById("live");
   const isBusy = () => document.hidden || !live() ||
-    live().querySelector("input[name=id]:checked, details.menu[open]") ||
+    live().querySelector("input[name=id]:checked") ||
     (live().contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select"));
   let timer;
   const schedule = () => {
@@ -35,7 +36,11 @@
     if (seconds) timer = setInterval(() => { if (!isBusy()) htmx.trigger(live(), "refresh"); }, seconds * 1000);
   };
 
-  // Plots: one canvas each, drawn from /series.
+  // What the script itself draws, and what a reader has opened or chosen, is left as it is.
+  Idiomorph.defaults.callbacks.beforeNodeMorphed = (old) => !(old.matches && old.matches(".plotted, .segments"));
+  Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.matches("details"));
+
+  // Plots: one canvas each, drawn from /series. The legend has the last values, or those under the cursor.
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const plots = new Map();
   const span = new Map();
@@ -46,14 +51,38 @@
     [60, "{HH}:{mm}", day, null, day, null, null, null, 1],
     [1, "{HH}:{mm}:{ss}", day, null, day, null, null, null, 1],
   ];
+  const spell = (s) => s < 1 ? Math.round(s * 1000) + " ms" : s < 10 ? s.toFixed(1) + " s" : s < 100 ? Math.round(s) + " s"
+    : s < 6000 ? Math.round(s / 60) + " min" : s < 172800 ? Math.round(s / 3600) + " h" : Math.round(s / 86400) + " d";
+  const written = (v, isLog) => v == null ? "–" : isLog ? spell(v) : v >= 100 ? Math.round(v).toLocaleString("en") : v >= 10 ? v.toFixed(1) : String(Math.round(v * 100) / 100);
+  const say = (element, plot) => {
+    const shown = element.closest(".plotted").querySelectorAll(".legend b");
+    shown.forEach((each, i) => {
+      const values = plot.data[i + 1] || [], at = plot.cursor.idx;
+      each.textContent = written(at == null ? values.findLast((v) => v != null) : values[at], element.dataset.log);
+    });
+  };
   const options = (element, lines) => {
-    const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 } };
+    const font = "12px " + getComputedStyle(document.body).fontFamily, isLog = Boolean(element.dataset.log);
+    const axis = { stroke: css("--text-3"), font, grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
+    const seconds = { splits: () => [0.01, 0.1, 1, 10, 60, 600, 3600, 36000], filter: (plot, splits) => splits, values: (plot, splits) => splits.map((v) => spell(v).replace(/\.0/, "")) };
     return {
-      width: element.clientWidth, height: 180, cursor: { y: false }, legend: { show: true, live: true },
+      width: element.clientWidth, height: element.clientHeight - 8, padding: [12, 14, 0, 0],
+      cursor: { y: false, points: { size: 6 } }, legend: { show: false },
       tzDate: (at) => store("zone") === "local" ? new Date(at * 1000) : uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
-      axes: [{ ...axis, values: ticks }, { ...axis, size: 56 }],
-      scales: { x: { range: () => span.get(element) }, y: { range: (plot, low, high) => [0, Math.max(high, 1) * 1.05] } },
-      series: [{ value: "{YYYY}-{MM}-{DD} {HH}:{mm}:{ss}" }, ...lines.map(([name, colour]) => ({ label: name, stroke: css(colour), width: 1.5, points: { show: false }, spanGaps: true }))],
+      axes: [
+        { ...axis, values: ticks, size: 38, space: 80, grid: { show: false } },
+        { ...axis, size: 60, gap: 6, space: 34, ...(isLog ? seconds : { values: (plot, splits) => splits.map((v) => v.toLocaleString("en")) }) },
+      ],
+      scales: {
+        x: { range: () => span.get(element) },
+        y: isLog ? { distr: 3, range: (plot, low, high) => [0.005, Math.max(high || 0, 20) * 2] } : { range: (plot, low, high) => [0, Math.max(high, 1) * 1.12] },
+      },
+      series: [{}, ...lines.map(([name, colour, dash], i) => ({
+        stroke: css(colour.replace("is-", "--")), width: 1.6, points: { show: false }, spanGaps: true,
+        dash: dash ? dash.split(" ").map(Number) : undefined,
+        fill: i === 0 && !isLog ? css(colour.replace("is-", "--")) + "14" : undefined,
+      }))],
+      hooks: { setCursor: [(plot) => say(element, plot)], setData: [(plot) => say(element, plot)] },
     };
   };
   const draw = async (element) => {
@@ -73,7 +102,9 @@
     const known = plots.get(element);
     if (known) { known.setData(data); return; }
     element.textContent = "";
-    plots.set(element, new uPlot(options(element, lines), data, element));
+    const plot = new uPlot(options(element, lines), data, element);
+    plots.set(element, plot);
+    say(element, plot);
   };
   const drawAll = (anew) => {
     for (const element of document.querySelectorAll(".plot")) {
@@ -98,6 +129,7 @@
   // Keys: / to the filter, g and a letter to a page, ? for the list.
   let isGoing = false;
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") for (const menu of document.querySelectorAll("details.menu[open]")) menu.open = false;
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
     if (isGoing) {
       isGoing = false;
@@ -107,7 +139,7 @@
       isGoing = true;
       setTimeout(() => { isGoing = false; }, 1500);
     } else if (event.key === "/") {
-      const filter = document.querySelector("input[type=search]");
+      const filter = document.querySelector("main input[type=search]") || document.querySelector(".find input");
       if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
     } else if (event.key === "?") {
       const help = document.getElementById("keys");
@@ -116,10 +148,11 @@
   });
 
   document.addEventListener("click", async (event) => {
+    for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;
     const button = event.target.closest("button[data-copy]");
     if (!button) return;
     event.preventDefault();
-    try { await navigator.clipboard.writeText(button.dataset.copy); button.textContent = "copied"; } catch { button.textContent = "select the text and copy it"; }
+    try { await navigator.clipboard.writeText(button.dataset.copy); button.classList.add("copied"); button.title = "Copied"; } catch { button.title = "Select the text and copy it"; }
   });
 
   document.addEventListener("DOMContentLoaded", () => {
@@ -127,7 +160,6 @@
       const chooser = document.getElementById(name);
       if (chooser && store(name) !== null && [...chooser.options].some((each) => each.value === store(name))) chooser.value = store(name);
     }
-    for (const element of document.querySelectorAll(".needs-script")) element.hidden = false;
     showTimes(document);
     schedule();
     drawAll(false);
