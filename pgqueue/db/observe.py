@@ -107,13 +107,26 @@ def job(job_id: int) -> Call[Document | None]:
     )
 
 
+def executing() -> Call[list[Row]]:
+    """Read (worker, queue, task, epochs of reservations, the oldest first) of what executes: 20,000 jobs at most."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(x.reserved_by)) #>> '{}', pgqueue.legible(to_jsonb(x.queue)) #>> '{}',"
+        b" pgqueue.legible(to_jsonb(x.task)) #>> '{}',"
+        b" array_agg(extract(epoch from x.reserved_at)::float8 order by x.reserved_at)"
+        b" from (select e.reserved_by, e.queue, e.task, e.reserved_at from pgqueue.executing e limit 20000) x"
+        b" group by x.reserved_by, x.queue, x.task",
+        (),
+        read_rows,
+    )
+
+
 def running(worker: str) -> Call[list[dict[str, Any]]]:
     """Read what a worker executes, the oldest first: 200 jobs at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(x)) from ("
         b"select j.id, j.queue, j.task, j.key, j.attempts, j.reserved_at, j.reserved_by,"
-        b" j.lease_expires_at, j.progress from pgqueue.all_jobs j where j.state = 'executing'"
-        b" and j.reserved_by = %s::text order by j.reserved_at limit 200) x",
+        b" j.lease_expires_at, j.progress from pgqueue.executing j"
+        b" where j.reserved_by = %s::text order by j.reserved_at limit 200) x",
         (worker,),
         read_column,
     )
@@ -226,11 +239,22 @@ def sampled_at() -> Call[str | None]:
     return Call(b"select to_jsonb(max(at)) #>> '{}' from pgqueue.samples where span = 10", (), read_maybe_first)
 
 
+_LIVE = b"s.waiting + s.failed + s.blocked + s.executing"
+_EXACT = b"s.counted_to is null and (s.counted_at is null or s.counted_at = s.at)"
+
+
 def series(queue: str, seconds: int) -> Call[list[Row]]:
-    """Read (epoch, span, due, executing, failed, dead, lag, ended) of a queue, "" for all, over a time until now."""
+    """Read a queue's samples over a time until now, "" for all queues.
+
+    (epoch, span, due, executing, failed, dead, lag, ended, live jobs, whether all were counted at that time).
+    """
     return Call(
         b"select extract(epoch from s.at)::float8, s.span, s.due, s.executing, s.failed, s.dead,"
-        b" coalesce(extract(epoch from s.at - s.oldest_due_at), 0)::float8, s.ended from pgqueue.samples s"
+        b" coalesce(extract(epoch from s.at - s.oldest_due_at), 0)::float8, s.ended, "
+        + _LIVE
+        + b", "
+        + _EXACT
+        + b" from pgqueue.samples s"
         b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
         (10 if seconds <= 3 * 3600 else 600, seconds, queue),
@@ -238,22 +262,64 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
     )
 
 
-def trends() -> Call[list[Row]]:
-    """Read (queue, epochs, due) of every queue in the last 15 minutes, oldest first; "" stands for all of them.
+def lately(seconds: int) -> Call[list[Row]]:
+    """Read (queue, epoch, span, live jobs, whether all were counted then, ended) of all queues over a short time."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(s.queue)) #>> '{}', extract(epoch from s.at)::float8, s.span, "
+        + _LIVE
+        + b", "
+        + _EXACT
+        + b", s.ended from pgqueue.samples s"
+        b" where s.span = 10 and s.at > pgqueue._clock() - %s::integer * interval '1 s'",
+        (seconds,),
+        read_rows,
+    )
 
-    One sample of three: thirty probes of the index find their times, however many queues there are.
+
+def dead_today() -> Call[int]:
+    """Count the jobs that died within a day, as samples have it: of ten minutes, and of ten seconds since."""
+    return Call(
+        b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = ''"
+        b" and s.at > pgqueue._clock() - interval '1 day'), every as (select c.ended from coarse c union all"
+        b" select s.ended from pgqueue.samples s where s.span = 10 and s.queue = ''"
+        b" and s.at > greatest((select max(c.at) from coarse c), pgqueue._clock() - interval '15 min'))"
+        b" select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
+        b" from every cross join jsonb_each(every.ended) e",
+        (),
+        read_first,
+    )
+
+
+def runs_of_a_day() -> Call[list[Row]]:
+    """Read (task, buckets of the times of runs) of samples of a day, the newest first: 20,000 rows at most."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value -> 'run' -> 'buckets' from ("
+        b"(select s.ended from pgqueue.samples s where s.span = 10 and s.at > pgqueue._clock() - interval '10 min'"
+        b" and s.queue <> '' order by s.at desc limit 10000) union all"
+        b" (select s.ended from pgqueue.samples s where s.span = 600 and s.at > pgqueue._clock() - interval '1 day'"
+        b" and s.queue <> '' order by s.at desc limit 10000)) s"
+        b" cross join jsonb_each(s.ended) e where e.value ? 'run'",
+        (),
+        read_rows,
+    )
+
+
+def trends() -> Call[list[Row]]:
+    """Read (queue, epochs, due) of every queue in the last hour, oldest first; "" stands for all of them.
+
+    One sample of six: sixty probes of the index find their times, however many queues there are.
     """
     return Call(
         b"with recursive chosen (at) as ("
         b"(select x.at from pgqueue.samples x where x.span = 10 order by x.at desc limit 1) union all"
-        b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '29 s'"
-        b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '15 min')"
+        b" select (select x.at from pgqueue.samples x where x.span = 10 and x.at <= c.at - interval '59 s'"
+        b" order by x.at desc limit 1) from chosen c where c.at > pgqueue._clock() - interval '1 h')"
         b" select pgqueue.legible(to_jsonb(s.queue)) #>> '{}',"
         b" array_agg(extract(epoch from s.at)::float8 order by s.at), array_agg(s.due order by s.at)"
         # OFFSET 0 keeps the planner from a join that reads every sample, as it does while the table grows.
         b" from chosen c cross join lateral ("
         b"select x.queue, x.at, x.due from pgqueue.samples x where x.span = 10 and x.at = c.at offset 0) s"
-        b" where c.at > pgqueue._clock() - interval '15 min' group by s.queue",
+        b" where c.at > pgqueue._clock() - interval '1 h' group by s.queue",
         (),
         read_rows,
     )

@@ -24,7 +24,7 @@ from pgqueue import __version__
 from pgqueue.errors import PgQueueError
 from pgqueue.middleware import Codec
 from pgqueue.redaction import REDACT
-from pgqueue.web import actions, machinery, pages, workflows
+from pgqueue.web import actions, machinery, overview, pages, workflows
 from pgqueue.web.context import Context, Settings
 from pgqueue.web.database import PageDatabase, Pool
 from pgqueue.web.guard import Guard
@@ -34,7 +34,7 @@ from pgqueue.web.users import Authorize
 _Handler = Callable[[Context], Awaitable[Response]]
 
 _PAGES: dict[str, _Handler] = {
-    "/": pages.overview,
+    "/": overview.overview,
     "/queues": pages.queues,
     "/queue": pages.queue,
     "/jobs": pages.jobs,
@@ -52,7 +52,7 @@ _PAGES: dict[str, _Handler] = {
     "/audit": pages.audit,
     "/health": pages.health,
     "/metrics": pages.metrics_text,
-    "/series": pages.series,
+    "/series": pages.points,
 }
 _ACTIONS: dict[str, _Handler] = {
     "/act": actions.act,

@@ -17,16 +17,13 @@ from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import commands, counting, render, timeline, workflows
+from pgqueue.web import commands, counting, render, series, timeline, workflows
 from pgqueue.web.context import Context
 
 log = logging.getLogger("pgqueue.web")
 
 # Jobs on a page.
 PAGE = 50
-
-# Times that plots show, in seconds, with their names.
-RANGES = {"15 min": 900, "1 h": 3600, "1 d": 86_400, "7 d": 604_800}
 
 # Seconds over which the rate of a task is taken, and what counts in it.
 _LATELY = 600
@@ -39,34 +36,6 @@ DEATHS, FINDINGS = "what jobs died of", "problems that the doctor finds"
 NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
 
 _LIVE = {"waiting", "executing", "failed", "blocked"}
-
-
-async def overview(context: Context) -> Response:
-    """The overview: is it late, does it fail, which workers are missing."""
-    shared = context.database.shared
-    stats = await shared("stats", 1.0, observe.stats)
-    groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
-    findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    recent = await shared(("series", "", 900), 2.0, lambda: observe.series("", 900))
-    day = await shared(("series", "", 86_400), 60.0, lambda: observe.series("", 86_400))
-    return context.page(
-        "overview.html",
-        stats=stats,
-        total=stats["total"],
-        queues=_in_trouble_first(stats["queues"]),
-        groups=groups[:8],
-        findings=[each for each in findings if each["severity"] != "info"],
-        # A paused queue is late on purpose.
-        lag=max((float(each["lag"]) for each in stats["queues"] if not each["paused_at"]), default=0.0),
-        rates=_rates([row for row in recent if row[0] > context.now() - 60]),
-        # Samples of ten minutes, and those of ten seconds since.
-        dead_today=sum(
-            _counts(row).get("dead", 0) for row in [*day, *(row for row in recent if not day or row[0] > day[-1][0])]
-        ),
-        workers=_alive(stats["workers"], context.now()),
-        ranges=RANGES,
-        now=context.now(),
-    )
 
 
 async def queues(context: Context) -> Response:
@@ -105,7 +74,7 @@ async def queue(context: Context) -> Response:
         groups=groups[:10],
         workers=[each for each in stats["workers"] if each["queues"] is None or name in each["queues"]],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
-        ranges=RANGES,
+        ranges=series.RANGES,
         now=context.now(),
     )
 
@@ -261,30 +230,12 @@ async def metrics_text(context: Context) -> Response:
     return Response(metrics.as_text(metrics.of_database(rows)), media_type=metrics.CONTENT_TYPE)
 
 
-async def series(context: Context) -> Response:
-    """The points of plots: times, jobs per second that started and how others ended, due and executing ones, lag."""
-    name, span = context.query("queue"), RANGES.get(context.query("range"), 900)
+async def points(context: Context) -> Response:
+    """The points of plots: times, what came, started and ended per second, how long jobs waited, what is due."""
+    name, span = context.query("queue"), series.RANGES.get(context.query("range"), 900)
     rows = await context.database.shared(("series", name, span), 2.0, lambda: observe.series(name, span))
-    counts = [(row[1], _counts(row)) for row in rows]
-    return JSONResponse(
-        {
-            "from": round(context.now()) - span,
-            "to": round(context.now()),
-            "t": [row[0] for row in rows],
-            # Null where workers of 0.1.0 reported, which do not count starts.
-            "started": [
-                round(found.get("started", 0) / seconds, 3) if "started" in found or not found else None
-                for seconds, found in counts
-            ],
-            **{
-                name: [round(found.get(name, 0) / seconds, 3) for seconds, found in counts]
-                for name in ("succeeded", "failed", "dead")
-            },
-            "due": [row[2] for row in rows],
-            "executing": [row[3] for row in rows],
-            "lag": [round(row[6], 3) for row in rows],
-        }
-    )
+    now = round(context.now())
+    return JSONResponse({"from": now - span, "to": now, **series.points(rows)})
 
 
 def actions_for(states: Sequence[str] | None) -> list[tuple[str, str]]:
@@ -308,24 +259,6 @@ def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
     return (float(numbers["lag"]), numbers["failed"] + numbers["dead"], numbers["length"])
 
 
-def _counts(row: Sequence[Any]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for ended in (row[7] or {}).values():
-        for name, value in ended.items():
-            if name not in ("run", "wait"):
-                found[name] = found.get(name, 0) + value
-    return found
-
-
-def _rates(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
-    took = sum(row[1] for row in rows) or 1
-    sums: dict[str, float] = {}
-    for row in rows:
-        for name, value in _counts(row).items():
-            sums[name] = sums.get(name, 0) + value / took
-    return sums
-
-
 async def _times(context: Context) -> dict[str, dict[str, Any]]:
     """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
     rows = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
@@ -336,10 +269,6 @@ async def _times(context: Context) -> dict[str, dict[str, Any]]:
         ended = sum(recent.get(task, {}).get(name, 0) for name in _ENDS)
         entry["rate"] = ended / _LATELY
     return times
-
-
-def _alive(workers: Sequence[dict[str, Any]], at: float) -> int:
-    return sum(1 for each in workers if each["last_beat_at"] and at - render.stamp(each["last_beat_at"]) < 65)
 
 
 def _all_of(line: str, wanted: Filter, order: str) -> str:

@@ -15,17 +15,18 @@ from markupsafe import Markup
 from pgqueue import __version__
 from pgqueue.redaction import HIDDEN, is_hidden
 from pgqueue.search import quoted
-from pgqueue.worker.tell.counts import BOUNDS, Entry
+from pgqueue.web.series import percentile
+from pgqueue.worker.tell.counts import Entry
 
 # An instant as PostgreSQL writes it, and its offset.
 _INSTANT = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?([+-]\d\d(?::\d\d)?)\b")
 
 # The size of a sparkline, and the seconds that it shows.
-SPARK = (96, 22)
-SPARK_SECONDS = 900
+SPARK = (120, 30)
+SPARK_SECONDS = 3600
 
-# A queue with fewer jobs than this does not fill its sparkline.
-_LEAST = 5
+# A queue with fewer jobs than this does not fill its sparkline: what is calm looks calm.
+_LEAST = 50
 
 # Names longer than this are cut on lists; a name is at most 512 bytes, a message may be a megabyte.
 _SHOWN = 120
@@ -57,6 +58,7 @@ def environment() -> Environment:
         interval=interval,
         lasting=lasting,
         with_times=with_times,
+        capital=capital,
     )
     found.globals.update(version=__version__, spark=SPARK)
     return found
@@ -189,6 +191,11 @@ def with_times(value: object) -> Markup:
     return found + rest
 
 
+def capital(value: str) -> str:
+    """Write a sentence of the database's with a capital letter."""
+    return value[:1].upper() + value[1:]
+
+
 def interval(value: object) -> str:
     """Write an interval of the database's, such as 00:05:00, in words."""
     match = re.fullmatch(r"(?:(\d+) days? ?)?(?:(\d+):(\d\d):(\d\d(?:\.\d+)?))?", str(value or ""))
@@ -277,19 +284,6 @@ def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     line = " ".join(f"{x:g},{y:g}" for x, y in points)
     area = f"{points[0][0]:g},{height - 1} {line} {points[-1][0]:g},{height - 1}"
     return {"line": line, "area": area, "highest": highest, "last": values[-1][1]}
-
-
-def percentile(buckets: Sequence[float], part: float) -> float | None:
-    """Estimate a percentile: the upper bound of the bucket that it falls into."""
-    total = sum(buckets)
-    if not total:
-        return None
-    reached = 0.0
-    for bound, count in zip([*BOUNDS, BOUNDS[-1] * 4], buckets, strict=True):
-        reached += count
-        if reached >= part * total:
-            return bound
-    return None
 
 
 def by_task(rows: Iterable[tuple[str, Entry]]) -> dict[str, dict[str, Any]]:

@@ -342,14 +342,14 @@ def test_instants_in_a_text_are_shown_in_the_zone_of_the_reader() -> None:
     )
 
 
-def test_findings_beyond_three_do_not_push_the_queues_away(conn: psycopg.Connection, ask: Ask) -> None:
+def test_the_first_finding_is_on_top_and_the_others_are_a_click_away(conn: psycopg.Connection, ask: Ask) -> None:
     for number in range(5):
         call(conn, "declare_task", "known")
         enqueue(conn, f"unknown_{number}")
     maintain(conn)
     text = ask("GET", "/").text
-    assert text.count('class="note ') == 3
-    assert re.search(r"\d more finding", text)
+    assert text.count('class="said"') == 1
+    assert re.search(r'<a href="/health">\d more findings</a>', text)
 
 
 def test_the_page_of_a_paused_queue_says_who_paused_it(filled: psycopg.Connection, serve: Serve, ask: Ask) -> None:

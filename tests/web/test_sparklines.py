@@ -1,4 +1,4 @@
-"""The sparklines of the page of queues: due jobs of the last 15 minutes, from one statement, without JavaScript."""
+"""The sparklines of the page of queues: due jobs of the last hour, from one statement, without JavaScript."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def test_each_queue_has_a_line_of_its_due_jobs(conn: psycopg.Connection, ask: As
     conn.execute(
         "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead)"
         " select now() - n * interval '1 s', 10, queue, 0, n, 0, 0, 0, 0, 0"
-        " from generate_series(60, 830, 10) n, unnest(array['', 'mail']) queue"
+        " from generate_series(60, 3500, 10) n, unnest(array['', 'mail']) queue"
     )
     maintain(conn)
     text = ask("GET", "/queues").text
-    labels = re.findall(r'aria-label="Due jobs of queue (\w+) in 15 minutes: (\d+) at most, (\d+) at last"', text)
+    labels = re.findall(r'aria-label="Due jobs of queue (\w+) in an hour: ([\d,]+) at most, (\d+) at last"', text)
     assert sorted(name for name, *_ in labels) == ["later", "mail"]
-    highest, last = next((int(highest), int(last)) for name, highest, last in labels if name == "mail")
-    # One sample of three: the highest of all may be between two.
-    assert 790 <= highest <= 830
+    highest, last = next((int(highest.replace(",", "")), int(last)) for name, highest, last in labels if name == "mail")
+    # One sample of six: the highest of all may be between two.
+    assert 3440 <= highest <= 3500
     assert last == 3
     line = re.search(r'Due jobs of queue mail.*?<polyline class="line" points="([^"]+)"', text)
     assert line is not None
     heights = [float(point.split(",")[1]) for point in line[1].split()]
-    assert len(heights) >= 25
+    assert len(heights) >= 50
     # SVG counts from above: the line falls with the backlog.
     assert heights == sorted(heights)
     assert " style=" not in text
@@ -48,7 +48,7 @@ def test_a_queue_that_was_empty_at_a_time_had_nothing_due() -> None:
     assert list(found) == ["mail"]
     assert (found["mail"]["highest"], found["mail"]["last"]) == (6, 4)
     heights = [float(point.split(",")[1]) for point in found["mail"]["line"].split()]
-    assert heights == [1.0, render.SPARK[1] - 1, 7.7]
+    assert heights == [25.6, render.SPARK[1] - 1, 26.8]
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -58,7 +58,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True])
-def test_all_lines_are_read_by_one_statement_that_reads_one_sample_of_three(
+def test_all_lines_are_read_by_one_statement_that_reads_one_sample_of_six(
     conn: psycopg.Connection, is_analyzed: bool
 ) -> None:
     conn.execute(
@@ -71,6 +71,6 @@ def test_all_lines_are_read_by_one_statement_that_reads_one_sample_of_three(
     plan = value(conn, statement.decode())[0]["Plan"]
     read = [each for each in nodes(plan) if each.get("Relation Name") == "samples"]
     assert {each["Node Type"] for each in read} <= {"Index Scan", "Index Only Scan", "Bitmap Heap Scan"}
-    # 101 rows at each of thirty times, and as many probes; 101,000 rows are there.
-    assert sum(each["Actual Rows"] * each["Actual Loops"] for each in read) <= 31 * 101 + 40
+    # 101 rows at each of sixty times, and as many probes; 101,000 rows are there.
+    assert sum(each["Actual Rows"] * each["Actual Loops"] for each in read) <= 61 * 101 + 80
     assert len(observe.trends().read(list(conn.execute(observe.trends().text).fetchall()))) == 101

@@ -64,7 +64,7 @@
   const options = (element, lines) => {
     const font = "12px " + getComputedStyle(document.body).fontFamily, isLog = Boolean(element.dataset.log);
     const axis = { stroke: css("--text-3"), font, grid: { stroke: css("--line"), width: 1 }, ticks: { show: false } };
-    const seconds = { splits: () => [0.01, 0.1, 1, 10, 60, 600, 3600, 36000], filter: (plot, splits) => splits, values: (plot, splits) => splits.map((v) => spell(v).replace(/\.0/, "")) };
+    const seconds = { splits: () => [0.01, 0.1, 1, 10, 60, 600, 3600, 36000], filter: (plot, splits) => splits.map((v) => v < plot.scales.y.max ? v : null), values: (plot, splits) => splits.map((v) => v == null ? "" : spell(v).replace(/\.0/, "")) };
     return {
       width: element.clientWidth, height: element.clientHeight - 8, padding: [12, 14, 0, 0],
       cursor: { y: false, points: { size: 6 } }, legend: { show: false },

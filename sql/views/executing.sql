@@ -1,0 +1,20 @@
+-- executing: the jobs that execute now. all_jobs would plan every partition of history for them, in which none is.
+
+create or replace view pgqueue.executing as
+select
+    j.id, j.queue, j.task, j.key, j.limit_key, j.attempts, j.reserved_at, j.reserved_by, j.lease_expires_at, j.progress
+from pgqueue.jobs j
+where j.state = 'executing';
+
+comment on view pgqueue.executing is
+    'The jobs that execute now. select id, task, now() - reserved_at from pgqueue.executing order by reserved_at limit 20;';
+comment on column pgqueue.executing.id is 'The id that enqueue returned.';
+comment on column pgqueue.executing.queue is 'Its queue.';
+comment on column pgqueue.executing.task is 'Its task.';
+comment on column pgqueue.executing.key is 'Order group: jobs of one queue and key run one at a time, in order.';
+comment on column pgqueue.executing.limit_key is 'The group that limits of the kind limit_key count.';
+comment on column pgqueue.executing.attempts is 'Attempts so far, including the current one.';
+comment on column pgqueue.executing.reserved_at is 'When it was reserved.';
+comment on column pgqueue.executing.reserved_by is 'The worker that holds it.';
+comment on column pgqueue.executing.lease_expires_at is 'When that reservation ends, unless extended.';
+comment on column pgqueue.executing.progress is 'What its handler said of its progress: done, total, note.';

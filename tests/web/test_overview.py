@@ -1,0 +1,165 @@
+"""The overview: one sentence on top, the queues in the order of need, and capacity drawn as slots."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from pgqueue.db import observe
+from pgqueue.db.call import Call, read_column
+from pgqueue.testing import Clock
+from pgqueue.web import series
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+
+Ask = Callable[..., httpx.Response]
+
+
+def said(page: str) -> str:
+    """Return the sentence on top."""
+    [found] = re.findall(r'<p class="said">(.*?)</p>', page)
+    return re.sub(r"<[^>]+>", "", found)
+
+
+def rows(page: str) -> dict[str, str]:
+    """Return the HTML of each row of the queues by its name, in order."""
+    parts = page.split('<div class="row"')[1:]
+    return {re.findall(r'<a class="t"[^>]*>([^<]*)', part)[0]: part.partition("</section>")[0] for part in parts}
+
+
+def register(conn: psycopg.Connection, worker: str, queues: list[str] | None, concurrency: object) -> None:
+    call(conn, "hello", worker, queues, Jsonb({"concurrency": concurrency}))
+
+
+def test_it_says_in_one_line_that_all_is_well(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server of the tests does not sync its disks, which the doctor finds.
+    monkeypatch.setattr(observe, "doctor", lambda: Call(b"select 1 where false", (), read_column))
+    register(conn, "w", ["mail"], 4)
+    enqueue(conn, queue="mail")
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page).startswith("Everything is on time")
+    assert 'class="verdict ok"' in page
+
+
+def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-40 min")
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    register(conn, "w", ["other"], 4)
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page) == "mail is 40 min late: no worker serves it."
+    assert 'class="verdict critical"' in page
+    assert re.search(r'data-copy="pgqueue worker [^"]*--queue mail"', page)
+    # By colour, shape and word.
+    assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
+
+
+def test_what_is_late_stands_before_what_is_busy_and_quiet_queues_fold(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-10 min")
+    enqueue(conn, queue="late")
+    clock.back_to_real()
+    enqueue_many(conn, 20, queue="busy")
+    for number in range(8):
+        enqueue(conn, queue=f"quiet-{number}")
+    maintain(conn)
+    page = ask("GET", "/").text
+    names = list(rows(page))
+    assert names[0] == "late"
+    assert len(names) == 5
+    assert "<strong>5 quiet queues</strong>, on time: 5 due" in page
+
+
+def test_capacity_is_drawn_as_slots_and_shows_what_other_queues_take(conn: psycopg.Connection, ask: Ask) -> None:
+    register(conn, "w", ["a", "b"], 4)
+    enqueue_many(conn, 5, queue="a")
+    enqueue(conn, queue="b")
+    reserve(conn, 3, "w", queues=["a"])
+    maintain(conn)
+    found = rows(ask("GET", "/").text)
+    assert 'aria-label="3 of 4 slots run"' in found["a"]
+    assert [found["a"].count(f'class="{each}"') for each in ("own", "taken", "free")] == [3, 0, 1]
+    assert 'aria-label="0 of 4 slots run; 3 are taken by other queues"' in found["b"]
+    assert [found["b"].count(f'class="{each}"') for each in ("own", "taken", "free")] == [0, 3, 1]
+
+
+@pytest.mark.parametrize("concurrency", ["many", None, -1, 10**12, True])
+def test_a_worker_that_says_nonsense_of_its_slots_breaks_no_page(
+    conn: psycopg.Connection, ask: Ask, concurrency: object
+) -> None:
+    register(conn, "w", None, concurrency)
+    enqueue_many(conn, 2, queue="a")
+    reserve(conn, 2, "w")
+    maintain(conn)
+    assert ask("GET", "/").text.count("2 of 2 slots run") >= 1
+
+
+def test_what_runs_ten_times_longer_than_usual_is_far_too_long(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    register(conn, "w", ["a"], 4)
+    run = {"sum": 100.0, "max": 1.0, "buckets": [0, 0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0]}
+    jobs = [{"queue": "a", "task": task, "succeeded": 100, "run": run} for task in ("slow", "fresh")]
+    call(conn, "beat", "w", Jsonb({"jobs": jobs}))
+    maintain(conn)
+    enqueue(conn, "fresh", queue="a")
+    clock.advance("-10 min")
+    enqueue(conn, "slow", queue="a")
+    reserve(conn, 1, "w", lease="1 h")
+    clock.back_to_real()
+    reserve(conn, 1, "w")
+    maintain(conn)
+    assert 'aria-label="2 of 4 slots run, 1 of them far too long"' in rows(ask("GET", "/").text)["a"]
+
+
+def test_the_oldest_job_that_waits_stands_beside_the_percentiles_of_starts(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-40 min")
+    enqueue(conn, queue="a")
+    clock.back_to_real()
+    register(conn, "w", ["a"], 4)
+    wait = {"sum": 1.0, "max": 0.02, "buckets": [0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0]}
+    call(conn, "beat", "w", Jsonb({"jobs": [{"queue": "a", "task": "t", "started": 100, "wait": wait}]}))
+    maintain(conn)
+    found = ask("GET", "/series").json()
+    assert 0.016 < found["p50"][-1] < found["p95"][-1] < found["p99"][-1] <= 0.064
+    assert 2400 <= found["oldest"][-1] < 2500
+
+
+def test_what_was_enqueued_is_what_there_is_more_and_what_left(conn: psycopg.Connection, ask: Ask) -> None:
+    ended = Jsonb({"t": {"started": 40, "succeeded": 30, "dead": 10}})
+    for ago, waiting, gone in ((30, 10, None), (20, 30, ended)):
+        conn.execute(
+            "insert into pgqueue.samples"
+            " (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead, ended)"
+            " select now() - %s * interval '1 s', 10, q, %s, 0, 0, 0, 0, 0, 0, %s from unnest(array['', 'a']) q",
+            [ago, waiting, gone],
+        )
+    assert ask("GET", "/series?queue=a").json()["enqueued"] == [None, pytest.approx(6.0, rel=0.01)]
+    assert "<span>in</span><b>6.0</b><span>out</span><b>2.0</b>" in rows(ask("GET", "/").text)["a"]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "part", "least", "most"),
+    [
+        ([0] * 12, 0.5, None, None),
+        ([0, 0, 0, 0, 0, 8] + [0] * 6, 0.5, 0.4, 0.6),
+        ([4] + [0] * 10 + [4], 1, 3600, 14400),
+    ],
+)
+def test_a_percentile_lies_within_its_bucket(buckets: list[float], part: float, least: Any, most: Any) -> None:
+    found = series.percentile(buckets, part)
+    assert found is None if least is None else found is not None and least <= found <= most
