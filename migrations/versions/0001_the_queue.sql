@@ -419,7 +419,7 @@ comment on column pgqueue.jobs.tags is 'Labels for people.';
 comment on column pgqueue.jobs.args is 'Arguments of the task, a JSON object.';
 comment on column pgqueue.jobs.headers is 'Trace context and middleware data, apart from args.';
 comment on column pgqueue.jobs.errors is
-    'The last ten errors, oldest first: class, message, traceback, attempt, worker, at; policy_error, where the rule that had to say when to retry failed itself.';
+    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at, when it failed, and retry_at; policy_error, where the rule that had to say when to retry failed itself.';
 comment on column pgqueue.jobs.retry is
     'Options for retries of this job, over those of its task: {"policy": ..., "delay": seconds, "queue": ..., "cap": seconds}; null: those of its task.';
 comment on column pgqueue.jobs.leader is

@@ -17,7 +17,7 @@ from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import commands, counting, render, series, timeline, workflows
+from pgqueue.web import commands, counting, render, series, timeline, traces, verdict, workflows
 from pgqueue.web.context import Context
 
 log = logging.getLogger("pgqueue.web")
@@ -115,7 +115,10 @@ async def job(context: Context) -> Response:
     columns = {name: found[name] for name in found if name not in ("args", "headers", "result", "errors")}
     neighbours = await context.part("others of its key", _neighbours(context, columns), [])
     [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
-    redact = context.settings.redact
+    redact, errors, now = context.settings.redact, _errors(found), context.now()
+    tries = timeline.attempts(columns, errors, now)
+    lived = timeline.life(columns, tries, now)
+    named = [each.error for each in tries]
     return context.page(
         "job.html",
         job=columns,
@@ -125,9 +128,15 @@ async def job(context: Context) -> Response:
             for name in ("args", "headers", "result")
             if found.texts.get(name) not in (None, "null")
         },
-        errors=_errors(found),
-        timeline=timeline.events(columns, _errors(found)),
-        unrecorded=timeline.unrecorded(columns, _errors(found)),
+        level=_level(columns, now),
+        tries=tries,
+        traces=[traces.parse(each.get("traceback")) for each in named],
+        by_queue=[each for each in errors if all(each is not known for known in named)],
+        life=lived,
+        life_in_words=timeline.in_words(lived),
+        like=await _like(context, columns, errors),
+        timeline=timeline.events(columns, errors),
+        unrecorded=timeline.unrecorded(columns, errors),
         neighbours=neighbours,
         trace=_trace(context, found),
         docs=docs,
@@ -137,7 +146,7 @@ async def job(context: Context) -> Response:
             "what it waits for and what waits for it", workflows.relatives(context, columns), NO_RELATIVES
         ),
         actions=actions_for([columns["state"]]),
-        now=context.now(),
+        now=now,
     )
 
 
@@ -317,6 +326,28 @@ def _decoded(context: Context, job: Any) -> str:
 def _errors(found: Any) -> list[dict[str, Any]]:
     errors = found["errors"] or []
     return [each if isinstance(each, dict) else {"message": str(each)} for each in reversed(errors)]
+
+
+def _level(job: dict[str, Any], now: float) -> str:
+    """Return how bad the state of a job is: dead, or late, or as it should be."""
+    if job["state"] == "dead":
+        return "critical"
+    is_due = job["state"] in ("waiting", "failed") and job["due_at"]
+    return "late" if is_due and now - render.stamp(job["due_at"]) >= verdict.LATE else "ok"
+
+
+async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the group of the dead jobs that died of the same error."""
+    if job["state"] != "dead" or not errors:
+        return None
+    reading = context.database.shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
+    line = str(errors[0].get("message") or "")
+    for each in await context.part(DEATHS, reading, []):
+        if (each["task"], each["class"]) == (job["task"], errors[0].get("class")) and line.startswith(
+            each["line"] or ""
+        ):
+            return each
+    return None
 
 
 async def _neighbours(context: Context, job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -59,6 +59,9 @@ def environment() -> Environment:
         lasting=lasting,
         with_times=with_times,
         capital=capital,
+        clock=clock,
+        instant=instant,
+        like=like,
     )
     found.globals.update(version=__version__, spark=SPARK)
     return found
@@ -147,22 +150,38 @@ def at(value: str | None) -> Markup:
     """Write an instant; the browser shows it in the reader's zone."""
     if not value:
         return Markup("–")
-    instant = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
-    if instant is None:
+    found = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
+    if found is None:
         return Markup("{}").format(value)
-    shown = instant.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{} UTC</time>').format(instant.isoformat(), shown)
+    shown = found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}">{} UTC</time>').format(found.isoformat(), shown)
+
+
+def like(group: Mapping[str, Any]) -> str:
+    """Return the filter of the dead jobs of a group."""
+    words = [("task", group["task"]), ("class", group["class"]), ("line", group["line"])]
+    return " ".join(["state:dead", *(f"{name}:{quoted(value)}" for name, value in words if value)])
+
+
+def instant(epoch: float) -> str:
+    """Return an instant as the database writes it."""
+    return datetime.fromtimestamp(epoch, UTC).isoformat()
+
+
+def clock(epoch: float) -> str:
+    """Write the time of day of an instant, in UTC."""
+    return datetime.fromtimestamp(epoch, UTC).strftime("%H:%M:%S")
 
 
 def ago(value: str | None, now: float) -> Markup:
     """Write how long ago an instant is, or in how long it will be."""
     if not value or value in ("infinity", "-infinity"):
         return Markup("–")
-    instant = datetime.fromisoformat(value)
-    past = now - instant.timestamp()
+    found = datetime.fromisoformat(value)
+    past = now - found.timestamp()
     words = f"{seconds(past)} ago" if past >= 0 else f"in {seconds(-past)}"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        instant.isoformat(), instant.strftime("%Y-%m-%d %H:%M:%S UTC"), words
+        found.isoformat(), found.strftime("%Y-%m-%d %H:%M:%S UTC"), words
     )
 
 

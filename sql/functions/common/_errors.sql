@@ -2,7 +2,8 @@
 
 -- Errors with one more, the last ten kept; class, message and traceback bounded.
 create or replace function pgqueue._with_error(
-    p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz
+    p_errors jsonb, p_error jsonb, p_attempt integer, p_worker text, p_at timestamptz, p_reserved_at timestamptz,
+    p_retry_at timestamptz
 )
 returns jsonb
 language sql stable parallel safe
@@ -21,9 +22,8 @@ as $$
                         4000
                     ),
                     'traceback', right(p_error ->> 'traceback', 20000),
-                    'attempt', p_attempt,
-                    'worker', p_worker,
-                    'at', p_at,
+                    'attempt', p_attempt, 'worker', p_worker,
+                    'reserved_at', p_reserved_at, 'at', p_at, 'retry_at', p_retry_at,
                     'policy_error', left(p_error ->> 'policy_error', 1000)
                 ))
             )

@@ -278,7 +278,7 @@ begin
                 -- A batch that has a step stays together.
                 leader = case when j.has_steps then nullif(j.leader, j.id) end,
                 followers = case when j.has_steps then j.followers end,
-                errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now)
+                errors = pgqueue._with_error(j.errors, a.error, a.attempts, a.worker, v_now, j.reserved_at, a.ready_at)
             from unnest(p_attempts) a
             -- By ctid: see _finish.
             cross join lateral (select o.ctid as row_ctid from pgqueue.jobs o where o.id = a.job_id limit 1) l

@@ -81,7 +81,7 @@ begin
                     g.queue, g.task, g.key, g.reserved_by, g.tags, g.args, g.headers,
                     case
                         when g.error is null then g.errors
-                        else pgqueue._with_error(g.errors, g.error, g.attempts, g.reserved_by, v_now)
+                        else pgqueue._with_error(g.errors, g.error, g.attempts, g.reserved_by, v_now, g.reserved_at, null)
                     end,
                     g.result, g.retry, g.score, g.limit_key, g.dedupe, g.merged_into, g.timeout, g.crashed_on, g.progress,
                     g.enqueued_by, g.depends_on, g.run_if, g.group_id,
