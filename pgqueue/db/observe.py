@@ -108,12 +108,13 @@ def job(job_id: int) -> Call[Document | None]:
 
 
 def executing() -> Call[list[Row]]:
-    """Read (worker, queue, task, epochs of reservations, the oldest first) of what executes: 20,000 jobs at most."""
+    """Read (worker, queue, task, epochs of claims, ids) of what executes, the oldest first: 20,000 jobs at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(x.reserved_by)) #>> '{}', pgqueue.legible(to_jsonb(x.queue)) #>> '{}',"
         b" pgqueue.legible(to_jsonb(x.task)) #>> '{}',"
-        b" array_agg(extract(epoch from x.reserved_at)::float8 order by x.reserved_at)"
-        b" from (select e.reserved_by, e.queue, e.task, e.reserved_at from pgqueue.executing e limit 20000) x"
+        b" array_agg(extract(epoch from x.reserved_at)::float8 order by x.reserved_at, x.id),"
+        b" array_agg(x.id order by x.reserved_at, x.id)"
+        b" from (select e.reserved_by, e.queue, e.task, e.reserved_at, e.id from pgqueue.executing e limit 20000) x"
         b" group by x.reserved_by, x.queue, x.task",
         (),
         read_rows,
@@ -123,13 +124,16 @@ def executing() -> Call[list[Row]]:
 def running(worker: str) -> Call[list[dict[str, Any]]]:
     """Read what a worker executes, the oldest first: 200 jobs at most."""
     return Call(
-        b"select pgqueue.legible(to_jsonb(x)) from ("
-        b"select j.id, j.queue, j.task, j.key, j.attempts, j.reserved_at, j.reserved_by,"
-        b" j.lease_expires_at, j.progress from pgqueue.executing j"
-        b" where j.reserved_by = %s::text order by j.reserved_at limit 200) x",
-        (worker,),
-        read_column,
+        _RUNNING + b" where e.reserved_by = %s::text order by e.reserved_at limit 200) x", (worker,), read_column
     )
+
+
+def running_in(queue: str) -> Call[list[dict[str, Any]]]:
+    """Read what executes of a queue, the oldest first: 20 jobs at most."""
+    return Call(_RUNNING + b" where e.queue = %s::text order by e.reserved_at limit 20) x", (queue,), read_column)
+
+
+_RUNNING = b"select pgqueue.legible(to_jsonb(x)) from (select e.* from pgqueue.executing e"
 
 
 def queues() -> Call[list[dict[str, Any]]]:

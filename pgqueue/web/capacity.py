@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 # What runs longer than so many times the p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
 
-# Shorter than this, in seconds, nothing runs far too long: a p95 of 4 ms says little about one run of 40 ms.
-_LEAST = 5.0
+# Shorter than this, in seconds, nothing runs far too long: a p95 of 4 ms says little about one run of 40 ms. Where no
+# job of a task ended within a day, one of more than ten minutes does.
+_LEAST, _UNKNOWN = 5.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Jobs of a task and queue that one worker executes, and when each was reserved: in epochs, the oldest first."""
+    """Jobs of a task and queue that one worker executes, with the epochs of their reservations, the oldest first."""
 
     worker: str
     queue: str
     task: str
     since: Sequence[float]
+    jobs: Sequence[int] = ()
 
     def overlong(self, usual: float | None, now: float, times: float = OVERLONG) -> int:
         """Return how many run longer than so many times the usual p95."""
@@ -47,9 +52,81 @@ class Slots:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A slot with a job in it: two letters and a hue for its task, its age in seconds, how late, how long its bar."""
+
+    job: int
+    task: str
+    code: str
+    hue: int
+    age: float
+    level: str
+    width: int
+
+
+def cells(worker: str, running: Iterable[Running], usual: Mapping[str, float], now: float) -> list[Cell]:
+    """Return what a worker runs, the oldest first: so that only the end of the list moves."""
+    found = [
+        Cell(job, each.task, code_of(each.task), hue_of(each.task), age, level_of(age, usual.get(each.task)), bar(age))
+        for each in running
+        if each.worker == worker
+        for job, age in zip(each.jobs, (now - since for since in each.since), strict=True)
+    ]
+    return sorted(found, key=lambda cell: (-cell.age, cell.job))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a worker runs of a task: how many jobs, the age of the oldest, its level, and the usual time."""
+
+    task: str
+    code: str
+    hue: int
+    jobs: int
+    oldest: float
+    level: str
+    usual: float | None
+
+
+def by_task(worker: str, running: Iterable[Running], usual: Mapping[str, float], now: float) -> list[Run]:
+    """Return what a worker runs by task, the most first."""
+    sums: dict[str, tuple[int, float]] = {}
+    for each in running:
+        if each.worker == worker and each.since:
+            jobs, oldest = sums.get(each.task, (0, 0.0))
+            sums[each.task] = (jobs + len(each.since), max(oldest, now - each.since[0]))
+    found = [
+        Run(task, code_of(task), hue_of(task), jobs, oldest, level_of(oldest, usual.get(task)), usual.get(task))
+        for task, (jobs, oldest) in sums.items()
+    ]
+    return sorted(found, key=lambda run: (-run.jobs, run.task))
+
+
+def code_of(task: str) -> str:
+    """Return two letters for a task: the first ones of two of its words."""
+    words = [each for each in re.split(r"[^A-Za-z0-9]+", task) if each]
+    return ("".join(each[0] for each in words[:2]) if len(words) > 1 else "".join(words)[:2]).upper() or "?"
+
+
+def hue_of(task: str) -> int:
+    """Return one of six hues, always the same for a task."""
+    return crc32(task.encode(errors="replace")) % 6 + 1
+
+
+def level_of(age: float, usual: float | None) -> str:
+    """Return over, late or "" for a job that runs for so many seconds."""
+    return "over" if is_over(age, usual) else "late" if is_over(age, usual, LATE) else ""
+
+
+def bar(age: float) -> int:
+    """Return the width of a bar for a time, in per cent: by the logarithm, full at an hour."""
+    return round(min(100.0, max(4.0, (math.log10(max(age, 0.1)) + 1) / (math.log10(3600) + 1) * 100)))
+
+
 def is_over(age: float, usual: float | None, times: float = OVERLONG) -> bool:
-    """Tell whether a job runs longer than so many times the p95 of its task; where none is known, none does."""
-    return usual is not None and age > max(times * usual, _LEAST)
+    """Tell whether a job runs longer than so many times the usual p95 of its task."""
+    return age > max(times * (_UNKNOWN if usual is None else usual), _LEAST)
 
 
 def of_worker(

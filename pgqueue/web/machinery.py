@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from pgqueue.db import observe, operate
 from pgqueue.db.call import Call
-from pgqueue.web import render
+from pgqueue.web import capacity, render, series
 from pgqueue.web.actions import Form, change, one
+from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
 from pgqueue.web.cron_words import in_words
 
@@ -100,13 +101,22 @@ OF_SCHEDULES = {
 
 async def workers(context: Context) -> Response:
     """Workers, the silent ones first."""
-    found = await context.database.shared("workers", 2.0, observe.workers)
+    shared = context.database.shared
+    found = await shared("workers", 2.0, observe.workers)
+    running = await context.part("what executes", shared("executing", 2.0, observe.executing), [])
+    usual = await context.part("usual times", shared("usual", 600.0, series.usual), {})
+    held, now = [Running(*each) for each in running], context.now()
     return context.page(
         "workers.html",
+        slots={each["worker"]: capacity.of_worker(each, held, usual, now) for each in found},
+        cells={each["worker"]: capacity.cells(each["worker"], held, usual, now) for each in found},
+        runs={each["worker"]: capacity.by_task(each["worker"], held, usual, now) for each in found},
+        alive=sum(bool(each["is_alive"]) for each in found),
+        memory=sum(each["memory"] or 0 for each in found if each["is_alive"]),
         groups=by_supervisor(found[: observe.MOST_LISTED]),
         more=found[observe.MOST_LISTED :],
         able=able,
-        now=context.now(),
+        now=now,
     )
 
 

@@ -14,13 +14,13 @@ from pgqueue.web.context import Context
 
 # Parts that a page can do without.
 DEATHS, FINDINGS, EXECUTING = "what jobs died of", "problems that the doctor finds", "what executes"
-LATENESS, TRENDS = "why jobs are late", "the trends"
+TRENDS = "the trends"
 
 # Queues that are shown in rows, the others fold; and at least so many, where there are.
 _MOST, _LEAST = 12, 5
 
 # Seconds over which rates of queues are taken.
-_LATELY = 60
+LATELY = 60
 
 
 async def overview(context: Context) -> Response:
@@ -32,7 +32,7 @@ async def overview(context: Context) -> Response:
     groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
     trends = await context.part(TRENDS, shared("trends", 10.0, observe.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
-    lately = await shared("lately", 5.0, lambda: series.lately(_LATELY))
+    lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     dead_today = await shared("dead today", 60.0, observe.dead_today)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
@@ -110,9 +110,5 @@ def _in_order(
 
 def _tasks(worker: str, running: Sequence[Running]) -> str:
     """Return what a worker runs, in words: the most first."""
-    counts: dict[str, int] = {}
-    for each in running:
-        if each.worker == worker:
-            counts[each.task] = counts.get(each.task, 0) + len(each.since)
-    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{task} {count}" for task, count in most[:3]) + (", …" if len(most) > 3 else "") or "runs nothing"
+    runs = capacity.by_task(worker, running, {}, 0.0)
+    return ", ".join(f"{each.task} {each.jobs}" for each in runs[:3]) + (", …" if runs[3:] else "") or "runs nothing"

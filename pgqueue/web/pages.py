@@ -17,8 +17,10 @@ from pgqueue.db import consume, observe, operate
 from pgqueue.schema import bundled
 from pgqueue.schema.status import Status
 from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
-from pgqueue.web import commands, counting, render, series, timeline, traces, verdict, workflows
+from pgqueue.web import capacity, commands, counting, render, series, timeline, traces, verdict, workflows
+from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
+from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, TRENDS, is_alive, late_of
 
 log = logging.getLogger("pgqueue.web")
 
@@ -28,9 +30,6 @@ PAGE = 50
 # Seconds over which the rate of a task is taken, and what counts in it.
 _LATELY = 600
 _ENDS = ("succeeded", "failed", "dead", "cancelled")
-
-# Parts that a page can do without.
-DEATHS, FINDINGS = "what jobs died of", "problems that the doctor finds"
 
 # Where they could not be read.
 NO_RELATIVES: dict[str, Any] = {"parents": [], "more_parents": 0, "children": [], "steps": []}
@@ -45,7 +44,10 @@ async def queues(context: Context) -> Response:
     trends = await context.part("the trends", context.database.shared("trends", 10.0, observe.trends), [])
     return context.page(
         "queues.html",
-        queues=_in_trouble_first(stats["queues"]),
+        queues=[
+            {**each, "level": verdict.level(each["lag"], each["paused_at"] is not None)}
+            for each in _in_trouble_first(stats["queues"])
+        ],
         sparklines=render.sparklines(trends),
         options={each["name"]: each for each in options},
         sampled_at=stats["sampled_at"],
@@ -54,28 +56,42 @@ async def queues(context: Context) -> Response:
 
 
 async def queue(context: Context) -> Response:
-    """One queue: its numbers, its options, its workers, its dead jobs."""
-    name = context.query("name")
-    stats = await context.database.shared("stats", 1.0, observe.stats)
-    options = await context.database.shared("queues", 5.0, observe.queues)
+    """One queue: why it is late, its numbers, what runs, its options, its workers, its dead jobs."""
+    name, now, shared = context.query("name"), context.now(), context.database.shared
+    stats = await shared("stats", 1.0, observe.stats)
+    options = await shared("queues", 5.0, observe.queues)
     numbers = next((each for each in stats["queues"] if each["queue"] == name), None)
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    reading = context.database.shared(("dead", name), 10.0, lambda: observe.dead_groups(name))
-    groups = await context.part(DEATHS, reading, [])
-    [paused_by] = await context.database.read(observe.paused_by(name)) if numbers["paused_at"] else [None]
+    groups = await context.part(DEATHS, shared(("dead", name), 10.0, lambda: observe.dead_groups(name)), [])
+    findings = await context.part(FINDINGS, shared("doctor", 30.0, observe.doctor), [])
+    held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
+    usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
+    lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
+    [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
+    alive = [each for each in stats["workers"] if is_alive(each, now)]
+    late = [each for each in late_of(stats["queues"], findings) if each["queue_name"] == name]
     return context.page(
         "queue.html",
         name=name,
         paused_by=paused_by,
         numbers=numbers,
+        level=verdict.level(numbers["lag"], numbers["paused_at"] is not None),
+        verdict=verdict.reach(late, (), [numbers]) if late else None,
+        rates=lately.get(name, {}),
+        slots=capacity.of_queue(name, alive, [Running(*each) for each in held], usual, now),
+        running=[
+            (each, age, capacity.level_of(age, usual.get(each["task"])), usual.get(each["task"]), capacity.bar)
+            for each in running
+            for age in [now - render.stamp(each["reserved_at"])]
+        ],
         options=known,
         groups=groups[:10],
-        workers=[each for each in stats["workers"] if each["queues"] is None or name in each["queues"]],
+        workers=[each for each in stats["workers"] if capacity.serves(each, name)],
         limits=[each for each in stats["limits"] if each["kind"] == "queue" and each["target"] == name],
         ranges=series.RANGES,
-        now=context.now(),
+        now=now,
     )
 
 
@@ -198,9 +214,19 @@ async def limits(context: Context) -> Response:
 
 async def dead(context: Context) -> Response:
     """The dead jobs, by their last error."""
-    name = context.query("queue") or None
-    groups = await context.database.shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
-    return context.page("dead.html", groups=groups, queue=name, now=context.now())
+    name, now, shared = context.query("queue") or None, context.now(), context.database.shared
+    groups = await shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
+    stats = await shared("stats", 1.0, observe.stats)
+    return context.page(
+        "dead.html",
+        groups=groups,
+        queue=name,
+        dead_today=await shared("dead today", 60.0, observe.dead_today),
+        kept=sum(each["dead"] for each in stats["queues"] if name is None or each["queue"] == name),
+        new=sum(render.is_within(each["first_at"], 86_400, now) for each in groups),
+        growing=sum(each["jobs"] > 1 and render.is_within(each["last_at"], 600, now) for each in groups),
+        now=now,
+    )
 
 
 async def audit(context: Context) -> Response:

@@ -61,6 +61,7 @@ def environment() -> Environment:
         capital=capital,
         clock=clock,
         instant=instant,
+        is_within=is_within,
         like=like,
     )
     found.globals.update(version=__version__, spark=SPARK)
@@ -161,6 +162,11 @@ def like(group: Mapping[str, Any]) -> str:
     """Return the filter of the dead jobs of a group."""
     words = [("task", group["task"]), ("class", group["class"]), ("line", group["line"])]
     return " ".join(["state:dead", *(f"{name}:{quoted(value)}" for name, value in words if value)])
+
+
+def is_within(value: str | None, seconds: float, now: float) -> bool:
+    """Tell whether an instant is at most so many seconds ago."""
+    return value is not None and now - stamp(value) <= seconds
 
 
 def instant(epoch: float) -> str:

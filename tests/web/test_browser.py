@@ -110,7 +110,7 @@ def test_rows_are_selected_and_retried(filled: psycopg.Connection, page: Page) -
 @pytest.mark.long
 def test_all_like_this_are_retried_from_the_page_of_the_dead(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/dead")
-    page.get_by_role("button", name="Retry all like").click()
+    page.get_by_role("button", name="Retry all… like").click()
     page.get_by_role("button", name="Retry", exact=True).click()
     page.get_by_text("9 of 9 jobs retried").wait_for()
 

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import httpx
 import psycopg
+import pytest
 from psycopg.types.json import Jsonb
 
-from tests.calls import call
+from pgqueue.testing import Clock
+from pgqueue.web import capacity
+from tests.calls import call, enqueue, maintain, reserve
 
 Ask = Callable[..., httpx.Response]
 
@@ -52,3 +55,46 @@ def test_the_page_of_a_worker_shows_its_memory_its_supervisor_and_its_clock(conn
     assert "80 MiB" in text
     assert "a, pid 4000" in text
     assert re.search(r"\d+\.\d s behind the server", text)
+
+
+def test_a_worker_shows_its_slots_by_task_and_age(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    register(conn, "w", 80, concurrency=4)
+    clock.advance("-20 min")
+    old = enqueue(conn, "review_case")
+    reserve(conn, 1, "w", lease="1 h")
+    clock.back_to_real()
+    new = enqueue(conn, "send_email")
+    reserve(conn, 1, "w")
+    text = ask("GET", "/workers").text
+    cells = re.findall(r'<a class="cell task-\d ?(\w*)" href="/jobs/(\d+)" title="([^"]*) for [^"]*"><b>(\w\w)', text)
+    # None of its task ended within a day, and it runs for more than ten minutes.
+    assert cells == [("over", str(old), "review_case", "RC"), ("", str(new), "send_email", "SE")]
+    assert text.count('class="cell free"') == 2
+    assert "1 far too long, 2 of 4 slots free" in text
+    assert " style=" not in text
+
+
+@pytest.mark.parametrize(
+    ("task", "code"), [("review_case", "RC"), ("report", "RE"), ("a.b.c", "AB"), ("été", "T"), ("", "?"), ("<b>", "B")]
+)
+def test_a_task_has_two_letters_and_always_the_same_hue(task: str, code: str) -> None:
+    assert capacity.code_of(task) == code
+    assert capacity.hue_of(task) == capacity.hue_of(task)
+    assert 1 <= capacity.hue_of(task) <= 6
+
+
+def test_a_queue_shows_what_runs_of_it_the_oldest_first(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    register(conn, "w", 80, concurrency=4)
+    clock.advance("-20 min")
+    first = enqueue(conn, "review_case", queue="mail", key="case:7")
+    reserve(conn, 1, "w", lease="1 h")
+    clock.back_to_real()
+    second = enqueue(conn, "send_email", queue="mail")
+    reserve(conn, 1, "w")
+    maintain(conn)
+    text = ask("GET", "/queue?name=mail").text
+    part = text.partition("Running, the oldest first")[2].partition("</section>")[0]
+    assert re.findall(r'class="id" href="/jobs/(\d+)"', part) == [str(first), str(second)]
+    assert re.findall(r'aria-label="runs for (\d+)', part)[0] == "20"
+    assert "case:7" in part
+    assert "of 4 slots, 1 far too long" in text
