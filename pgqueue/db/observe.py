@@ -189,6 +189,17 @@ def worker(name: str) -> Call[dict[str, Any] | None]:
     )
 
 
+def worker_memory() -> Call[list[Row]]:
+    """Read (worker, epochs of minutes, bytes) of the last hour, oldest first."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(m.worker)) #>> '{}',"
+        b" array_agg(extract(epoch from m.at)::float8 order by m.at), array_agg(m.memory order by m.at)"
+        b" from pgqueue.worker_memory m group by m.worker",
+        (),
+        read_rows,
+    )
+
+
 def schedules() -> Call[list[dict[str, Any]]]:
     """Read the schedules with their next three times and last three runs."""
     return Call(

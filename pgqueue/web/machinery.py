@@ -105,12 +105,14 @@ async def workers(context: Context) -> Response:
     found = await shared("workers", 2.0, observe.workers)
     running = await context.part("what executes", shared("executing", 2.0, observe.executing), [])
     usual = await context.part("usual times", shared("usual", 600.0, series.usual), {})
+    memory = await context.part("the memory of workers", shared("memory", 30.0, observe.worker_memory), [])
     held, now = [Running(*each) for each in running], context.now()
     return context.page(
         "workers.html",
         slots={each["worker"]: capacity.of_worker(each, held, usual, now) for each in found},
         cells={each["worker"]: capacity.cells(each["worker"], held, usual, now) for each in found},
         runs={each["worker"]: capacity.by_task(each["worker"], held, usual, now) for each in found},
+        memories={worker: render.line(at, values) for worker, at, values in memory if len(at) > 1},
         alive=sum(bool(each["is_alive"]) for each in found),
         memory=sum(each["memory"] or 0 for each in found if each["is_alive"]),
         groups=by_supervisor(found[: observe.MOST_LISTED]),

@@ -120,7 +120,15 @@ FUNCTIONS = {
     "operator": PRODUCER | WORKER | READER | OPERATING,
 }
 READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers", "samples", "audit")
-READABLE += ("schedules", "effective_schedules", "schedule_history", "worker_status", "manual", "executing")
+READABLE += (
+    "schedules",
+    "effective_schedules",
+    "schedule_history",
+    "worker_status",
+    "manual",
+    "executing",
+    "worker_memory",
+)
 READS = {f"{table}:SELECT" for table in READABLE}
 WRITES = {f"{table}:{right}" for table in ("queues", "tasks", "limits") for right in ("INSERT", "UPDATE", "DELETE")}
 TABLES: dict[str, set[str]] = {

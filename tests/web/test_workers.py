@@ -98,3 +98,19 @@ def test_a_queue_shows_what_runs_of_it_the_oldest_first(conn: psycopg.Connection
     assert re.findall(r'aria-label="runs for (\d+)', part)[0] == "20"
     assert "case:7" in part
     assert "of 4 slots, 1 far too long" in text
+
+
+def test_the_memory_of_a_worker_is_drawn_over_an_hour(conn: psycopg.Connection, ask: Ask, clock: Clock) -> None:
+    clock.advance("-30 min")
+    register(conn, "w", 80)
+    for megabytes in (100, 400):
+        clock.advance("10 min")
+        call(conn, "beat", "w", None, megabytes << 20)
+        maintain(conn)
+    clock.back_to_real()
+    text = ask("GET", "/workers").text
+    assert 'aria-label="Memory in an hour: 400 MiB at most"' in text
+    points = re.findall(r'<polyline class="line" points="([^"]*)"', text)[-1].split()
+    heights = [float(each.split(",")[1]) for each in points]
+    assert heights == sorted(heights, reverse=True)
+    assert len(heights) == 3

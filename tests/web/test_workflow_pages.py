@@ -90,14 +90,14 @@ def test_a_job_names_its_parents_children_steps_and_group(conn: psycopg.Connecti
     text = ask("GET", f"/jobs/{child}").text
     assert "It waits for" in text
     assert f"/jobs/{parent}" in text
-    assert f"waits for 1 of 1 parents: {parent} executing" in text
+    assert f"Waits for 1 of 1 parents: {parent} executing" in text
 
 
 def test_a_job_says_which_event_it_waits_for(conn: psycopg.Connection, ask: Ask) -> None:
     enqueue(conn, "order")
     held = reserve_one(conn)
     call(conn, "await_event", held.id, held.reservation, "packed", "packed:17", "2 days")
-    assert "waits for event packed:17 (step packed)" in ask("GET", f"/jobs/{held.id}").text
+    assert "Waits for event packed:17 (step packed)" in ask("GET", f"/jobs/{held.id}").text
 
 
 OPTIONS: dict[str, Any] = {"queue": "mail", "key": "a key", "priority": 3, "tags": ["vip", "it's"], "max_attempts": 4}

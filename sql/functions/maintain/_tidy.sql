@@ -43,7 +43,7 @@ begin
                     )
                 $rule$),
                 ('workers', 'idle_workers', $rule$ x.until < $1 - interval '1 min' $rule$),
-                ('workers', 'heartbeats', $rule$ x.at < $1 - interval '10 min' order by x.n $rule$),
+                ('workers', 'heartbeats', $rule$ x.at < $1 - interval '1 h' order by x.n $rule$),
                 -- Silent for five minutes. If the worker is alive after all, its next beat returns false, and it registers
                 -- again. A row with a command stays longer: after an outage the worker is to be as quiet as before. Not one
                 -- without an instance: a new process with the name would be taken for the old one.
