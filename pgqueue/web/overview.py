@@ -14,7 +14,7 @@ from pgqueue.web.context import Context
 
 # Parts that a page can do without.
 DEATHS, FINDINGS, EXECUTING = "what jobs died of", "problems that the doctor finds", "what executes"
-TRENDS = "the trends"
+LATENESS, TRENDS = "why jobs are late", "the trends"
 
 # Queues that are shown in rows, the others fold; and at least so many, where there are.
 _MOST, _LEAST = 12, 5
@@ -28,7 +28,7 @@ async def overview(context: Context) -> Response:
     shared = context.database.shared
     now = context.now()
     stats = await shared("stats", 1.0, observe.stats)
-    findings = await context.part(FINDINGS, shared("doctor", 30.0, observe.doctor), [])
+    findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
     groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
     trends = await context.part(TRENDS, shared("trends", 10.0, observe.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
@@ -36,7 +36,7 @@ async def overview(context: Context) -> Response:
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     dead_today = await shared("dead today", 60.0, observe.dead_today)
     queues = [each for each in stats["queues"] if not each["queue"].startswith("@")]
-    late = late_of(queues, findings)
+    late = await context.part(LATENESS, shared("why", 10.0, observe.why_late), [])
     held = [Running(*each) for each in running]
     alive = [each for each in stats["workers"] if is_alive(each, now)]
     needy, quiet = _in_order(queues, late, lately)
@@ -72,17 +72,6 @@ async def overview(context: Context) -> Response:
         ranges=series.RANGES,
         now=now,
     )
-
-
-def late_of(queues: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Return the queues that findings call late, the worst first, as rows of queue, cause, evidence and remedy."""
-    lags = {each["queue"]: float(each["lag"]) for each in queues}
-    rows = [
-        {**each, "queue_name": each["subject"], "cause": each["topic"], "lag": lags[each["subject"]], "stuck_for": 0.0}
-        for each in findings
-        if each["topic"] in ("no_worker", "paused", "lag") and each["subject"] in lags
-    ]
-    return sorted(rows, key=lambda row: (row["severity"] != "critical", -float(row["lag"])))
 
 
 def is_alive(worker: Mapping[str, Any], now: float) -> bool:

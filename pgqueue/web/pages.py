@@ -20,7 +20,7 @@ from pgqueue.search import DUE_STATES, ORDERS, STATES, WORDS, Filter, exactly
 from pgqueue.web import capacity, commands, counting, render, series, timeline, traces, verdict, workflows
 from pgqueue.web.capacity import Running
 from pgqueue.web.context import Context
-from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, TRENDS, is_alive, late_of
+from pgqueue.web.overview import DEATHS, EXECUTING, FINDINGS, LATELY, LATENESS, TRENDS, is_alive
 
 log = logging.getLogger("pgqueue.web")
 
@@ -65,20 +65,19 @@ async def queue(context: Context) -> Response:
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
     groups = await context.part(DEATHS, shared(("dead", name), 10.0, lambda: observe.dead_groups(name)), [])
-    findings = await context.part(FINDINGS, shared("doctor", 30.0, observe.doctor), [])
+    late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
     held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))
     [running, paused_by] = await context.database.read(observe.running_in(name), observe.paused_by(name))
     alive = [each for each in stats["workers"] if is_alive(each, now)]
-    late = [each for each in late_of(stats["queues"], findings) if each["queue_name"] == name]
     return context.page(
         "queue.html",
         name=name,
         paused_by=paused_by,
         numbers=numbers,
         level=verdict.level(numbers["lag"], numbers["paused_at"] is not None),
-        verdict=verdict.reach(late, (), [numbers]) if late else None,
+        verdict=verdict.reach(late, (), [numbers]),
         rates=lately.get(name, {}),
         slots=capacity.of_queue(name, alive, [Running(*each) for each in held], usual, now),
         running=[

@@ -295,6 +295,20 @@ def sparklines(rows: Iterable[Sequence[Any]]) -> dict[str, dict[str, Any]]:
     return {queue: _sparkline([(at, found.get(at, 0)) for at in times]) for queue, found in samples.items() if times}
 
 
+def line(at: Sequence[float], values: Sequence[float]) -> dict[str, Any]:
+    """Return the points of a plot of 120 by 62: of what was measured within an hour, from zero on."""
+    until, highest = at[-1], max(values)
+    points = [
+        (
+            round(120 * (1 - min(until - each, SPARK_SECONDS) / SPARK_SECONDS), 1),
+            round(62 - 55 * value / (highest or 1), 1),
+        )
+        for each, value in zip(at, values, strict=True)
+    ]
+    found = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return {"line": found, "area": f"{points[0][0]:g},62 {found} {points[-1][0]:g},62", "highest": highest}
+
+
 def _sparkline(values: Sequence[tuple[float, int]]) -> dict[str, Any]:
     width, height = SPARK
     highest, until = max(value for _, value in values), values[-1][0]

@@ -9,19 +9,18 @@ from typing import Any
 # Seconds after which a queue is late, and very late.
 LATE, VERY_LATE = 30, 300
 
-# The cause in a few words, by that of why_late() or the topic of a finding; the evidence stands below.
+# What why_late() calls the cause, in a few words; its evidence stands below.
 _CAUSES = {
     "paused": "it is paused",
-    "limit": "its limit is full",
-    "key": "its jobs wait behind one of their key",
+    "limit": "{subject} is at its limit",
+    "key": "its jobs wait behind one job of key {subject}",
     "no_worker": "no worker serves it",
-    "unknown_task": "no worker knows one of its tasks",
-    "slots": "its slots are taken by jobs that do not end",
+    "unknown_task": "no worker knows {subject}",
+    "slots": "{subject} takes its slots and does not end",
     "starved": "its workers serve other queues first",
-    "flood": "one of its tasks or tenants floods it",
+    "flood": "{subject} floods it",
     "database": "the database is slow",
     "workers": "it has too few workers",
-    "lag": "its oldest due job has not started",
 }
 
 
@@ -54,7 +53,7 @@ def reach(
         first, *others = troubled
         lag = max(first["lag"], first["stuck_for"])
         found = "critical" if first["severity"] == "critical" or lag >= VERY_LATE else "late"
-        words = _CAUSES.get(first["cause"], first["cause"].replace("_", " "))
+        words = _CAUSES.get(first["cause"], first["cause"]).replace("{subject}", str(first["subject"]))
         return Verdict(found, first["queue_name"], lag, words, first["evidence"], first["remedy"], others)
     for severity, found in (("critical", "critical"), ("warning", "late")):
         for each in findings:
