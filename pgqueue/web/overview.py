@@ -48,7 +48,8 @@ async def overview(context: Context) -> Response:
         queues=[
             {
                 **each,
-                "level": verdict.level(each["lag"], each["paused_at"] is not None),
+                "level": verdict.level(each),
+                "age": verdict.age(each),
                 "why": next((row for row in late if row["queue_name"] == each["queue"]), None),
                 "slots": capacity.of_queue(each["queue"], alive, held, usual, now),
                 "rates": lately.get(each["queue"], {}),
@@ -83,15 +84,17 @@ def _in_order(
     queues: Sequence[dict[str, Any]], late: Sequence[Mapping[str, Any]], rates: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the queues to show in rows, the ones that need it most first, and those that are quiet."""
-    named = {row["queue_name"] for row in late}
+    places = {row["queue_name"]: place for place, row in enumerate(late)}
 
-    def need(each: dict[str, Any]) -> tuple[bool, float, int, float]:
-        is_late = each["queue"] in named or verdict.level(each["lag"], each["paused_at"] is not None) != "ok"
+    def need(each: dict[str, Any]) -> tuple[bool, float, float, int]:
+        is_late = each["queue"] in places or verdict.level(each) != "ok"
         busy = rates.get(each["queue"], {}).get("out") or 0.0
-        return (is_late and not each["paused_at"], float(each["lag"]) if is_late else 0.0, int(is_late), busy)
+        # In the order of the causes that are known; what is paused is late on purpose.
+        place = places.get(each["queue"], len(places)) + (len(places) if each["paused_at"] else 0)
+        return (is_late, -float(place), float(busy), each["length"])
 
-    found = sorted(queues, key=lambda each: (*need(each), each["length"]), reverse=True)
-    shown = max(_LEAST, sum(need(each)[2] for each in found))
+    found = sorted(queues, key=need, reverse=True)
+    shown = max(_LEAST, sum(need(each)[0] for each in found))
     if len(found) <= shown + 1:
         shown = len(found)
     return found[: min(shown, _MOST)], found[min(shown, _MOST) :]

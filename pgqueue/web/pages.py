@@ -45,7 +45,7 @@ async def queues(context: Context) -> Response:
     return context.page(
         "queues.html",
         queues=[
-            {**each, "level": verdict.level(each["lag"], each["paused_at"] is not None)}
+            {**each, "level": verdict.level(each), "age": verdict.age(each)}
             for each in _in_trouble_first(stats["queues"])
         ],
         sparklines=render.sparklines(trends),
@@ -76,7 +76,8 @@ async def queue(context: Context) -> Response:
         name=name,
         paused_by=paused_by,
         numbers=numbers,
-        level=verdict.level(numbers["lag"], numbers["paused_at"] is not None),
+        level=verdict.level(numbers),
+        age=verdict.age(numbers),
         verdict=verdict.reach(late, (), [numbers]),
         rates=lately.get(name, {}),
         slots=capacity.of_queue(name, alive, [Running(*each) for each in held], usual, now),

@@ -37,11 +37,19 @@ class Verdict:
     others: Sequence[Mapping[str, Any]] = ()
 
 
-def level(lag: float, is_paused: bool = False) -> str:
+def level(numbers: Mapping[str, Any]) -> str:
     """Return how late a queue is: ok, late, critical, or paused, which is late on purpose."""
-    if is_paused:
+    if numbers["paused_at"]:
         return "paused"
-    return "critical" if lag >= VERY_LATE else "late" if lag >= LATE else "ok"
+    if numbers["lag"] >= LATE:
+        return "critical" if numbers["lag"] >= VERY_LATE else "late"
+    # What waits for a limit or behind a key does so on purpose for a while.
+    return "late" if numbers["stuck_for"] >= VERY_LATE else "ok"
+
+
+def age(numbers: Mapping[str, Any]) -> float:
+    """Return what makes a queue late: the age of its oldest due job, or of the oldest one that is stuck."""
+    return float(numbers["lag"] if numbers["lag"] >= LATE or level(numbers) == "ok" else numbers["stuck_for"])
 
 
 def reach(
@@ -52,7 +60,7 @@ def reach(
     if troubled:
         first, *others = troubled
         lag = max(first["lag"], first["stuck_for"])
-        found = "critical" if first["severity"] == "critical" or lag >= VERY_LATE else "late"
+        found = "critical" if first["severity"] == "critical" or first["lag"] >= VERY_LATE else "late"
         words = _CAUSES.get(first["cause"], first["cause"]).replace("{subject}", str(first["subject"]))
         return Verdict(found, first["queue_name"], lag, words, first["evidence"], first["remedy"], others)
     for severity, found in (("critical", "critical"), ("warning", "late")):

@@ -65,6 +65,20 @@ def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     assert re.search(r'class="lag critical" title="very late".*#l-critical.*40 min', rows(page)["mail"])
 
 
+def test_what_is_late_beside_free_slots_and_a_database_that_is_well_lacks_workers(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    call(conn, "declare_task", "t")
+    clock.advance("-10 min")
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    register(conn, "w", ["mail"], 4)
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page) == "mail is 10 min late: it has too few workers."
+    assert "0 of 4 slots of w are taken" in page
+
+
 def test_what_is_late_stands_before_what_is_busy_and_quiet_queues_fold(
     conn: psycopg.Connection, ask: Ask, clock: Clock
 ) -> None:

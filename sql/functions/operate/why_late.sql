@@ -236,7 +236,8 @@ begin
     select f.* into cause, subject, evidence, remedy, since from pgqueue._late_by_flood(v_queue, p_due, p_now) f;
     if cause is null and v_slots.executing < 0.8 * v_slots.slots then
         select 'database', d.subject, d.evidence, d.remedy into cause, subject, evidence, remedy
-        from pgqueue._late_by_database(p_now) d;
+        from pgqueue._late_by_database(p_now) d
+        where d.evidence is not null;
     end if;
     if cause is null then
         cause := 'workers';
