@@ -29,7 +29,7 @@ Row = Sequence[object]
 _MOST = 100
 
 _COLUMNS = {
-    "overview": ("severity", "topic", "subject", "evidence", "do"),
+    "overview": ("severity", "late", "what", "cause", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
     "jobs": ("id", "task", "queue", "state", "attempts", "worker", "key", "last error"),
     "workers": ("worker", "alive", "command", "host", "queues", "executing", "lapsed", "MiB", "last heartbeat"),
@@ -63,8 +63,11 @@ class Top(App[None]):
 
     TITLE = "pgqueue top"
     CSS = """
-    DataTable { height: 1fr; }
-    #said { height: auto; max-height: 6; padding: 0 1; }
+    TabbedContent, TabPane, DataTable { height: 1fr; }
+    TabPane { padding: 0; }
+    #said, #remedy { height: auto; max-height: 6; padding: 0 1; }
+    #remedy { display: none; }
+    #remedy.shown { display: block; }
     #filter { display: none; }
     #filter.shown { display: block; }
     Ask { align: center middle; }
@@ -103,6 +106,7 @@ class Top(App[None]):
                 with TabPane(name.capitalize(), id=name):
                     yield DataTable[Text](id=f"{name}-table", cursor_type="row", zebra_stripes=True)
         yield Input(self._line, placeholder="queue:mail state:failed,dead age:>1h", id="filter")
+        yield Static(id="remedy")
         yield Static(id="said")
         yield Footer()
 
@@ -137,6 +141,20 @@ class Top(App[None]):
         self.query_one("#tabs", TabbedContent).active = "jobs"
         self._table("jobs").focus()
         self.refresh_now()
+
+    @on(DataTable.RowHighlighted, "#overview-table")
+    def show_remedy(self) -> None:
+        """Show the evidence and the command of the row under the cursor whole: a cell may be cut."""
+        tab, _, row = self._row()
+        remedy = self._static("remedy")
+        remedy.set_class(tab == "overview" and bool(row), "shown")
+        if tab == "overview" and row:
+            remedy.update(Text("\n".join(map(printable, (f"{row[2]}: {row[4]}", f"do: {row[5]}")))))
+
+    @on(TabbedContent.TabActivated)
+    def hide_remedy(self) -> None:
+        """Leave the remedy to the first tab."""
+        self.show_remedy()
 
     def action_filter(self) -> None:
         """Type a filter."""
@@ -342,8 +360,14 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
                 fullest = each["used_by"] or each["started_by"]
                 yield (each["kind"], each["target"], executing, started, fullest, each["parked"])
         case _:
+            late = ask(observe.why_late())
+            for each in late:
+                lasting = f"{round(max(each['lag'], each['stuck_for']))} s"
+                yield (each["severity"], lasting, each["queue_name"], each["cause"], each["evidence"], each["remedy"])
+            said = {each["evidence"] for each in late}
             for each in ask(observe.doctor()):
-                yield tuple(each[name] for name in ("severity", "topic", "subject", "evidence", "remedy"))
+                if each["evidence"] not in said:
+                    yield (each["severity"], "", each["subject"], each["topic"], each["evidence"], each["remedy"])
 
 
 def _asked(done: bool, what: str) -> str:

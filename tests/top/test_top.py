@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
+from pgqueue.testing import Clock
 from pgqueue.top.app import Top
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve_one, value
 from tests.cli.conftest import run
@@ -71,6 +72,26 @@ async def test_every_tab_shows_what_there_is(filled: psycopg.Connection, databas
         }.items():  # fmt: skip
             await show(pilot, tab)
             assert any(expected in cell for row in cells(pilot, tab) for cell in row), tab
+
+
+async def test_the_first_screen_says_who_is_late_and_why_with_the_whole_command_on_a_small_terminal(
+    conn: psycopg.Connection, database: Database, clock: Clock
+) -> None:
+    clock.advance("-10 min")
+    enqueue(conn, queue="a-queue-with-quite-a-long-name-of-its-own-for-webhooks")
+    clock.back_to_real()
+    maintain(conn)
+    async with Top({"": uri(database.dsn)}, 0.2).run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: cells(pilot, "overview"))
+        [first, *_] = cells(pilot, "overview")
+        assert first[0] == "critical"
+        assert first[2:4] == ["a-queue-with-quite-a-long-name-of-its-own-for-webhooks", "no_worker"]
+        remedy = pilot.app.query_one("#remedy", Static)
+        await until(pilot, lambda: remedy.has_class("shown"))
+        assert str(remedy.render()).endswith("--queue a-queue-with-quite-a-long-name-of-its-own-for-webhooks")
+        assert remedy.region.bottom <= 24
+        await show(pilot, "queues")
+        assert not remedy.has_class("shown")
 
 
 async def test_a_filter_is_typed(filled: psycopg.Connection, database: Database) -> None:
