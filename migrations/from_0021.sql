@@ -44,3 +44,5 @@ comment on column pgqueue.jobs.retry is
 alter table pgqueue.samples add column oldest_stuck_at timestamptz;
 comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
+comment on column pgqueue.jobs.errors is
+    'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at, when it failed, and retry_at; policy_error, where the rule that had to say when to retry failed itself.';
