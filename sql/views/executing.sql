@@ -17,4 +17,4 @@ comment on column pgqueue.executing.attempts is 'Attempts so far, including the 
 comment on column pgqueue.executing.reserved_at is 'When it was reserved.';
 comment on column pgqueue.executing.reserved_by is 'The worker that holds it.';
 comment on column pgqueue.executing.lease_expires_at is 'When that reservation ends, unless extended.';
-comment on column pgqueue.executing.progress is 'What its handler said of its progress: done, total, note.';
+comment on column pgqueue.executing.progress is 'How far its handler is, as that reported it: done, total and note.';
