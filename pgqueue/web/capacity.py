@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
-# What runs longer than so many times the p95 of its task is late, and far too long.
+# A job that runs longer than this many times the usual p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
 
 # Shorter than this, in seconds, nothing runs far too long: a p95 of 4 ms says little about one run of 40 ms. Where no
@@ -28,7 +28,7 @@ class Running:
     jobs: Sequence[int] = ()
 
     def overlong(self, usual: float | None, now: float, times: float = OVERLONG) -> int:
-        """Return how many run longer than so many times the usual p95."""
+        """Return how many run longer than `times` times the usual p95."""
         return sum(is_over(now - each, usual, times) for each in self.since)
 
 
@@ -115,7 +115,7 @@ def hue_of(task: str) -> int:
 
 
 def level_of(age: float, usual: float | None) -> str:
-    """Return over, late or "" for a job that runs for so many seconds."""
+    """Return over, late or "" for a job that runs for this age in seconds."""
     return "over" if is_over(age, usual) else "late" if is_over(age, usual, LATE) else ""
 
 
@@ -125,7 +125,7 @@ def bar(age: float) -> int:
 
 
 def is_over(age: float, usual: float | None, times: float = OVERLONG) -> bool:
-    """Tell whether a job runs longer than so many times the usual p95 of its task."""
+    """Tell whether a job runs longer than `times` times the usual p95 of its task."""
     return age > max(times * (_UNKNOWN if usual is None else usual), _LEAST)
 
 

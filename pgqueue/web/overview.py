@@ -16,7 +16,7 @@ from pgqueue.web.context import Context
 DEATHS, FINDINGS, EXECUTING = "what jobs died of", "problems that the doctor finds", "what executes"
 LATENESS, TRENDS = "why jobs are late", "the trends"
 
-# Queues that are shown in rows, the others fold; and at least so many, where there are.
+# The most queues that are shown in rows, while the others fold, and the least, where there are as many.
 _MOST, _LEAST = 12, 5
 
 # Seconds over which rates of queues are taken.

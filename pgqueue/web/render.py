@@ -165,7 +165,7 @@ def like(group: Mapping[str, Any]) -> str:
 
 
 def is_within(value: str | None, seconds: float, now: float) -> bool:
-    """Tell whether an instant is at most so many seconds ago."""
+    """Tell whether an instant is not longer ago than that."""
     return value is not None and now - stamp(value) <= seconds
 
 

@@ -164,7 +164,7 @@ def unrecorded(job: dict[str, Any], errors: Sequence[dict[str, Any]]) -> list[st
     ended = sum(each.get("class") not in _OF_THE_QUEUE for each in errors)
     # The last claim is recorded, whatever became of it.
     if job["claims"] > max(ended, 1) + (job["state"] in ("executing", "succeeded") and ended > 0):
-        found.append("Of claims that ended without an error only the last is recorded.")
+        found.append("Only the last of the claims that ended without an error is recorded.")
     if job["losses"]:
         times = "once" if job["losses"] == 1 else f"{job['losses']} times"
         found.append(f"Its lease was lost {times}; when is not recorded.")

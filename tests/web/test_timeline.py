@@ -160,7 +160,7 @@ def test_lost_leases_and_crashes_are_told_without_a_time(conn: psycopg.Connectio
     happened, below = timeline(ask("GET", f"/jobs/{job_id}").text)
     assert "reserved by b, the last of 2 claims" in happened
     assert below == (
-        "Of claims that ended without an error only the last is recorded. Its lease was lost 2 times;"
+        "Only the last of the claims that ended without an error is recorded. Its lease was lost 2 times;"
         " when is not recorded. Workers that died while they ran it: a."
     )
 
