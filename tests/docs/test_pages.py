@@ -100,6 +100,32 @@ def test_the_first_screen_of_the_readme_has_the_two_commands_of_a_fresh_clone() 
     assert [line.split("#")[0].strip() for line in lines if line.startswith("make ")] == ["make demo", "make test"]
 
 
+def test_the_readme_shows_the_demo_first_to_a_reader_who_installs_the_package() -> None:
+    first = [command.split("#")[0].strip() for command in _commands_of("README.md")][:2]
+    assert first == ["pip install './pgqueue[embedded]'", "pgqueue demo"]
+
+
+def test_the_first_page_shows_installation_code_and_why_before_all_else() -> None:
+    top, _, _ = read("docs/index.md").partition("\n## ")
+    assert _commands_of("docs/index.md")[:2] == ["pip install 'pgqueue-sql[embedded]'", "pgqueue demo"]
+    assert [found for found in re.findall(r"^```(\w*)$", top, re.MULTILINE) if found] == ["sh", "python"]
+    links = set(re.findall(r"\]\(([^)\s]+)\)", top))
+    assert links >= {
+        "install.md",
+        "tutorial/first-job.md",
+        "why.md",
+        "..",
+        "../README.md",
+        "../examples",
+        "../SECURITY.md",
+    }
+    assert len(re.findall(r"^- \*\*", top, re.MULTILINE)) == 6
+
+
+def _commands_of(page: str) -> list[str]:
+    return [command for block in blocks(page) if block.language == "sh" for command in commands(block)]
+
+
 def test_every_page_of_docs_is_linked_from_the_index_and_stands_in_its_contents_once() -> None:
     index = read("docs/index.md")
     found = [page.removeprefix("docs/") for page in pages() if page.startswith("docs/") and page != "docs/index.md"]
