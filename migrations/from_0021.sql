@@ -46,3 +46,42 @@ comment on column pgqueue.samples.oldest_stuck_at is
     'Since when the oldest job waits for a limit or behind its key, or the oldest one whose task no worker knows; null: there is none.';
 comment on column pgqueue.jobs.errors is
     'The last ten errors, oldest first: class, message, traceback, attempt, worker, reserved_at, at, when it failed, and retry_at; policy_error, where the rule that had to say when to retry failed itself.';
+
+-- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
+create table pgqueue.pauses (
+    n bigint generated always as identity primary key,
+    kind text not null check (kind in ('queue', 'task', 'limit_key')),
+    target text collate "C" not null check (octet_length(target) between 1 and 512),
+    source text not null check (source in ('operator', 'throttle', 'breaker')),
+    until timestamptz not null,
+    at timestamptz not null,
+    reason text,
+    by text not null
+);
+create index pauses_by_target on pgqueue.pauses (kind, target, until);
+create index pauses_by_time on pgqueue.pauses (until);
+create index pauses_prefix on pgqueue.pauses (until) where kind = 'limit_key' and right(target, 1) = '*';
+comment on table pgqueue.pauses is
+    'What is paused: see pause() and throttle(). The longest end of all rows that match a job counts.';
+comment on column pgqueue.pauses.n is 'Order.';
+comment on column pgqueue.pauses.kind is 'queue, task or limit_key.';
+comment on column pgqueue.pauses.target is
+    'The queue, the task or the limit_key; of limit_keys target* for all that begin so.';
+comment on column pgqueue.pauses.source is 'operator: pause(). throttle: throttle(), by a handler as a rule. breaker: a breaker.';
+comment on column pgqueue.pauses.until is 'When it ends; infinity: with resume().';
+comment on column pgqueue.pauses.at is 'When it was written.';
+comment on column pgqueue.pauses.reason is 'Why.';
+comment on column pgqueue.pauses.by is 'Who: the actor of the audit; of a throttle the worker.';
+insert into pgqueue.pauses (kind, target, source, until, at, by)
+select 'queue', q.name, 'operator', 'infinity', q.paused_at, session_user from pgqueue.queues q where q.paused_at is not null;
+alter table pgqueue.queues drop column paused_at;
+alter table pgqueue.jobs add column throttled_since timestamptz;
+comment on column pgqueue.jobs.throttled_since is
+    'Since when it was only throttled: after a day the next throttle counts as an attempt. Null: it was not, or an attempt has counted since.';
+alter table pgqueue.settings
+    add column throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days');
+comment on column pgqueue.settings.throttle_most is
+    'How long a throttle lasts at most, whatever a handler asks for.';
+comment on column pgqueue.jobs.blocked_on is
+    'The limit or pause that a blocked job waits for; null: it waits for the job ahead of it in its key.';
+comment on column pgqueue.limit_waits.name is 'The limit: kind:target; or pause:kind:target.';

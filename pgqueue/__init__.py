@@ -28,7 +28,7 @@ from pgqueue.hooks import Event
 from pgqueue.job import Job, current_job
 from pgqueue.middleware import Codec
 from pgqueue.options import TaskOptions
-from pgqueue.signals import Cancel, Discard, Retry, Snooze
+from pgqueue.signals import Cancel, Discard, Retry, Snooze, Throttled
 from pgqueue.tasks import Task
 from pgqueue.wait import Outcome, wait
 from pgqueue.workflows import chain, emit_event
@@ -52,6 +52,7 @@ __all__ = [
     "Snooze",
     "Task",
     "TaskOptions",
+    "Throttled",
     "Worker",
     "WorkerConfig",
     "chain",

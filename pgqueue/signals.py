@@ -4,6 +4,7 @@
     raise Retry(after=30, reason="no answer")  # this attempt failed: retry in 30 s
     raise Discard("no such customer")         # it can never succeed: dead at once
     raise Cancel("the order was withdrawn")   # not needed any more: ends as cancelled
+    raise Throttled(after=30, reason="429")    # nothing of its limit_key, or of its task, starts for 30 s
 
 Delays are a timedelta, seconds, or an interval as PostgreSQL reads it ("5 min").
 """
@@ -11,7 +12,7 @@ Delays are a timedelta, seconds, or an interval as PostgreSQL reads it ("5 min")
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 Delay: TypeAlias = timedelta | float | str
 
@@ -51,6 +52,24 @@ class Cancel(Signal):
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
+
+
+class Throttled(Signal):
+    """The handler was told to come back later: start nothing of the job's limit_key, or of its task, for `after`.
+
+    The job goes back, and the attempt does not count; once it was only throttled for 24 hours, this one fails. `of` is
+    "limit_key" or "task"; by default limit_key, if the job has one. The server cuts `after` at
+    `pgqueue.settings.throttle_most` (1 hour). Raises ValueError below zero.
+
+        raise Throttled(after=float(response.headers["Retry-After"]), reason="429")
+    """
+
+    def __init__(self, after: Delay, of: Literal["task", "limit_key"] | None = None, reason: str = "") -> None:
+        super().__init__(reason)
+        if of not in (None, "task", "limit_key"):
+            raise ValueError(f'of must be "task" or "limit_key": {of!r}')
+        self.after = as_interval(after)
+        self.of = of
 
 
 class Interrupted(BaseException):

@@ -10,7 +10,7 @@ branch_labels = None
 depends_on = None
 
 # The digest of sql/ that goes with these tables. `make digest` writes it; a test compares it.
-SQL_DIGEST = "4525bdb3d61b57d9e98a04495fc8e54c21d9e65ffb43fa96861bcf83c3b592c7"
+SQL_DIGEST = "2f28c6dcdd6eff9f4a4737d357139cf433806486ec7b767e9c0fd92e0d8b9694"
 
 
 def upgrade() -> None:
@@ -21,8 +21,9 @@ def downgrade() -> None:
     run_sql(
         """
         drop table
-            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.schedules, pgqueue.jobs,
-            pgqueue.history, pgqueue.lanes, pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
+            pgqueue.settings, pgqueue.queues, pgqueue.tasks, pgqueue.limits, pgqueue.pauses,
+            pgqueue.schedules, pgqueue.jobs, pgqueue.history,
+            pgqueue.lanes, pgqueue.heads, pgqueue.head_marks, pgqueue.horizons,
             pgqueue.lease_promises, pgqueue.key_notes, pgqueue.dedupe_keys, pgqueue.limit_starts,
             pgqueue.limit_waits, pgqueue.retry_bookings, pgqueue.schedule_runs, pgqueue.dependencies,
             pgqueue.traces, pgqueue.steps, pgqueue.events, pgqueue.event_waits, pgqueue.notes, pgqueue.workers,

@@ -2,7 +2,7 @@
 -- transaction; sql/README.md introduces them all.
 --
 --   state     job_state
---   options   settings, queues, tasks, limits, schedules
+--   options   settings, queues, tasks, limits, pauses, schedules
 --   jobs      jobs, history
 --   claims    lanes, heads, head_marks, horizons, lease_promises
 --   rules     key_notes, dedupe_keys, limit_starts, limit_waits, retry_bookings, schedule_runs
@@ -37,7 +37,8 @@ create table pgqueue.settings (
     retention_parents interval not null default '31 days'
         check (retention_parents between '0' and '2 years'),
     retention_audit interval not null default '90 days'
-        check (retention_audit between '1 day' and '100 years')
+        check (retention_audit between '1 day' and '100 years'),
+    throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days')
 );
 insert into pgqueue.settings default values;
 comment on table pgqueue.settings is 'One row of settings; an update takes effect at once.';
@@ -55,10 +56,12 @@ comment on column pgqueue.settings.retention_parents is
 comment on column pgqueue.settings.retention_audit is
     'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
 
+comment on column pgqueue.settings.throttle_most is
+    'How long a throttle lasts at most, whatever a handler asks for.';
+
 -- Options of queues and tasks, set by operators; declared_* are those that the code declares.
 create table pgqueue.queues (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
-    paused_at timestamptz,
     priority smallint check (priority between -100 and 100),
     retention_succeeded interval check (retention_succeeded >= '0' and retention_succeeded <= '2 years'),
     retention_cancelled interval check (retention_cancelled >= '0' and retention_cancelled <= '2 years'),
@@ -69,8 +72,6 @@ create table pgqueue.queues (
 comment on table pgqueue.queues is
     'What operators set for a queue; takes effect at once. A queue without a row exists as well: it has the defaults.';
 comment on column pgqueue.queues.name is 'The queue.';
-comment on column pgqueue.queues.paused_at is
-    'Since when no job of this queue is handed out; null: it runs. See pause_queue().';
 comment on column pgqueue.queues.priority is 'Priority of jobs that name none and whose task names none.';
 comment on column pgqueue.queues.retention_succeeded is
     'How long history keeps succeeded jobs of this queue; null: as settings says.';
@@ -219,6 +220,32 @@ comment on column pgqueue.limits.rate is
     'How many start at most in any stretch of time as long as per; null: no limit of this sort.';
 comment on column pgqueue.limits.per is 'The length of that time.';
 
+-- What stands still: rows are inserted and deleted, never updated, for many workers may throttle one target at a moment.
+create table pgqueue.pauses (
+    n bigint generated always as identity primary key,
+    kind text not null check (kind in ('queue', 'task', 'limit_key')),
+    target text collate "C" not null check (octet_length(target) between 1 and 512),
+    source text not null check (source in ('operator', 'throttle', 'breaker')),
+    until timestamptz not null,
+    at timestamptz not null,
+    reason text,
+    by text not null
+);
+create index pauses_by_target on pgqueue.pauses (kind, target, until);
+create index pauses_by_time on pgqueue.pauses (until);
+create index pauses_prefix on pgqueue.pauses (until) where kind = 'limit_key' and right(target, 1) = '*';
+comment on table pgqueue.pauses is
+    'What is paused: see pause() and throttle(). The longest end of all rows that match a job counts.';
+comment on column pgqueue.pauses.n is 'Order.';
+comment on column pgqueue.pauses.kind is 'queue, task or limit_key.';
+comment on column pgqueue.pauses.target is
+    'The queue, the task or the limit_key; of limit_keys target* for all that begin so.';
+comment on column pgqueue.pauses.source is 'operator: pause(). throttle: throttle(), by a handler as a rule. breaker: a breaker.';
+comment on column pgqueue.pauses.until is 'When it ends; infinity: with resume().';
+comment on column pgqueue.pauses.at is 'When it was written.';
+comment on column pgqueue.pauses.reason is 'Why.';
+comment on column pgqueue.pauses.by is 'Who: the actor of the audit; of a throttle the worker.';
+
 -- Operators write timezone themselves. IST is another zone in another session; _check_timezone says more.
 create table pgqueue.schedules (
     name text collate "C" primary key check (octet_length(name) between 1 and 128),
@@ -329,7 +356,8 @@ create table pgqueue.jobs (
     run_if text,
     group_id bigint,
     has_steps boolean,
-    offered boolean
+    offered boolean,
+    throttled_since timestamptz
 ) with (
     fillfactor = 85,
     -- Every row is inserted, updated about once and deleted. Vacuum by absolute numbers, without pauses:
@@ -429,7 +457,7 @@ comment on column pgqueue.jobs.score is
     'Order of a payload within its call of an accumulating task; null: by the time of its enqueue.';
 comment on column pgqueue.jobs.limit_key is 'What limits of the kind limit_key go by.';
 comment on column pgqueue.jobs.blocked_on is
-    'The limit that a blocked job waits for; null: it waits for the job ahead of it in its key.';
+    'The limit or pause that a blocked job waits for; null: it waits for the job ahead of it in its key.';
 comment on column pgqueue.jobs.dedupe is 'The dedupe key under which it was enqueued.';
 comment on column pgqueue.jobs.timeout is 'How long one try may take; null: as its task says.';
 comment on column pgqueue.jobs.started is 'The reservation under which its worker last said that the handler runs.';
@@ -442,6 +470,8 @@ comment on column pgqueue.jobs.depends_on is 'The jobs that it was to wait for; 
 comment on column pgqueue.jobs.run_if is 'What must become of those: succeeded, finished or failed.';
 comment on column pgqueue.jobs.group_id is 'The group that it is a member of.';
 comment on column pgqueue.jobs.has_steps is 'True: it has completed a step. Null: it has not.';
+comment on column pgqueue.jobs.throttled_since is
+    'Since when it was only throttled: after a day the next throttle counts as an attempt. Null: it was not, or an attempt has counted since.';
 comment on column pgqueue.jobs.offered is
     'Private: whether its enqueue saw an idle worker: then _hand_off() reads the job again when that transaction commits. Null: it was not asked.';
 
@@ -711,7 +741,7 @@ create index limit_waits_by_time on pgqueue.limit_waits (next_at);
 create index limit_waits_by_name on pgqueue.limit_waits (name, next_at);
 comment on table pgqueue.limit_waits is 'Private: limits that block jobs, and when to check whether they have capacity.';
 comment on column pgqueue.limit_waits.n is 'Order.';
-comment on column pgqueue.limit_waits.name is 'The limit: kind:target.';
+comment on column pgqueue.limit_waits.name is 'The limit: kind:target; or pause:kind:target.';
 comment on column pgqueue.limit_waits.next_at is 'When to look.';
 comment on column pgqueue.limit_waits.timed is 'Whether there will be room then, as a rate says: workers wake for it.';
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pgqueue.cli import names, output
-from pgqueue.cli.completion import kinds_of_limits
+from pgqueue.cli.completion import kinds_of_limits, kinds_of_pauses, sources_of_pauses
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
 from pgqueue.cli.options import AsJson, Dsn, commands
@@ -15,7 +15,7 @@ from pgqueue.cli.tables import Table
 from pgqueue.db import observe, operate
 from pgqueue.db.call import perform
 
-app = commands("Limit how many jobs execute or start at a time.")
+app = commands("Limit how many jobs execute or start at a time; pause and throttle.")
 
 LimitKind = Annotated[
     str,
@@ -31,6 +31,20 @@ LimitTarget = Annotated[
         show_envvar=False,
     ),
 ]
+
+PauseKind = Annotated[
+    str,
+    typer.Argument(metavar="KIND", help="queue, task or limit_key.", show_envvar=False, autocompletion=kinds_of_pauses),
+]
+PauseTarget = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="The queue, the task, or the limit_key (acme*: each that begins so).",
+        show_envvar=False,
+    ),
+]
+Reason = Annotated[str | None, typer.Option(help="Why, for those who ask.")]
 
 
 @app.command(name="list")
@@ -93,3 +107,70 @@ def drop_limit(
         output.print_json({"kind": kind, "target": target, "part": part, "changed": True})
     else:
         output.line(f"Limit {kind} {target}: {f'{part} ' if part else ''}dropped")
+
+
+@app.command(name="pauses")
+def list_pauses(as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """List what is paused or throttled, by whom, and until when."""
+    found = ask(dsn, observe.stats(recent=True))["pauses"]
+    if as_json:
+        output.print_json(found)
+        return
+    table = Table(("kind", "target", "source", "since", "until", "by", "reason"), cut=frozenset({"target", "reason"}))
+    for each in found:
+        until = "resumed" if each["until"] is None else each["until"][:19]
+        table.add(
+            each["kind"], each["target"], each["source"], output.ago(each["since"]), until, each["by"], each["reason"]
+        )
+    table.show()
+
+
+@app.command(name="pause")
+def pause(
+    kind: PauseKind,
+    target: PauseTarget,
+    lasts: Annotated[str | None, typer.Option("--for", help="For this time: '1 hour'. Default: until resumed.")] = None,
+    reason: Reason = None,
+    create: Create = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Start no more jobs of a queue, a task or a limit_key; executing jobs go on, and producers can enqueue."""
+    with connected(dsn) as connection:
+        names.require(connection, kind, target, create)
+        changed = perform(connection, operate.pause(kind, target, lasts, reason))
+    _say(kind, target, changed, "paused", as_json)
+
+
+@app.command(name="throttle")
+def throttle(
+    kind: PauseKind,
+    target: PauseTarget,
+    delay: Annotated[str, typer.Argument(metavar="DELAY", help="For this time: '30 s'.", show_envvar=False)],
+    reason: Reason = None,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Start nothing of a queue, a task or a limit_key for a time, as a handler does that meets a 429."""
+    _say(kind, target, ask(dsn, operate.throttle(kind, target, delay, reason)), "throttled", as_json)
+
+
+@app.command(name="resume")
+def resume(
+    kind: PauseKind,
+    target: PauseTarget,
+    source: Annotated[
+        str, typer.Option(help="Whose pause ends: operator, throttle or breaker.", autocompletion=sources_of_pauses)
+    ] = "operator",
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """End a pause or a throttle."""
+    _say(kind, target, ask(dsn, operate.resume(kind, target, source)), "resumed", as_json)
+
+
+def _say(kind: str, target: str, changed: bool, verb: str, as_json: bool) -> None:
+    if as_json:
+        output.print_json({"kind": kind, "target": target, "changed": changed})
+    else:
+        output.line(f"{kind} {target}: {verb if changed else 'unchanged'}")

@@ -48,7 +48,7 @@ COMMANDS = {
     "queues": ("queues", "List queues, and act on one."),
     "tasks": ("tasks", "List tasks, and override the options that their code declares."),
     "workers": ("workers", "List workers, and act on one."),
-    "limits": ("limits", "Limit how many jobs execute or start at a time."),
+    "limits": ("limits", "Limit how many jobs execute or start at a time; pause and throttle."),
     "schedules": ("schedules", "List schedules, add one, show one, and act on one."),
     "import": ("importing", "Move the waiting jobs of another queue here."),
     "grant": ("grant", "Let a role use the queue."),

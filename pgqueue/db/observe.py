@@ -365,10 +365,10 @@ def rights() -> Call[dict[str, Any]]:
 
 
 def paused_by(queue: str) -> Call[str | None]:
-    """Read who paused a queue last, among the newest ten thousand actions."""
+    """Read who paused a queue, and why."""
     return Call(
-        b"select a.actor from (select * from pgqueue.audit order by n desc limit 10000) a"
-        b" where a.action = 'pause_queue' and a.filter ->> 'queue' = %s::text order by a.n desc limit 1",
+        b"select concat_ws(': ', p.by, p.reason) from pgqueue.pauses p"
+        b" where p.kind = 'queue' and p.target = %s::text and p.until > pgqueue._clock() order by p.until desc limit 1",
         (queue,),
         lambda rows: rows[0][0] if rows else None,
     )

@@ -190,6 +190,7 @@ def queue_names() -> Call[list[str]]:
         b" where n.name is not null"
         b" union select n.name from pgqueue.worker_status w, unnest(w.queues) n (name)"
         b" union select l.target from pgqueue.limits l where l.kind = 'queue'"
+        b" union select p.target from pgqueue.pauses p where p.kind = 'queue'"
         b" union select 'default'",
         (),
         read_column,
@@ -248,6 +249,29 @@ def set_limit(
 def drop_limit(kind: str, target: str, part: str | None = None) -> Call[bool]:
     """Remove a limit, or one `part` of it (max_executing or rate); reads whether there was one."""
     return Call(b"select pgqueue.drop_limit(%s::text, %s::text, %s::text)", (kind, target, part), read_first)
+
+
+def pause(kind: str, target: str, lasts: timedelta | str | None, reason: str | None) -> Call[bool]:
+    """Pause a queue, a task or a limit_key for a time, or until it is resumed; reads whether anything changed."""
+    return Call(
+        b"select pgqueue.pause(%s::text, %s::text, pgqueue._clock() + %s::interval, %s::text)",
+        (kind, target, lasts, reason),
+        read_first,
+    )
+
+
+def resume(kind: str, target: str, source: str = "operator") -> Call[bool]:
+    """End a pause, a throttle or what a breaker has opened; reads whether anything changed."""
+    return Call(b"select pgqueue.resume(%s::text, %s::text, %s::text)", (kind, target, source), read_first)
+
+
+def throttle(kind: str, target: str, delay: timedelta | str, reason: str | None) -> Call[bool]:
+    """Start nothing of a queue, a task or a limit_key for a time; reads whether anything changed."""
+    return Call(
+        b"select pgqueue.throttle(%s::text, %s::text, %s::interval, %s::text)",
+        (kind, target, delay, reason),
+        read_first,
+    )
 
 
 def pause_queue(queue: str) -> Call[bool]:

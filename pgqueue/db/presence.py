@@ -52,6 +52,11 @@ def worker_command(worker: str, obeys: str, instance: str) -> Call[str]:
     return Call(b"select pgqueue.worker_command(%s::text, %s::text, %s::text)", (worker, obeys, instance), read_first)
 
 
+def paused_of(job_ids: Sequence[int]) -> Call[list[int]]:
+    """Read which of these jobs are paused or throttled."""
+    return Call(b"select p.id from pgqueue.paused_of(%s::bigint[]) p (id)", (list(job_ids),), read_column)
+
+
 def bye(worker: str) -> Call[None]:
     """Deregister the worker."""
     return Call(b"select pgqueue.bye(%s::text)", (worker,), read_nothing)

@@ -242,6 +242,7 @@ class _Drain:
             if each is not held:
                 each.ended, each.error, each.result = held.ended, held.error, held.result
                 each.verdict, each.snooze, each.delay = held.verdict, held.snooze, held.delay
+                each.throttle = held.throttle
             await self._store(each)
         if error is not None:
             self._done.errors.append(error)
@@ -283,6 +284,9 @@ class _Drain:
                     *held.pair, held.error or {}, verdict.retry_in, verdict.retry, verdict.policy, verdict.cancel
                 )
                 return await self._door.run(consume.fail(failure)) or "lost"
+            case End.SNOOZED if held.throttle is not None:
+                state = await self._door.run(consume.throttled(*held.pair, held.snooze, *held.throttle))
+                return "snoozed" if state == "throttled" else state or "lost"
             case End.SNOOZED:
                 return "snoozed" if await self._door.run(consume.snooze(*held.pair, held.snooze)) else "lost"
         await self._door.run(consume.release([held.pair], held.delay))

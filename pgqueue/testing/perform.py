@@ -33,7 +33,7 @@ class Performed:
     error     its exception, with raise_errors=False
     reason    the reason of its Retry, Discard or Cancel
     retry_in  when the handler, or the task's rule, decides: the delay until the retry
-    delay     of its Snooze
+    delay     of its Snooze or Throttled
     job       the job that it got
     """
 

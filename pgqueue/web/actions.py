@@ -163,10 +163,16 @@ async def group(context: Context) -> Response:
 
 
 async def limit(context: Context) -> Response:
-    """Set or drop a limit."""
+    """Set or drop a limit, pause or resume."""
     form = await context.form()
-    context.require("limits")
+    context.require("act" if one(form, "do") in ("pause", "resume") else "limits")
     kind, target = one(form, "kind"), one(form, "target")
+    if one(form, "do") == "pause":
+        await change(context, operate.pause(kind, target, one(form, "for") or None, one(form, "reason") or None))
+        return context.go("limits", said="it is paused")
+    if one(form, "do") == "resume":
+        await change(context, operate.resume(kind, target, one(form, "source") or "operator"))
+        return context.go("limits", said="it is resumed")
     if one(form, "do") == "drop":
         if one(form, "confirm") != "yes":
             stats = await context.database.shared("stats", 1.0, observe.stats)

@@ -209,7 +209,7 @@ async def task(context: Context) -> Response:
 async def limits(context: Context) -> Response:
     """Limits, with the jobs that they count and that wait for them."""
     stats = await context.database.shared("stats", 1.0, observe.stats)
-    return context.page("limits.html", limits=stats["limits"], now=context.now())
+    return context.page("limits.html", limits=stats["limits"], pauses=stats["pauses"], now=context.now())
 
 
 async def dead(context: Context) -> Response:

@@ -427,6 +427,27 @@ def test_jobs_explain_says_why_a_job_is_not_running(run: Run, conn: psycopg.Conn
 # limits
 
 
+def test_a_task_is_paused_throttled_listed_and_resumed(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "declare_task", "call_api")
+    assert (
+        run("limits", "pause", "task", "call_api", "--for", "1 hour", "--reason", "down").out
+        == "task call_api: paused\n"
+    )
+    assert run("limits", "pause", "task", "call_api", "--for", "1 s").out == "task call_api: unchanged\n"
+    throttled = run("limits", "throttle", "limit_key", "api", "30 s", "--json").json()
+    assert throttled == {"kind": "limit_key", "target": "api", "changed": True}
+    listed = run("limits", "pauses", "--json").json()
+    assert [(each["target"], each["source"], each["reason"]) for each in listed] == [
+        ("api", "throttle", None),
+        ("call_api", "operator", "down"),
+    ]
+    assert "down" in run("limits", "pauses").out
+    assert run("limits", "resume", "limit_key", "api").out == "limit_key api: unchanged\n"
+    assert run("limits", "resume", "limit_key", "api", "--source", "throttle").out == "limit_key api: resumed\n"
+    assert run("limits", "resume", "task", "call_api").out == "task call_api: resumed\n"
+    assert run("limits", "pauses", "--json").json() == []
+
+
 def test_limits_are_set_listed_and_dropped(run: Run, conn: psycopg.Connection) -> None:
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3, "--create").out == "Limit task [b]t[/b]: set\n"
     assert run("limits", "set", "task", "[b]t[/b]", "-n", 3).out == "Limit task [b]t[/b]: unchanged\n"

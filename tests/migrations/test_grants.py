@@ -51,6 +51,9 @@ WORKER = (
         "claim_name",
         "next_attempts",
         "snooze",
+        "throttle",
+        "throttled",
+        "paused_of",
         "started",
         "crashed",
         "progress",
@@ -93,26 +96,30 @@ READER = (
         "_functions_of",
     }
 )
-OPERATING = {"delete_events", "cancel", "retry", "delete", "pause_queue", "resume_queue", "release_from_parents"} | {
-    "unschedule",
-    "pause_schedule",
-    "resume_schedule",
-    "run_schedule_now",
-    "configure_schedule",
-    "quiet_worker",
-    "resume_worker",
-    "stop_worker",
-    "run_now_many",
-    "kill_many",
-    "cancel_many",
-    "delete_many",
-    "retry_many",
-    "purge_queue",
-    "configure_task",
-    "configure_queue",
-    "set_limit",
-    "drop_limit",
-}
+OPERATING = (
+    {"pause", "resume"}
+    | {"delete_events", "cancel", "retry", "delete", "pause_queue", "resume_queue", "release_from_parents"}
+    | {
+        "unschedule",
+        "pause_schedule",
+        "resume_schedule",
+        "run_schedule_now",
+        "configure_schedule",
+        "quiet_worker",
+        "resume_worker",
+        "stop_worker",
+        "run_now_many",
+        "kill_many",
+        "cancel_many",
+        "delete_many",
+        "retry_many",
+        "purge_queue",
+        "configure_task",
+        "configure_queue",
+        "set_limit",
+        "drop_limit",
+    }
+)
 FUNCTIONS = {
     "producer": PRODUCER,
     "worker": WORKER,
@@ -121,6 +128,7 @@ FUNCTIONS = {
 }
 READABLE = ("all_jobs", "effective_tasks", "queues", "tasks", "limits", "settings", "workers", "samples", "audit")
 READABLE += (
+    "pauses",
     "schedules",
     "effective_schedules",
     "schedule_history",

@@ -20,6 +20,9 @@ from tests.databases import Database
 # kind, target, at most
 _LIMITS = [("queue", "a", 2), ("task", "u", 2), ("key", "k", 1), ("limit_key", "k", 1), ("limit_key", "k*", 2)]
 
+# What is paused, by the name of the rule.
+_PAUSES = {"paused b": ("queue", "b"), "paused u": ("task", "u"), "paused k": ("limit_key", "k*")}
+
 _jobs = st.lists(
     st.fixed_dictionaries(
         {
@@ -41,7 +44,7 @@ _claims = st.fixed_dictionaries(
         "strategy": st.sampled_from(["weighted"] * 3 + ["strict", "lag", "round_robin"]),
     }
 )
-_rules = st.sets(st.sampled_from([*_LIMITS, "paused", "weight"]), max_size=3)
+_rules = st.sets(st.sampled_from([*_LIMITS, *_PAUSES, "weight"]), max_size=3)
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,11 @@ def test_a_claim_starts_what_the_contract_says(
     if claim["queues"] is None and claim["strategy"] == "strict":
         claim = {**claim, "queues": ["b", "c", "a"]}
     with database.connect() as conn, database.connect(autocommit=False) as other:
-        conn.execute("truncate pgqueue.jobs, pgqueue.limits, pgqueue.limit_waits, pgqueue.queues")
+        conn.execute("truncate pgqueue.jobs, pgqueue.limits, pgqueue.limit_waits, pgqueue.queues, pgqueue.pauses")
         locked = {job_id for each in jobs if (job_id := _make(conn, other, each)) is not None}
         for rule in rules:
-            if rule == "paused":
-                call(conn, "pause_queue", "b")
+            if rule in _PAUSES:
+                call(conn, "pause", *_PAUSES[str(rule)])
             elif rule == "weight":
                 call(conn, "configure_queue", "c", weight=3)
             else:
@@ -144,7 +147,7 @@ def _check(
     keys: set[tuple[str, str]] = set()
 
     def may_start(job: _Job) -> bool:
-        if not job.is_due or job.id in locked or (job.queue == "b" and "paused" in rules):
+        if not job.is_due or job.id in locked or _is_paused(job, rules):
             return False
         if claim["queues"] is not None and job.queue not in claim["queues"]:  # type: ignore[operator]
             return False
@@ -193,6 +196,14 @@ def _touched(job: _Job, rules: set[object]) -> list[tuple[tuple[str, str, int], 
     return found
 
 
+def _is_paused(job: _Job, rules: set[object]) -> bool:
+    return (
+        (job.queue == "b" and "paused b" in rules)
+        or (job.task == "u" and "paused u" in rules)
+        or (job.limit_key == "k" and "paused k" in rules)
+    )
+
+
 def _place(job: _Job) -> tuple[bool, datetime, int]:
     return not job.resumed, job.ready_at, job.id
 
@@ -202,9 +213,7 @@ def _by_lane(waiting: dict[int, _Job], claim: dict[str, object], rules: set[obje
     due = [
         job
         for job in waiting.values()
-        if job.is_due
-        and not (job.queue == "b" and "paused" in rules)
-        and (claim["queues"] is None or job.queue in claim["queues"])  # type: ignore[operator]
+        if job.is_due and not _is_paused(job, rules) and (claim["queues"] is None or job.queue in claim["queues"])  # type: ignore[operator]
     ]
     first = {
         lane: min((job.resumed, job.ready_at) for job in due if job.lane == lane)[1]

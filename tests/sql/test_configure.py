@@ -63,7 +63,7 @@ def test_every_option_is_set_one_by_one_and_the_others_keep_their_values(
     assert {name: row(conn, table)[name] for name in options} == options
     # All that an operator may set in a row.
     others = {name for name in row(conn, table) if not name.startswith("declared_")} - set(options)
-    assert others <= {"name", "paused_at", "retry_function"}
+    assert others <= {"name", "retry_function"}
 
 
 @BOTH
@@ -97,7 +97,7 @@ def test_an_operators_option_holds_before_and_after_the_code_declares_the_task(c
 def test_configuring_a_queue_leaves_its_pause_alone(conn: psycopg.Connection) -> None:
     call(conn, "pause_queue", "q")
     call(conn, "configure_queue", "q", priority=7)
-    assert value(conn, "select paused_at is not null from pgqueue.queues where name = 'q'") is True
+    assert value(conn, "select true from pgqueue.pauses where target = 'q'") is True
     assert job(conn, enqueue(conn, queue="q")).priority == 7
 
 
@@ -124,7 +124,7 @@ def test_configuring_a_queue_leaves_its_pause_alone(conn: psycopg.Connection) ->
         ("configure_task", {"reset": ["retry_function"]}, "retry_function"),
         ("configure_queue", {"weight": -3}, "out of range weight must be from 1 to 1000000."),
         ("configure_queue", {"reset": [None]}, "null"),
-        ("configure_queue", {"reset": ["paused_at"]}, "paused_at"),
+        ("configure_queue", {"reset": ["name"]}, "name"),
     ],
 )
 def test_wrong_options_are_refused_and_change_nothing(

@@ -234,7 +234,7 @@ def keep_on(conn: psycopg.Connection, clock: Clock) -> None:
     """Whatever was called, what can run runs, and nothing is stuck."""
     assert value(conn, "select coalesce(max(unparked), 0) from pgqueue.maintenance_runs") == 0
     conn.execute("delete from pgqueue.limits")
-    conn.execute("update pgqueue.queues set paused_at = null")
+    conn.execute("delete from pgqueue.pauses")
     conn.execute("select pgqueue.close_group(id) from pgqueue.jobs where blocked_on = '@open'")
     for _ in range(3):
         clock.advance("8 days")

@@ -38,11 +38,13 @@ IN_SQL = {
     "drop_limit": "'queue', 'mail'",
     "grant_access": "'reader', '{role}'",
     "kill_many": "job_ids => array[{waiting}]::bigint[]",
+    "pause": "'task', 't'",
     "pause_queue": "'mail'",
     "pause_schedule": "'nightly'",
     "purge_queue": "'mail'",
     "quiet_worker": "'w'",
     "release_from_parents": "{child}",
+    "resume": "'limit_key', 'paused'",
     "resume_queue": "'paused'",
     "resume_schedule": "'paused'",
     "resume_worker": "'quiet'",
@@ -70,10 +72,12 @@ BY_COMMAND = {
     "drop_limit": "limits drop queue mail",
     "grant_access": "grant reader {role}",
     "kill_many": "jobs kill {waiting}",
+    "pause": "limits pause task t --for 1h --reason down",
     "pause_queue": "queues pause mail",
     "pause_schedule": "schedules pause nightly",
     "purge_queue": "queues purge mail --yes",
     "quiet_worker": "workers quiet w",
+    "resume": "limits resume limit_key paused",
     "resume_queue": "queues resume paused",
     "resume_schedule": "schedules resume paused",
     "resume_worker": "workers resume quiet",
@@ -98,10 +102,12 @@ BY_FORM = {
     "delete_many": "act action=delete id={waiting}",
     "drop_limit": "limit do=drop kind=queue target=mail",
     "kill_many": "act action=kill id={waiting}",
+    "pause": "limit do=pause kind=task target=t reason=down",
     "pause_queue": "queue do=pause name=mail",
     "pause_schedule": "schedule do=pause name=nightly",
     "purge_queue": "queue do=purge name=mail typed=mail",
     "quiet_worker": "worker do=quiet name=w",
+    "resume": "limit do=resume kind=limit_key target=paused source=operator",
     "resume_queue": "queue do=resume name=paused",
     "resume_schedule": "schedule do=resume name=paused",
     "resume_worker": "worker do=resume name=quiet",
@@ -146,6 +152,7 @@ def given(conn: psycopg.Connection, database: Database) -> Iterator[Given]:
             call(conn, "schedule", name, "0 3 * * *", "t")
         call(conn, "pause_schedule", "paused")
         call(conn, "pause_queue", "paused")
+        call(conn, "pause", "limit_key", "paused")
         call(conn, "set_limit", "queue", "mail", max_executing=50)
         for name in ("w", "quiet"):
             call(conn, "hello", name)

@@ -126,7 +126,7 @@ def act(client: httpx.Client, conn: psycopg.Connection) -> None:
     page = client.get("/jobs/queue?name=mail").text
     [action] = set(re.findall(r'<form[^>]*action="([^"]*/queue)"', page))
     own = {"sec-fetch-site": "same-origin"}
-    paused = "select paused_at is not null from pgqueue.queues where name = 'mail'"
+    paused = "select exists (select from pgqueue.pauses where target = 'mail')"
     assert client.post(action, data={"name": "mail", "do": "pause"}).status_code == 403
     assert (
         client.post(action, data={"name": "mail", "do": "pause"}, headers=own)

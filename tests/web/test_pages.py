@@ -219,10 +219,15 @@ def test_every_job_is_no_filter(filled: psycopg.Connection, ask: Ask) -> None:
 
 def test_queues_limits_and_tasks_can_be_changed(filled: psycopg.Connection, ask: Ask) -> None:
     ask("POST", "/queue", name="mail", do="pause")
-    assert value(filled, "select paused_at is not null from pgqueue.queues where name = 'mail'") is True
+    assert value(filled, "select exists (select from pgqueue.pauses where target = 'mail')") is True
     ask("POST", "/queue", name="mail", do="resume")
     ask("POST", "/queue", name="mail", do="configure", weight="7", priority="")
-    assert filled.execute("select paused_at, weight from pgqueue.queues where name = 'mail'").fetchone() == (None, 7)
+    assert value(filled, "select exists (select from pgqueue.pauses where target = 'mail')") is False
+    assert value(filled, "select weight from pgqueue.queues where name = 'mail'") == 7
+    ask("POST", "/limit", do="pause", kind="task", target="report", reason="the provider is down", **{"for": "1 hour"})
+    assert "the provider is down" in ask("GET", "/limits").text
+    ask("POST", "/limit", do="resume", kind="task", target="report", source="operator")
+    assert "Nothing is paused." in ask("GET", "/limits").text
     assert "Type the name" in ask("POST", "/queue", name="mail", do="purge").text
     ask("POST", "/queue", name="mail", do="purge", typed="mail")
     assert value(filled, "select count(*) from pgqueue.jobs where queue = 'mail' and state = 'waiting'") == 0
@@ -358,12 +363,8 @@ def test_the_page_of_a_paused_queue_says_who_paused_it(filled: psycopg.Connectio
     call(filled, "pause_queue", "mail")
     assert f"by {value(filled, 'select session_user::text')}" in ask("GET", "/queue?name=mail").text
     assert "by alice" in ask("GET", "/queue?name=reports").text
-    # By a plain update, which leaves no row in audit.
-    filled.execute("update pgqueue.queues set paused_at = now() where name = 'imports'")
-    filled.execute("insert into pgqueue.queues (name, paused_at) values ('imports', now()) on conflict do nothing")
-    text = ask("GET", "/queue?name=imports", at=serve()).text
-    assert "paused since" in text
-    assert " by " not in text.split("paused since")[1].split("</span>")[0]
+    call(filled, "throttle", "queue", "imports", "1 hour", "429")
+    assert ": 429</span>" in ask("GET", "/queue?name=imports", at=serve()).text
 
 
 def test_a_page_that_has_not_changed_is_not_sent_again(filled: psycopg.Connection, ask: Ask) -> None:

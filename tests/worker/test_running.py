@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue import App, Job
 from pgqueue.testing import Clock
+from pgqueue.worker.run.runner import Pace
 from tests.calls import call, enqueue, enqueue_many, job, value
 from tests.databases import Database
 from tests.facts import wait_until_async
@@ -477,6 +478,31 @@ async def test_a_job_of_a_paused_queue_is_not_run_until_it_is_resumed(
         assert job(conn, paused).state == "waiting"
         call(conn, "resume_queue", "quiet")
         assert await done(conn, paused) == ["succeeded"]
+
+
+@pytest.mark.parametrize(("kind", "target"), [("task", "slow"), ("queue", "default"), ("limit_key", "a*")])
+async def test_what_a_worker_has_not_started_goes_back_when_it_is_paused(
+    database: Database, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, kind: str, target: str
+) -> None:
+    monkeypatch.setattr(Pace, "buffer", lambda self: 10)
+    app = App()
+    go = asyncio.Event()
+
+    @app.task
+    async def slow(i: int) -> None:
+        await go.wait()
+
+    first, *others = enqueue_many(conn, 5, "slow", limit_key="api")
+    executing = "select count(*) from pgqueue.jobs where state = 'executing'"
+    async with working(app, database.dsn, concurrency=1) as worker:
+        await wait_until_async(lambda: worker.status()["buffered"] == 4)
+        call(conn, "pause", kind, target)
+        await wait_until_async(lambda: value(conn, executing) == 1)
+        go.set()
+        assert await done(conn, first) == ["succeeded"]
+        assert {job(conn, each).attempts for each in others} == {0}
+        call(conn, "resume", kind, target)
+        assert await done(conn, *others) == ["succeeded"] * 4
 
 
 @pytest.mark.covers("G4")

@@ -12,12 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgqueue import App, Cancel, Discard, Retry, Snooze
+from pgqueue import App, Cancel, Discard, Retry, Snooze, Throttled
 from pgqueue.config import WorkerConfig
 from pgqueue.errors import ConfigError
 from pgqueue.testing import Clock
 from pgqueue.worker import Worker
-from tests.calls import enqueue, job, value
+from tests.calls import enqueue, job, reserve, value
 from tests.databases import Database
 from tests.workers import done, working
 
@@ -76,6 +76,25 @@ async def test_snooze_puts_the_job_off_and_does_not_count(
         clock.advance("5 min")
 
 
+@pytest.mark.parametrize(
+    ("signal", "paused"),
+    [
+        (Throttled(after=300, reason="429"), "limit_key:api"),
+        (Throttled(after="5 min", of="task", reason="429"), "task:t"),
+    ],
+)
+async def test_throttled_puts_the_job_off_uncounted_and_keeps_the_others_from_starting(
+    database: Database, conn: psycopg.Connection, clock: Clock, in_thread: bool, signal: Throttled, paused: str
+) -> None:
+    first, second = enqueue(conn, limit_key="api"), enqueue(conn, limit_key="api")
+    await work(raising(signal, in_thread=in_thread), database)
+    assert due_in(conn, clock, first) == 300
+    assert (job(conn, first).state, job(conn, first).attempts, job(conn, first).errors) == ("waiting", 0, None)
+    assert job(conn, second).attempts == 0
+    assert value(conn, "select kind || ':' || target || ' ' || reason from pgqueue.pauses") == f"{paused} 429"
+    assert reserve(conn, 2) == []
+
+
 async def test_retry_comes_back_when_it_says_and_counts(
     database: Database, conn: psycopg.Connection, clock: Clock, in_thread: bool
 ) -> None:
@@ -121,7 +140,9 @@ async def test_signals_are_no_errors_in_the_log(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-@pytest.mark.parametrize("signal", [Snooze("soon"), Retry("soon"), Snooze("-1 s"), Retry("-1 s"), Snooze("\ud800")])
+@pytest.mark.parametrize(
+    "signal", [Snooze("soon"), Retry("soon"), Snooze("-1 s"), Retry("-1 s"), Snooze("\ud800"), Throttled("soon")]
+)
 async def test_a_delay_that_the_database_refuses_is_a_failure_that_says_so(
     database: Database, conn: psycopg.Connection, clock: Clock, signal: Exception
 ) -> None:

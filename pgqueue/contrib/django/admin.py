@@ -148,7 +148,7 @@ class JobAdmin(ReadOnly):
 class QueueAdmin(ReadOnly):
     """Queues that have options."""
 
-    list_display = ("name", "paused_at", "priority", "weight")
+    list_display = ("name", "priority", "weight")
 
 
 @admin.register(Schedule)

@@ -65,7 +65,6 @@ class _View(models.Model):
 class Queue(_View):
     """A queue that has options."""
 
-    paused_at = models.DateTimeField(null=True)
     priority = models.SmallIntegerField(null=True)
     weight = models.IntegerField(null=True)
 

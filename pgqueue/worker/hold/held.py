@@ -115,6 +115,8 @@ class Held:
     error: dict[str, object] | None = None
     result: bytes | None = None
     snooze: timedelta | str = ""
+    # Where it is throttled for that time: what of it (None: the default), and why.
+    throttle: tuple[str | None, str] | None = None
     verdict: Verdict = Verdict()
     signalled: bool = False
     # Written by Trade and Reporter: how often the server did not take the end, while it answered other calls; and

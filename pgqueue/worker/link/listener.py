@@ -19,7 +19,8 @@ from pgqueue.worker.hold.handoffs import Handoffs
 from pgqueue.worker.link.connection import Link, answered, connect, raise_if_lasting, shows_pooler
 from pgqueue.worker.link.outage import FIRST_PAUSE, LONGEST_PAUSE, Outage, Trouble
 
-# Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload.
+# Producers above READ COMMITTED cannot see idle workers: they notify all of them here, with the queue as payload. So
+# does a pause, with an empty one.
 COMMON_CHANNEL = "pgqueue"
 
 # While jobs may be handed to this worker: seconds between questions over this connection, and for an answer. So a
@@ -178,7 +179,10 @@ class Listener:
             elif each.channel == self._handoffs.channel:
                 self._hearer.handed_off(each.payload)
             elif each.channel == COMMON_CHANNEL:
-                if self._queues is None or each.payload in self._queues:
+                if not each.payload:
+                    # A queue, task or limit_key was paused or throttled.
+                    self._hearer.command_asked()
+                elif self._queues is None or each.payload in self._queues:
                     # Ready, or soon: its producer cannot see which workers are idle until when.
                     self._hearer.woken()
                     self._hearer.due_soon()

@@ -19,6 +19,10 @@ log = logging.getLogger("pgqueue.worker")
 # The exit code of a process that is to be replaced: EX_TEMPFAIL.
 REPLACE_ME = 75
 
+# After a notification the server is asked once more after this time, in seconds: a claim that was under way may bring
+# jobs that were paused meanwhile.
+_ASK_AGAIN = 1.0
+
 
 class Orders:
     """Carries out orders. `exit_code` is what the process should exit with, as far as an order decides that.
@@ -78,13 +82,24 @@ class Orders:
         """Carry out each command, and report that first: a worker that stops deletes its row."""
         while True:
             # A command that comes while the last one is read is read too.
+            pause = _ASK_AGAIN if self.asked_now.is_set() else self._identity.heartbeat
             self.asked_now.clear()
             wanted = await self._ask()
             if wanted != self._obeys:
                 await self._obey(wanted)
+            await self._give_back_paused()
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._identity.heartbeat):
+                async with asyncio.timeout(pause):
                     await self.asked_now.wait()
+
+    async def _give_back_paused(self) -> None:
+        """Give back unstarted jobs that would not start now."""
+        unstarted = [each.row.id for held in self._runner.held_back(0.0) for each in (held, *held.members)]
+        if not unstarted:
+            return
+        paused = await self._link.perform(presence.paused_of(unstarted))
+        if paused and (given_back := self._runner.give_back_unstarted(only=frozenset(paused))):
+            log.info("%d unstarted jobs are given back: they are paused", given_back)
 
     async def _obey(self, wanted: str) -> None:
         if wanted == "taken":

@@ -19,7 +19,7 @@ from pgqueue.db.json import to_result
 from pgqueue.job import Job, set_current
 from pgqueue.logs import subject
 from pgqueue.middleware import Around
-from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended
+from pgqueue.signals import Cancel, Discard, Interrupted, Retry, Signal, Snooze, Suspended, Throttled
 from pgqueue.tasks import Task
 from pgqueue.worker.hold.held import Cause, End, Held, Stop, Verdict, arguments
 from pgqueue.worker.hold.jobs import Jobs
@@ -320,6 +320,9 @@ class Handlers:
         held.signalled = True
         if isinstance(signal, Snooze):
             held.snooze = signal.delay
+            return End.SNOOZED
+        if isinstance(signal, Throttled):
+            held.snooze, held.throttle = signal.after, (signal.of, clean(str(signal)))
             return End.SNOOZED
         match signal:
             case Retry():

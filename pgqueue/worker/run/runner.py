@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -178,12 +178,16 @@ class Runner:
         limit = time.monotonic() - age
         return [held for held in list(self._waiting) if held.taken <= limit]
 
-    def give_back_unstarted(self, age: float = 0.0) -> int:
-        """End the jobs that were not started within `age` seconds as released; returns how many those are."""
+    def give_back_unstarted(self, age: float = 0.0, only: Container[int] | None = None) -> int:
+        """End the jobs that were not started within `age` seconds as released; returns how many those are.
+
+        `only`: those with these ids, and what is in a batch with one of them.
+        """
         limit = time.monotonic() - age
         given_back = 0
         for leader in self._drain():
-            if leader.taken > limit:
+            spared = only is not None and all(held.row.id not in only for held in (leader, *leader.members))
+            if leader.taken > limit or spared:
                 self._waiting.append(leader)
                 continue
             for held in (leader, *leader.members):
@@ -429,6 +433,7 @@ class Runner:
         for member in held.members:
             member.ended = end
             member.error, member.delay, member.snooze = held.error, held.delay, held.snooze
+            member.throttle = held.throttle
             member.verdict, member.signalled, member.seconds = held.verdict, held.signalled, held.seconds
             self._outbox.put(member)
 

@@ -96,21 +96,27 @@ class Reporter:
 
     async def _snooze(self, held: Held) -> None:
         try:
-            snoozed = await self._links.second.perform(consume.snooze(*held.pair, held.snooze))
+            if held.throttle is None:
+                state = "snoozed" if await self._links.second.perform(consume.snooze(*held.pair, held.snooze)) else None
+            else:
+                state = await self._links.second.perform(consume.throttled(*held.pair, held.snooze, *held.throttle))
         except LockTimeout:
             self._trade.report_later(held)
             return
         except PgQueueError as refusal:
             held.ended = End.FAILED
-            held.error = {"class": "Snooze", "message": one_line(refusal)}
+            held.error = {"class": "Snooze" if held.throttle is None else "Throttled", "message": one_line(refusal)}
             held.signalled = False
             self._outbox.put(held)
             return
         self._holding.remove(held)
-        if snoozed:
+        if state is None:
+            self._tell.end_lost(held, "it was snoozed")
+        elif state in ("snoozed", "throttled"):
             self._tell.snoozed(held)
         else:
-            self._tell.end_lost(held, "it was snoozed")
+            held.error = {"class": "Throttled", "message": "it was only throttled for 24 hours: this attempt counts"}
+            self._tell.failed(held, state, None)
 
     async def _release(self, batch: list[Held], delay: float) -> None:
         link = self._links.second

@@ -3,7 +3,7 @@
 -- What rules touch is answered here, from rows that are read with a lane and with a job. A lane: is its queue paused (it is
 -- left out), or under a limit (it gives as many as there is capacity for)? A claim from several queues: has one that it
 -- serves a weight (each slot draws a queue: nothing is locked)? A job: has it a key or a limit_key, is its task under a
--- limit, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
+-- limit or paused, is it past its expires_at? Then it is a candidate, for _decide_starts. All others start, whatever rules there are besides.
 --
 -- Each node of this plan costs every claim about a microsecond or three, whether it runs or not: what few claims need stands
 -- in functions, which cost nothing unless they are called.
@@ -63,8 +63,10 @@ begin
                     exists (select from pgqueue.limits x where x.kind = 'queue' and x.target = l.queue) as is_limited,
                     min(l.queue) over () <> max(l.queue) over () as is_one_of_several
                 from pgqueue._due_lanes(p_queues, p_now) l
-                -- A scalar subquery: the planner may turn an EXISTS into a join.
-                where (select q.paused_at from pgqueue.queues q where q.name = l.queue) is null
+                -- Not NOT EXISTS, which the planner may turn into a join.
+                where exists (
+                    select from pgqueue.pauses p where p.kind = 'queue' and p.target = l.queue and p.until > p_now
+                ) is not true
                 order by
                     case when p_strategy = 'strict' then array_position(p_queues, l.queue) end,
                     l.priority desc, l.lane_ready_at, l.queue, l.resumed desc
@@ -75,7 +77,9 @@ begin
                     j.expires_at <= p_now as is_expired,
                     l.is_limited
                     or j.limit_key is not null
-                    or j.task = any ((select array_agg(x.target) from pgqueue.limits x where x.kind = 'task')::text[]) as is_limited
+                    or j.task = any (array(select x.target from pgqueue.limits x where x.kind = 'task'))
+                    or j.task = any (array(select p.target from pgqueue.pauses p where p.kind = 'task' and p.until > p_now))
+                    as is_limited
                 from pgqueue.jobs j
                 where j.state in ('waiting', 'failed') and j.queue = l.queue and j.priority = l.priority
                     and j.resumed = l.resumed and (j.ready_at, j.id) >= (l.head, l.head_id) and j.ready_at <= p_now

@@ -20,7 +20,7 @@ begin
             select distinct a.queue
             from pgqueue.lanes a
             where (p_queues is null or a.queue = any (p_queues))
-                and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+                and not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > p_now)
         );
     elsif p_free > 0 and v_draw.turns <> '{}' then
         -- The queue has too few jobs.

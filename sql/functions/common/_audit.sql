@@ -12,7 +12,7 @@ begin
     insert into pgqueue.audit (at, actor, db_role, action, filter, changed, via)
     values (
         pgqueue._clock(),
-        left(coalesce(nullif(current_setting('pgqueue.actor', true), ''), session_user), 256),
+        pgqueue._actor(),
         session_user,
         p_action,
         jsonb_strip_nulls(
@@ -30,4 +30,12 @@ begin
     );
     return true;
 end
+$$;
+
+-- Who acts: a page or a script sets the setting for the person behind it.
+create or replace function pgqueue._actor()
+returns text
+language sql stable parallel safe
+as $$
+    select left(coalesce(nullif(current_setting('pgqueue.actor', true), ''), session_user), 256)
 $$;

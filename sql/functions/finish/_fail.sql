@@ -275,6 +275,7 @@ begin
                 -- It bounds the wait for the first start.
                 expires_at = null,
                 lease_expires_at = null,
+                throttled_since = null,
                 -- A batch that has a step stays together.
                 leader = case when j.has_steps then nullif(j.leader, j.id) end,
                 followers = case when j.has_steps then j.followers end,

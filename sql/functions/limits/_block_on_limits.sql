@@ -97,6 +97,7 @@ declare
     v_lease_head timestamptz := pgqueue._lease_head();
     v_names text[];
     v_name text;
+    v_of text;
     v_kind text;
     v_limit record;
     v_capacity integer;
@@ -133,15 +134,15 @@ begin
         return 0;
     end if;
     foreach v_name in array v_names loop
-        v_kind := split_part(v_name, ':', 1);
         -- A name is kind:target. For a limit_key the target is the job's value, while the limit may be on a prefix*: so
-        -- the limit is looked up as for a job with that value.
+        -- the limit is looked up as for a job with that value. That of a pause follows pause:.
+        v_of := substr(v_name, 1 + 6 * starts_with(v_name, 'pause:')::integer);
+        v_kind := split_part(v_of, ':', 1);
+        v_of := substr(v_of, length(v_kind) + 2);
         select l.* into v_limit
-        from pgqueue._limits_of(
-            null,
-            case when v_kind = 'task' then substr(v_name, 6) end,
-            case when v_kind = 'key' then substr(v_name, 5) end,
-            case when v_kind = 'limit_key' then substr(v_name, 11) end
+        from pgqueue._rules_of(
+            null, case when v_kind = 'task' then v_of end, case when v_kind = 'key' then v_of end,
+            case when v_kind = 'limit_key' then v_of end, v_now
         ) l
         where l.name = v_name;
         -- If no limit was found, it was dropped: then there is plenty, and all its jobs are released.
@@ -159,8 +160,9 @@ begin
                 else interval '1 s'
             end;
         elsif not v_timed then
-            -- A safety net: normally jobs that end release the blocked ones, but only those that they see.
-            v_next_at := v_now + interval '1 s';
+            -- A safety net: normally jobs that end release the blocked ones, but only those that they see. resume() leaves a
+            -- row of its own.
+            v_next_at := least(v_limit.until, v_now + case when v_limit.kind = 'pause' then interval '1 min' else '1 s' end);
         end if;
         insert into pgqueue.limit_waits (name, next_at, timed)
         select v_name, v_next_at, v_timed
@@ -174,7 +176,8 @@ begin
 end
 $$;
 
--- Releases the first p_count jobs that a limit blocks, and returns how many there were.
+-- Releases the first p_count jobs that a limit blocks, and returns how many there were. What a pause has blocked may be a
+-- million jobs: it comes after what waits.
 create or replace function pgqueue._unblock(p_name text, p_count integer)
 returns integer
 language plpgsql
@@ -206,7 +209,7 @@ begin
                 blocked_on = null,
                 -- A microsecond apart, to keep their order.
                 ready_at = v_ready_at + (w.n - 1) * interval '1 us',
-                resumed = true
+                resumed = not starts_with(p_name, 'pause:')
             from unnest(v_rows) with ordinality w (row_ctid, n)
             where j.ctid = w.row_ctid
             returning j.queue, j.priority

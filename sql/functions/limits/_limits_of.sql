@@ -10,6 +10,9 @@
 -- blocks jobs inserts a row of limit_waits, due soon after, in its own transaction. A reader of that row deletes it, and
 -- then checks the limit in a later statement, whose snapshot shows the jobs that were blocked with the row. Rates, whose
 -- capacity comes with time, are handled the same way. Claims and maintain read the rows that are due.
+-- A pause is a limit without capacity: the jobs of a paused task or limit_key are blocked under a name of its own
+-- (pause:kind:target), checked soon after like all others, and then at the end of the pause. The lanes of a paused queue are
+-- left out where they are read. What a pause releases goes to the ordinary part of its lane.
 -- Jobs over a rate are blocked as well, and not deferred to the next free start: a million of them would all come due, and
 -- be deferred again, with each one.
 
@@ -48,6 +51,47 @@ as $$
         )
         limit 1
     )
+$$;
+
+-- The pauses of a task and of a limit_key, each under its name with its longest end. Every one that matches stops a job.
+create or replace function pgqueue._pauses_of(p_task text, p_limit_key text, p_now timestamptz)
+returns table (name text, target text, until timestamptz)
+language sql stable parallel safe rows 1
+as $$
+    select 'pause:task:' || p_task, p_task, max(p.until)
+    from pgqueue.pauses p
+    where p.kind = 'task' and p.target = p_task and p.until > p_now
+    having max(p.until) is not null
+    union all
+    select 'pause:limit_key:' || p_limit_key, p_limit_key, max(p.until)
+    from pgqueue.pauses p
+    where p.kind = 'limit_key' and p.target = p_limit_key and p.until > p_now
+    having max(p.until) is not null
+    union all
+    select 'pause:limit_key:' || p.target, p.target, max(p.until)
+    from pgqueue.pauses p
+    where p_limit_key is not null
+        and p.kind = 'limit_key'
+        and right(p.target, 1) = '*'
+        and starts_with(p_limit_key, left(p.target, -1))
+        and p.target <> p_limit_key
+        and p.until > p_now
+    group by p.target
+$$;
+
+-- What may stop a job: its limits and pauses. A pause lets nothing execute.
+create or replace function pgqueue._rules_of(
+    p_queue text, p_task text, p_key text, p_limit_key text, p_now timestamptz
+)
+returns table (
+    name text, kind text, target text, max_executing integer, rate integer, per interval, until timestamptz
+)
+language sql stable parallel safe rows 2
+as $$
+    select l.name, l.kind, l.target, l.max_executing, l.rate, l.per, null::timestamptz
+    from pgqueue._limits_of(p_queue, p_task, p_key, p_limit_key) l
+    union all
+    select p.name, 'pause', p.target, 0, null, null, p.until from pgqueue._pauses_of(p_task, p_limit_key, p_now) p
 $$;
 
 -- How many more jobs may start under a limit, counting committed jobs and those of this transaction, and when to check it

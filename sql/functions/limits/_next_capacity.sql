@@ -1,5 +1,5 @@
 -- When a worker that found nothing should claim again because of limits: for blocked jobs the time that their rate gives,
--- for a queue that has used up its rate the end of the oldest start.
+-- for a queue that has used up its rate the end of the oldest start. And when the next pause ends.
 create or replace function pgqueue._next_capacity(p_queues text[], p_now timestamptz)
 returns timestamptz
 language sql
@@ -13,6 +13,11 @@ as $$
             where w.timed and w.next_at > p_now
             order by w.next_at
             limit 1
+        ),
+        (
+            select nullif(min(p.until), 'infinity')
+            from pgqueue.pauses p
+            where p.until > p_now and (p.kind <> 'queue' or p_queues is null or p.target = any (p_queues))
         ),
         (
             select min(pgqueue._after(used.first_at, l.per))

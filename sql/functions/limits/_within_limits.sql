@@ -37,12 +37,12 @@ declare
     v_blocked tid[];
     v_blocked_on integer[];
 begin
-    -- A limit that blocks jobs already has no capacity as a rule: it is counted without its lock.
+    -- A limit that blocks jobs already has no capacity as a rule: it is counted without its lock. A pause never has.
     select
         array_agg(row(n.*)::pgqueue.touched_limit order by n.name),
         array_agg(n.name order by n.name),
         array_agg(
-            (
+            n.kind <> 'pause' and (
                 select true
                 from pgqueue.jobs b
                 where b.state = 'blocked' and b.blocked_on is not null and b.blocked_on = n.name
@@ -62,7 +62,7 @@ begin
             where c.is_limited or c.key is not null
             group by grouping sets ((c.queue), (c.task), (c.key), (c.limit_key))
         ) j
-        cross join lateral pgqueue._limits_of(j.queue, j.task, j.key, j.limit_key) l
+        cross join lateral pgqueue._rules_of(j.queue, j.task, j.key, j.limit_key, p_now) l
         group by l.name, l.kind, l.target, l.max_executing, l.rate, l.per
     ) n;
     if v_names is null then
@@ -92,7 +92,7 @@ begin
             -- Those that are locked have capacity, the others have none, and no job is under two.
             exit when not exists (select from generate_subscripts(v_names, 1) i where v_locked[i] <> (v_left[i] > 0))
                 and (select sum(l.wanted) from unnest(v_limits) l) = (select count(*) from unnest(p_jobs) c where c.is_limited or c.key is not null);
-            v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names));
+            v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
             v_busy := array(
                 select v_busy[i] or (v_useful[i] and not v_locked[i]) from generate_subscripts(v_names, 1) i
             );
@@ -114,7 +114,7 @@ begin
     if v_fits and cardinality(p_jobs) <= p_free then
         v_started := array(select l.wanted from unnest(v_limits) l);
     else
-        v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names));
+        v_of_jobs := coalesce(v_of_jobs, pgqueue._limits_of_jobs(p_jobs, v_names, p_now));
         v_started := array_fill(0, array[cardinality(v_names)]);
         for v_n in 1..cardinality(p_jobs) loop
             v_of_job := coalesce(v_of_jobs[v_n]::integer[], '{}');
@@ -156,7 +156,7 @@ end
 $$;
 
 -- For each of these jobs the subscripts in p_names of the limits that it is under, as text.
-create or replace function pgqueue._limits_of_jobs(p_jobs pgqueue.candidate[], p_names text[])
+create or replace function pgqueue._limits_of_jobs(p_jobs pgqueue.candidate[], p_names text[], p_now timestamptz)
 returns text[]
 language plpgsql stable
 as $$
@@ -170,7 +170,7 @@ begin
         -- Asks once for jobs under the same limits.
         cross join lateral (
             select array_agg(array_position(p_names, l.name))::text as limits
-            from pgqueue._limits_of(c.queue, c.task, c.key, c.limit_key) l
+            from pgqueue._rules_of(c.queue, c.task, c.key, c.limit_key, p_now) l
             where c.asks and (c.is_limited or c.key is not null)
         ) l
         order by c.n

@@ -83,16 +83,18 @@ comment on function pgqueue.set_limit(text, text, integer, integer, interval) is
     'target* for each value that begins so, by itself). max_executing: at most this many at a time; rate and per: at most this many starts in any period as long as per. '
     'An argument that is left out keeps its value; drop_limit() removes one of the two, or both. False: unchanged. select pgqueue.set_limit(''task'', ''export'', max_executing => 2);';
 
--- Refuses wrong kinds and targets of limits.
-create or replace function pgqueue._check_limit(p_kind text, p_target text)
+-- Refuses wrong kinds and targets of limits and pauses.
+create or replace function pgqueue._check_limit(
+    p_kind text, p_target text, p_kinds text[] default '{queue,task,key,limit_key}'
+)
 returns void
 language plpgsql stable parallel safe
 as $$
 begin
-    if p_kind is null or p_kind not in ('queue', 'task', 'key', 'limit_key') then
+    if p_kind is null or p_kind <> all (p_kinds) then
         perform pgqueue._refuse(
             'kind is unknown', format('It is %s.', coalesce(quote_literal(p_kind), 'null')),
-            'Give kind as queue, task, key or limit_key.'
+            format('Give kind as %s or limit_key.', array_to_string(array_remove(p_kinds, 'limit_key'), ', '))
         );
     end if;
     perform pgqueue._check_name('target', p_target, case when p_kind in ('queue', 'task') then 128 else 512 end);

@@ -56,6 +56,15 @@ begin
                 $rule$),
                 ('bookings', 'lease_promises', $rule$ x.until <= $1 $rule$),
                 ('bookings', 'retry_bookings', $rule$ x.second < $1 - interval '1 min' $rule$),
+                -- The longest of the rows of one source counts.
+                ('starts', 'pauses', $rule$
+                    x.until < $1 - interval '1 min'
+                    or exists (
+                        select from pgqueue.pauses y
+                        where y.kind = x.kind and y.target = x.target and y.source = x.source
+                            and (y.until, y.n) > (x.until, x.n)
+                    )
+                $rule$),
                 ('starts', 'limit_starts', $rule$
                     x.at < pgqueue._after($1, -coalesce((select max(l.per) from pgqueue.limits l), '0')) - interval '1 min'
                 $rule$),

@@ -42,11 +42,19 @@ as $$
     where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
     union all
     select
+        'warning', 'paused', format('%s:%s', s.kind, s.target),
+        format('nothing of it starts since %s, until %s: %s', s.since, coalesce(s.until::text, 'resume()'),
+            concat_ws(', ', s.source || ' ' || s.by, s.reason)),
+        format('select pgqueue.resume(%L, %L, %L);', s.kind, s.target, s.source)
+    from pgqueue._standing(p_now) s
+    where s.since < p_now - interval '1 day'
+    union all
+    select
         'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that does not exist any more', count(*)),
         'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
     from (select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000) j
-    -- @parents, and the like, are no limits.
-    where left(j.blocked_on, 1) <> '@' and not exists (
+    -- @parents, and the like, are no limits. The jobs of a pause that has ended come back by and by.
+    where left(j.blocked_on, 1) <> '@' and not starts_with(j.blocked_on, 'pause:') and not exists (
         select
         from pgqueue.limits l
         where l.kind || ':' || l.target = j.blocked_on

@@ -74,6 +74,14 @@ begin
         where e.detail is not null
         union all
         select
+            coalesce(e.reason, 'paused'),
+            coalesce(e.detail, format('the %s has ended; it comes back when a claim asks for it', replace(v_job.blocked_on, ':', ' '))),
+            e.until, null
+        from (select) one
+        left join pgqueue._explain_pause(v_job, v_now) e on true
+        where v_job.state = 'blocked' and starts_with(v_job.blocked_on, 'pause:')
+        union all
+        select
             'limit',
             coalesce(l.detail, format('it was blocked by the limit %s, which has capacity now; maintain() releases it', v_job.blocked_on)),
             l.until, null
@@ -104,9 +112,7 @@ begin
             v_job.ready_at, null
         where v_job.state <> 'blocked' and v_job.ready_at > v_now
         union all
-        select 'paused', format('queue %s is paused since %s', q.name, q.paused_at), null, null
-        from pgqueue.queues q
-        where v_job.state <> 'blocked' and q.name = v_job.queue and q.paused_at is not null
+        select e.reason, e.detail, e.until, null from pgqueue._explain_pause(v_job, v_now) e where v_job.state <> 'blocked'
         union all
         select 'key', e.detail, e.until, e.behind
         from pgqueue._explain_key(v_job, v_now) e
@@ -139,8 +145,28 @@ $$;
 
 comment on function pgqueue.explain(bigint) is
     'Why a job is not running, in one row. reason is one of: unknown; finished; executing, lapsed (its lease; rescue is due) or cancelling (its worker was asked); '
-    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused (its queue); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
+    'expired; parents (jobs that it depends on); group (its members, or it is open); unknown_task (no worker has declared it, or no living one has it); event (it waits for one); sleep (a step of it); not_due; paused, throttled or breaker (its queue, task or limit_key); key (job behind is ahead of it); limit; no_worker; turn (due, others are ahead). '
     'detail: the reason in words; until: when it ends, if that is known; behind: the job that it waits for. select * from pgqueue.explain(17);';
+
+-- Which pause stops a job: of all that match, the one that ends last.
+create or replace function pgqueue._explain_pause(p_job pgqueue.jobs, p_now timestamptz)
+returns table (reason text, detail text, until timestamptz)
+language sql stable rows 1
+as $$
+    select
+        case s.source when 'operator' then 'paused' when 'throttle' then 'throttled' else s.source end,
+        concat(
+            format('%s %s is ', replace(s.kind, '_', ' '), s.target),
+            case s.source when 'operator' then 'paused' when 'throttle' then 'throttled' else 'stopped by its breaker' end,
+            ' since ' || s.since, ' until ' || s.until, ' by ' || s.by, ': ' || s.reason
+        ),
+        s.until
+    from pgqueue._standing(p_now) s
+    where (s.kind = 'queue' and s.target = p_job.queue)
+        or format('pause:%s:%s', s.kind, s.target) in (select p.name from pgqueue._pauses_of(p_job.task, p_job.limit_key, p_now) p)
+    order by s.until desc nulls first
+    limit 1
+$$;
 
 -- Which attempt of a job is under way or next, in words.
 create or replace function pgqueue._explain_attempts(p_job pgqueue.jobs)

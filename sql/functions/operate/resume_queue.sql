@@ -1,4 +1,4 @@
--- resume_queue: ends a pause. Wakes workers for jobs that have become due meanwhile. Locks and writes one row of queues.
+-- resume_queue: resume() of a queue that pause_queue() or pause() has paused.
 
 create or replace function pgqueue.resume_queue(queue text)
 returns boolean
@@ -7,12 +7,10 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     perform pgqueue._check_name('queue', resume_queue.queue);
-    update pgqueue.queues set paused_at = null where name = resume_queue.queue and paused_at is not null;
-    if not found then
-        return false;
-    end if;
-    perform pgqueue._wake(resume_queue.queue, pgqueue._clock(), 2, null);
-    return pgqueue._audit('resume_queue', jsonb_build_object('queue', resume_queue.queue));
+    return pgqueue._audit(
+        'resume_queue', jsonb_build_object('queue', resume_queue.queue),
+        pgqueue._resume('queue', resume_queue.queue, 'operator')::integer
+    );
 end
 $$;
 

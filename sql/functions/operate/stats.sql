@@ -39,6 +39,7 @@ begin
             from pgqueue.effective_schedules s
         ),
         'limits', pgqueue._limits_now(case when stats.recent then 10000 else 1000000000 end),
+        'pauses', (select coalesce(jsonb_agg(to_jsonb(p)), '[]') from (select x.* from pgqueue._standing(v_now) x limit 1000) p),
         'housekeeping', (
             select jsonb_build_object(
                 'last_at', h.at, 'rescued', coalesce(h.rescued, 0), 'prolonged', coalesce(h.prolonged, 0),
@@ -72,7 +73,7 @@ $$;
 comment on function pgqueue.stats(boolean) is
     'Numbers of the queue as JSON. queues and total: length (waiting + failed), waiting, failed, due, scheduled (not due yet; due + scheduled = length), blocked, executing, '
     'dead, lag (age of the oldest due job in seconds), stuck_for (that of the oldest job that waits for a limit or behind its key, or, by the samples, whose task no worker knows; 0 in a paused queue); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
-    'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
+    'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';
 
@@ -112,17 +113,19 @@ as $$
             end as blocked_by,
             coalesce(c.executing, 0) as executing, coalesce(c.dead, 0) as dead, c.counted_to, c.counted_at,
             coalesce(round(extract(epoch from greatest(c.lag, '0')), 3), 0) as lag,
-            case when q.paused_at is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
-            q.paused_at
+            case when q.since is null then coalesce(round(extract(epoch from greatest(c.stuck_for, '0')), 3), 0) else 0 end as stuck_for,
+            q.since as paused_at
         from (
             select x.queue from counted x
             union
             select x.name from pgqueue.queues x
             union
+            select x.target from pgqueue._standing(p_now) x where x.kind = 'queue'
+            union
             select x.queue from pgqueue.lanes x where x.queue <> '@groups'
         ) n
         left join counted c on c.queue = n.queue
-        left join pgqueue.queues q on q.name = n.queue
+        left join pgqueue._standing(p_now) q on q.kind = 'queue' and q.target = n.queue
     )
     select jsonb_build_object(
         'queues', coalesce(jsonb_agg(to_jsonb(l) order by l.queue), '[]'),

@@ -18,16 +18,16 @@ begin
     perform pgqueue._check_queues(wanted.queues);
     if v_at between v_now - interval '30 s' and v_now then
         return (
-            select coalesce(sum(s.executing + case when q.paused_at is null then s.due else 0 end), 0)::integer
+            select coalesce(sum(s.executing + case when q.since is null then s.due else 0 end), 0)::integer
             from pgqueue._last_samples() s
-            left join pgqueue.queues q on q.name = s.queue
+            left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = s.queue
             where wanted.queues is null or s.queue = any (wanted.queues)
         );
     end if;
     return (
-        select coalesce(sum(c.executing + case when q.paused_at is null then c.due else 0 end), 0)::integer
+        select coalesce(sum(c.executing + case when q.since is null then c.due else 0 end), 0)::integer
         from pgqueue._count_queues(v_now, 1000) c
-        left join pgqueue.queues q on q.name = c.queue
+        left join pgqueue._standing(v_now) q on q.kind = 'queue' and q.target = c.queue
         where wanted.queues is null or c.queue = any (wanted.queues)
     ) + (
         select count(*)::integer

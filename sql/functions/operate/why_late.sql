@@ -57,7 +57,7 @@ language plpgsql stable
 as $$
 declare
     v_first pgqueue.jobs;
-    v_paused_at timestamptz := (select q.paused_at from pgqueue.queues q where q.name = p_queue);
+    v_paused_at timestamptz := (select s.since from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue);
     v_due bigint;
     v_blocked record;
     v_unserved record;
@@ -87,7 +87,7 @@ begin
         subject := p_queue;
         since := v_paused_at;
         evidence := format('the queue is paused since %s, and %s jobs of it are due', v_paused_at, pgqueue._counted(v_due));
-        remedy := format('select pgqueue.resume_queue(%L);', p_queue);
+        remedy := format('select pgqueue.resume(''queue'', %L, %L);', p_queue, (select s.source from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue));
     end if;
     if cause is null then
         select l.* into cause, subject, evidence, remedy
@@ -160,7 +160,18 @@ begin
         select j.* into v_job from pgqueue.jobs j where j.id = p_behind;
         v_detail := (select l.detail from pgqueue._reached_limit(v_job, p_limit, p_now) l);
         v_name := p_limit;
-    elsif v_job.id is not null then
+    end if;
+    select 'paused', p.name, e.detail into cause, subject, evidence
+    from pgqueue._pauses_of(v_job.task, v_job.limit_key, p_now) p
+    cross join lateral pgqueue._explain_pause(v_job, p_now) e
+    order by p.until desc
+    limit 1;
+    if cause is not null then
+        subject := substr(subject, 7);
+        remedy := format('pgqueue limits pauses; then: pgqueue limits resume %s %s', split_part(subject, ':', 1),
+            pgqueue._shell_quoted(substr(subject, strpos(subject, ':') + 1)));
+        return;
+    elsif v_name is null and v_job.id is not null then
         select l.name, l.detail into v_name, v_detail from pgqueue._reached_limit(v_job, null, p_now) l;
     end if;
     if v_name is null then

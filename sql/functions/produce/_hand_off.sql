@@ -2,11 +2,11 @@
 --
 -- The worker starts it without a claim: one round trip, one commit and one wake-up less. enqueue marks a row as offered
 -- where it saw an idle worker. This deferred trigger reads that row again when the transaction commits, as it is by then:
--- perhaps deleted, cancelled, reserved, its queue paused, a limit set. So nothing that the transaction did has another
+-- perhaps deleted, cancelled, reserved, paused, a limit set. So nothing that the transaction did has another
 -- outcome than without an idle worker, and the lease begins with the commit. A transaction offers one job, the first.
 --
--- It serves a job that has no key, limit_key or expires_at, while no limit is on its task or queue and its queue is not
--- paused. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one
+-- It serves a job that has no key, limit_key or expires_at, while no limit and no pause is on its task or
+-- queue. Such a job would be the only one that the idle worker claims. Every other job is announced: see _wake. A due one
 -- here, so that a job that does not start is not announced either, and the notification has the time of the commit.
 -- The first lease is the worker's own. What is reserved for a living worker that does not know it, the worker finds
 -- itself: see held_by.
@@ -75,7 +75,13 @@ begin
                     getdatabaseencoding() = 'UTF8'
                     or pgqueue.legible(jsonb_build_array(j.task, j.args, j.headers)) = jsonb_build_array(j.task, j.args, j.headers)
                 )
-                and not exists (select from pgqueue.queues q where q.name = j.queue and q.paused_at is not null)
+                and not exists (
+                    select
+                    from pgqueue.pauses p
+                    where p.kind = any ('{queue,task}')
+                        and p.target = case p.kind when 'queue' then j.queue else j.task end
+                        and p.until > v_now
+                )
                 and not exists (select from pgqueue._limits_of(j.queue, j.task, null, null))
                 and exists (select from pg_stat_get_activity(c.listener) s where s.datid = pgqueue._database())
         )

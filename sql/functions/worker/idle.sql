@@ -98,7 +98,7 @@ begin
         exists (select from pgqueue.workers w where w.name = idle.worker),
         (select b.at from pgqueue.heartbeats b where b.worker = idle.worker order by b.n desc limit 1),
         exists (select from pgqueue.limits l where l.kind = 'queue'),
-        exists (select from pgqueue.limits l where l.rate is not null)
+        exists (select from pgqueue.limits l where l.rate is not null) or exists (select from pgqueue.pauses p where p.until > v_now)
     into v_registered, v_beat_at, v_limited, v_rated;
     -- A heartbeat about every ten seconds: see beat. One in the future is from before the clock stepped back, and does
     -- not count.
@@ -122,7 +122,7 @@ begin
         select distinct a.queue, a.priority
         from pgqueue.lanes a
         where (idle.queues is null or a.queue = any (idle.queues))
-            and not exists (select from pgqueue.queues q where q.name = a.queue and q.paused_at is not null)
+            and not exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = a.queue and p.until > v_now)
     ) l
     cross join (values (false), (true)) r (resumed)
     cross join lateral (select x.* from pgqueue._head(l.queue, l.priority, r.resumed) x offset 0) h

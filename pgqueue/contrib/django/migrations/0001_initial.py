@@ -68,7 +68,6 @@ class Migration(migrations.Migration):
             name="Queue",
             fields=[
                 ("name", models.TextField(primary_key=True, serialize=False)),
-                ("paused_at", models.DateTimeField(null=True)),
                 ("priority", models.SmallIntegerField(null=True)),
                 ("weight", models.IntegerField(null=True)),
             ],

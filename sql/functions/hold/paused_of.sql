@@ -1,0 +1,22 @@
+-- paused_of: which of these jobs would not start now, because their queue, task or limit_key is paused or throttled.
+--
+-- A worker asks it of the jobs that it has claimed and not started, after each notification with an empty payload on the
+-- common channel, and with each heartbeat, and gives them back. Reads only.
+
+create or replace function pgqueue.paused_of(job_ids bigint[])
+returns setof bigint
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off set enable_hashjoin = off set enable_mergejoin = off
+as $$
+    select j.id
+    from (select pgqueue._clock() as now offset 0) c
+    cross join unnest(paused_of.job_ids) w (id)
+    cross join lateral (select x.id, x.queue, x.task, x.limit_key from pgqueue.jobs x where x.id = w.id) j
+    where exists (select from pgqueue.pauses p where p.kind = 'queue' and p.target = j.queue and p.until > c.now)
+        or exists (select from pgqueue._pauses_of(j.task, j.limit_key, c.now))
+$$;
+
+comment on function pgqueue.paused_of(bigint[]) is
+    'Which of these jobs are of a paused or throttled queue, task or limit_key: a worker that has claimed and not started them gives them back. '
+    'select * from pgqueue.paused_of(array[17, 18]);';

@@ -1,0 +1,22 @@
+-- throttle: a handler was told to come back later ("429, in 30 s"): nothing of its task or limit_key starts before.
+--
+-- A pause whose source is throttle: see pause. A worker calls throttled(), which gives the job back too.
+
+create or replace function pgqueue.throttle(kind text, target text, delay interval, reason text default null)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform pgqueue._check_delay(throttle.delay);
+    return case when throttle.delay > '0' then pgqueue._pause(
+        throttle.kind, throttle.target, 'throttle',
+        pgqueue._after(pgqueue._clock(), least(throttle.delay, (select s.throttle_most from pgqueue.settings s where s.one))),
+        throttle.reason, null
+    ) else false end;
+end
+$$;
+
+comment on function pgqueue.throttle(text, text, interval, text) is
+    'Start nothing of a task, a limit_key (target*: of each that begins so) or a queue for a time, at most pgqueue.settings.throttle_most. The longest wins. resume() with the source throttle ends it. '
+    'False: it is throttled as long already. select pgqueue.throttle(''limit_key'', ''api.example.com'', ''30 s'', ''429'');';

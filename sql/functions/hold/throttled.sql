@@ -1,0 +1,66 @@
+-- throttled: a handler was told to come back later ("429, in 30 s"). Its job goes back, and the throttle stands for all.
+--
+-- Locks the row of the job and waits for another session's lock on it at most 5 s (55P03), and as long for each member of
+-- its batch. A job that has only been throttled for 24 hours fails this time, so that a refusal for ever ends in its
+-- last attempt: throttled_since holds the first time, until an attempt counts.
+
+create or replace function pgqueue.throttled(
+    job_id bigint, reservation bigint, delay interval, kind text default null, reason text default null
+)
+returns text
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+as $$
+declare
+    v_executing constant pgqueue.job_state := 'executing'::pgqueue.job_state;
+    v_now timestamptz := pgqueue._clock();
+    v_job record;
+    v_delay interval;
+begin
+    perform pgqueue._check_pairs(array[throttled.job_id], array[throttled.reservation]);
+    perform pgqueue._check_delay(throttled.delay);
+    select j.task, j.limit_key, j.reserved_by, j.throttled_since
+    into v_job
+    from pgqueue.jobs j
+    where j.id = throttled.job_id and j.reservation = throttled.reservation and j.state = v_executing
+    for update;
+    if not found then
+        return null;
+    end if;
+    if coalesce(throttled.kind, 'task') not in ('task', 'limit_key') or (throttled.kind = 'limit_key' and v_job.limit_key is null) then
+        perform pgqueue._refuse(
+            'kind must be task, or limit_key of a job that has one', format('It is %s.', quote_literal(throttled.kind)),
+            'Leave kind out: it is limit_key if the job has one, else task.'
+        );
+    end if;
+    v_delay := least(throttled.delay, (select s.throttle_most from pgqueue.settings s where s.one));
+    if throttled.kind = 'task' or v_job.limit_key is null then
+        perform pgqueue._pause(
+            'task', v_job.task, 'throttle', pgqueue._after(v_now, v_delay), throttled.reason, v_job.reserved_by
+        );
+    else
+        perform pgqueue._pause(
+            'limit_key', v_job.limit_key, 'throttle', pgqueue._after(v_now, v_delay), throttled.reason, v_job.reserved_by
+        );
+    end if;
+    if v_job.throttled_since < pgqueue._after(v_now, '-24 hours') then
+        return pgqueue.fail(
+            throttled.job_id, throttled.reservation,
+            jsonb_build_object(
+                'class', 'Throttled',
+                'message', concat_ws(': ', 'throttled since ' || v_job.throttled_since, throttled.reason)
+            ),
+            v_delay
+        );
+    end if;
+    update pgqueue.jobs j set throttled_since = v_now where j.id = throttled.job_id and j.throttled_since is null;
+    perform pgqueue._put_back(array[throttled.job_id], v_delay, true, false);
+    return 'throttled';
+end
+$$;
+
+comment on function pgqueue.throttled(bigint, bigint, interval, text, text) is
+    'A handler was told to come back after delay: give its job back, without an attempt, and start nothing of its limit_key (if it has none: of its task; or as kind says) before. '
+    'Returns throttled; once the job was only throttled for 24 hours, this attempt fails, and it returns the state of fail(); null when the reservation is no longer held. delay is cut at pgqueue.settings.throttle_most. '
+    'select pgqueue.throttled(17, 1048577, ''30 s'', reason => ''429'');';

@@ -1,0 +1,75 @@
+-- pause: jobs of a queue, a task or a limit_key start no more, until a time or until resume().
+--
+-- Inserts a row of pauses, and never updates one: hundreds of workers may pause one target at a moment. The longest end of
+-- all its rows counts. A claim whose snapshot is later than the commit is bound by it: it leaves the lanes of a
+-- paused queue out, and blocks the jobs of a paused task or limit_key, as it meets them, under the name of the pause (see
+-- _rules_of). What executes goes on. Workers are notified: they give back what they have not started.
+
+create or replace function pgqueue.pause(
+    kind text, target text, until timestamptz default null, reason text default null
+)
+returns boolean
+language plpgsql security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if pause.until <= pgqueue._clock() then
+        perform pgqueue._refuse(
+            'until must be in the future', format('It is %s.', pause.until),
+            'Give a later until, or leave it out: the pause then lasts until resume().'
+        );
+    end if;
+    return pgqueue._audit(
+        'pause',
+        jsonb_build_object('kind', pause.kind, 'target', pause.target, 'until', pause.until, 'reason', pause.reason),
+        pgqueue._pause(pause.kind, pause.target, 'operator', coalesce(pause.until, 'infinity'), pause.reason, null)::integer
+    );
+end
+$$;
+
+comment on function pgqueue.pause(text, text, timestamptz, text) is
+    'Start no more jobs of a queue, a task or a limit_key (kind; target* for each limit_key that begins so), until a time, or, with until null, until resume(). Binds each claim that begins '
+    'after the commit. Executing jobs go on, producers and schedules too, and limits keep their values. The longest of several pauses counts: to shorten one, call resume() first. False: it is paused as long already. '
+    'select pgqueue.pause(''task'', ''call_api'', now() + interval ''1 hour'', ''the provider is down'');';
+
+-- False: a row of this source stands as long already.
+create or replace function pgqueue._pause(
+    p_kind text, p_target text, p_source text, p_until timestamptz, p_reason text, p_by text
+)
+returns boolean
+language plpgsql
+as $$
+declare
+    v_now timestamptz := pgqueue._clock();
+    v_stands record;
+begin
+    perform pgqueue._check_limit(p_kind, p_target, '{queue,task,limit_key}');
+    select max(p.until) filter (where p.source = p_source) as until, count(*) > 0 as is_known
+    into v_stands
+    from pgqueue.pauses p
+    where p.kind = p_kind and p.target = p_target and p.until > v_now;
+    if v_stands.until >= p_until then
+        return false;
+    end if;
+    insert into pgqueue.pauses (kind, target, source, until, at, reason, by)
+    values (p_kind, p_target, p_source, p_until, v_now, left(p_reason, 1000), left(coalesce(p_by, pgqueue._actor()), 256));
+    -- One notification for all workers, as it is no queue's name; none where they know. See paused_of.
+    if not v_stands.is_known and pgqueue._may_notify() then
+        perform pg_notify('pgqueue', '');
+    end if;
+    return true;
+end
+$$;
+
+-- What stands still, a row for each target: the pause that ends last, and since when one has stood.
+create or replace function pgqueue._standing(p_now timestamptz)
+returns table (kind text, target text, source text, since timestamptz, until timestamptz, reason text, by text)
+language sql stable parallel safe rows 10
+set search_path = pg_catalog, pg_temp
+as $$
+    select distinct on (p.kind, p.target)
+        p.kind, p.target, p.source, min(p.at) over (partition by p.kind, p.target), nullif(p.until, 'infinity'), p.reason, p.by
+    from pgqueue.pauses p
+    where p.until > p_now
+    order by p.kind, p.target, p.until desc, p.n desc
+$$;
