@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -135,6 +136,11 @@ class _Plain(logging.Formatter):
         record = logging.makeLogRecord(vars(record))
         record.msg, record.args = message, None
         return printable(super().format(record))
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        shown = super().formatTime(record, datefmt)
+        # A line that is kept names the zone of its time.
+        return shown if datefmt else f"{shown} {time.strftime('%Z', time.localtime(record.created))}"
 
 
 # The start of a line on a terminal: time dim, level in its colour.

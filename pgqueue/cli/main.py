@@ -39,7 +39,7 @@ COMMANDS = {
     "top": ("top", "Watch queues, jobs, workers, schedules and limits, and act on them."),
     "doctor": ("doctor", "List problems, each with the command that solves it."),
     "mcp": ("mcp", "Serve tools for coding agents over stdin and stdout."),
-    "why": ("why", "Say why the jobs of a queue wait, and what mends it."),
+    "why": ("why", "Say why the jobs of a queue wait: the cause, its evidence, and the command that mends it."),
     "metrics": ("metrics", "Print the metrics of the database in the format of Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "List jobs, show one, and act on one or on many."),
@@ -202,9 +202,13 @@ def main() -> NoReturn:
 def _open_closed_streams() -> None:
     """Open stdin, stdout and stderr where they are closed, as some supervisors start daemons: no socket must get
     their numbers."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+            opened = open(os.devnull, mode)  # noqa: SIM115
+            setattr(sys, name, opened)
+            if opened.fileno() == number:
+                # For the programs that a handler starts, which would have none either.
+                os.set_inheritable(number, True)
 
 
 def _leave_nothing_to_write() -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 import pgqueue
 from pgqueue import logs
 from pgqueue.app import App
+from pgqueue.cli.options import working_directory
 from pgqueue.errors import ConfigError, PgQueueError
 from pgqueue.logs import one_line
 from pgqueue.worker.run import django
@@ -24,7 +25,9 @@ def load(modules: list[str]) -> App:
     """Import the user's modules and return one App with the tasks of all Apps in them."""
     if not modules:
         raise ConfigError("no module with tasks was given", hint="name it: pgqueue worker -r package.module")
-    sys.path.insert(0, os.getcwd())
+    here = working_directory()
+    if here is not None:
+        sys.path.insert(0, str(here))
     _set_django_up()
     together = App()
     for each in modules:
@@ -109,4 +112,5 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
 
 
 def _relative(filename: str) -> str:
-    return os.path.relpath(filename) if Path(filename).is_relative_to(os.getcwd()) else filename
+    here = working_directory()
+    return os.path.relpath(filename) if here is not None and Path(filename).is_relative_to(here) else filename

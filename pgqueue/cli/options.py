@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -76,6 +77,14 @@ Where = Annotated[
 ]
 Everything = Annotated[bool, typer.Option("--everything", help="All jobs: needed where no filter is given.")]
 ChunkSize = Annotated[int, typer.Option("--chunk", help="Jobs per transaction.", min=1, max=10_000)]
+
+
+def working_directory() -> Path | None:
+    """Return the directory that this process is in; None where it was removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def parse_object(text: str, what: str) -> dict[str, Any]:

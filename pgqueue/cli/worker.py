@@ -13,7 +13,7 @@ import typer
 from pgqueue.cli.completion import queues, strategies
 from pgqueue.cli.database import databases
 from pgqueue.cli.modules import load
-from pgqueue.cli.options import Dsns, LogLevel, commands, one_of_variable
+from pgqueue.cli.options import Dsns, LogLevel, commands, one_of_variable, working_directory
 from pgqueue.config import WorkerConfig, check_dsn
 from pgqueue.errors import ConfigError
 from pgqueue.logs import set_up as set_up_logs
@@ -156,7 +156,7 @@ def _run_here(
     pipe: ControlPipe | None,
     manager: ServiceManager | None,
 ) -> int:
-    here = Path.cwd()
+    here = working_directory() or Path()
     tasks = load(modules or [])
     # A module may have changed the directory.
     with databases(dsns, within=here) as found:

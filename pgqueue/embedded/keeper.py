@@ -1,4 +1,4 @@
-"""The embedded server's keeper: create the cluster, run the server, stop it when its last user has ended.
+"""The embedded server's keeper: create the cluster, run the server, stop it when it is used no longer.
 
 `server.py` runs this file as a script, with `python -I -S` and the standard library alone (13 MB, 40 ms
 to start), in its own session. A separate process, because a user of the server that is killed cannot clean up.
@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +66,16 @@ def main(order: Order) -> None:
 
     _create_cluster(order, directory / "data", account)
     socket = _socket_directory(Path(order.socket))
+    ours = [(each, each.stat().st_ino) for each in (directory, socket)]
     try:
         _point(directory / "socket", socket)
         _serve(order, directory, socket, account)
     finally:
-        (directory / "socket").unlink(missing_ok=True)
-        shutil.rmtree(socket, ignore_errors=True)
+        # Where the directory was deleted and made anew, another keeper has both by now.
+        if _is_still(*ours[0]):
+            (directory / "socket").unlink(missing_ok=True)
+        if _is_still(*ours[1]):
+            shutil.rmtree(socket, ignore_errors=True)
 
 
 def _serve(order: Order, directory: Path, socket: Path, account: pwd.struct_passwd | None) -> None:
@@ -85,14 +90,41 @@ def _serve(order: Order, directory: Path, socket: Path, account: pwd.struct_pass
     try:
         signal.signal(signal.SIGCHLD, _leave)
         if server.poll() is None:
-            # Every user holds a share of this lock; new ones wait from here until we have ended.
-            fcntl.flock(users, fcntl.LOCK_EX)
+            _wait_for_end_of_use(users)
     finally:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server.poll() is None:
             server.send_signal(signal.SIGINT)  # "fast": open transactions are rolled back
         server.wait()
+
+
+def _wait_for_end_of_use(users: int) -> None:
+    """Return with the users' lock when no user is left, and the last one asked to keep the server no longer.
+
+    The time until which it is kept is that of the file: see `_Use.keep`.
+    """
+    while True:
+        # Every user holds a share of this lock; new ones wait from here until we have ended.
+        fcntl.flock(users, fcntl.LOCK_EX)
+        file = os.fstat(users)
+        left = file.st_mtime - time.time()
+        # The clock may have been set back, and the directory deleted.
+        if not 0 < left <= _LONGEST or file.st_nlink == 0:
+            return
+        fcntl.flock(users, fcntl.LOCK_UN)
+        time.sleep(min(left, 1.0))
+
+
+# No server is kept longer than this after its last use, in seconds.
+_LONGEST = 3600.0
+
+
+def _is_still(directory: Path, inode: int) -> bool:
+    try:
+        return directory.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:

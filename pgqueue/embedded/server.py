@@ -6,7 +6,8 @@
                         a socket's path must fit in 107 bytes, the path of a project need not. Its name
                         is the same at each start, so a printed DSN stays valid
         log             the output of the server and its keeper
-        users.lock      share-locked by every process that uses the server, for as long as it does
+        users.lock      share-locked by every process that uses the server, for as long as it does; its time of change
+                        may lie in the future: until then the server is kept without a user
         server.lock     locked by all processes of the server: its keeper, the postmaster, its backends
 
 The kernel drops a lock when its holder ends, in whatever way, so no file here can be stale: without a lock
@@ -93,17 +94,28 @@ def start(directory: Path = DIRECTORY, *, durable: bool = True, options: Mapping
 
 @contextmanager
 def running(
-    directory: Path = DIRECTORY, *, durable: bool = True, options: Mapping[str, str] | None = None
+    directory: Path = DIRECTORY,
+    *,
+    durable: bool = True,
+    options: Mapping[str, str] | None = None,
+    keep: float | None = None,
 ) -> Iterator[str]:
     """Use the server of a directory for the length of a `with` block; yields its DSN. Else as `start`.
+
+    `keep`: seconds for which the server goes on without a user after this block, for the next one to find it running;
+    an hour at most. Zero ends what others have asked for.
 
     with embedded.running(Path("/tmp/try")) as dsn:
         psycopg.connect(dsn)
     """
     use = _Use(directory)
     try:
-        yield use.ensure_running(durable, options or {})
+        dsn = use.ensure_running(durable, options or {})
+        # Now as well: this process may be killed.
+        use.keep(keep)
+        yield dsn
     finally:
+        use.keep(keep)
         use.end()
 
 
@@ -165,7 +177,7 @@ class _Use:
 
     def __init__(self, directory: Path) -> None:
         self.bindir = binaries()
-        self.directory = directory.absolute()
+        self.directory = _absolute(directory)
         try:
             _claim(self.directory)
             self._users = _open(self.directory / "users.lock")
@@ -177,6 +189,12 @@ class _Use:
 
     def end(self) -> None:
         os.close(self._users)
+
+    def keep(self, seconds: float | None) -> None:
+        """Ask the keeper to keep the server for this time without a user: the time of the file of its lock says so."""
+        if seconds is not None:
+            now = time.time()
+            os.utime(self._users, (now, now + seconds))
 
     def ensure_running(self, durable: bool, options: Mapping[str, str]) -> str:
         settings = _SETTINGS | ({} if durable else _NOT_DURABLE) | dict(options)
@@ -304,8 +322,18 @@ _FIT_FOR_SOCKETS = re.compile(r"[\w/.+-]{1,68}", re.ASCII)
 def _socket_directory(directory: Path) -> Path:
     parent = tempfile.gettempdir()
     # With the name of the machine: two containers may share a temp directory.
-    digest = hashlib.sha256(socket.gethostname().encode() + os.fsencode(directory.absolute())).hexdigest()
+    digest = hashlib.sha256(socket.gethostname().encode() + os.fsencode(_absolute(directory))).hexdigest()
     return Path(parent if _FIT_FOR_SOCKETS.fullmatch(parent) else "/tmp") / f"pgqueue-{digest[:12]}"
+
+
+def _absolute(directory: Path) -> Path:
+    try:
+        return directory.absolute()
+    except FileNotFoundError:
+        raise EmbeddedError(
+            f"the working directory was removed, and the embedded PostgreSQL is in {directory} there",
+            hint="go to another directory, or set PGQUEUE_DSN to a server of your own",
+        ) from None
 
 
 def _uri(directory: str, database: str) -> str:

@@ -154,8 +154,11 @@ def at(value: str | None) -> Markup:
     found = datetime.fromisoformat(value) if value not in ("infinity", "-infinity") else None
     if found is None:
         return Markup("{}").format(value)
-    shown = found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{} UTC</time>').format(found.isoformat(), shown)
+    return Markup('<time datetime="{}">{}</time>').format(found.isoformat(), _in_utc(found))
+
+
+def _in_utc(found: datetime) -> str:
+    return found.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def like(group: Mapping[str, Any]) -> str:
@@ -186,9 +189,7 @@ def ago(value: str | None, now: float) -> Markup:
     found = datetime.fromisoformat(value)
     past = now - found.timestamp()
     words = f"{seconds(past)} ago" if past >= 0 else f"in {seconds(-past)}"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        found.isoformat(), found.strftime("%Y-%m-%d %H:%M:%S UTC"), words
-    )
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(found.isoformat(), _in_utc(found), words)
 
 
 def lasting(value: str | None, now: float) -> Markup:
@@ -197,7 +198,7 @@ def lasting(value: str | None, now: float) -> Markup:
         return Markup("–")
     began = datetime.fromisoformat(value)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        began.isoformat(), began.strftime("%Y-%m-%d %H:%M:%S UTC"), seconds(max(now - began.timestamp(), 0.0))
+        began.isoformat(), _in_utc(began), seconds(max(now - began.timestamp(), 0.0))
     )
 
 

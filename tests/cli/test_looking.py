@@ -118,12 +118,12 @@ def test_a_page_has_traceback_arguments_and_times_to_read(
         done = run("jobs", "show", jobs["dead"])
         mail = run("jobs", "show", jobs["mail"]).out
         created = run("jobs", "show", jobs["mail"], "--json").json()["created_at"]
-        here = f"{datetime.fromisoformat(created).astimezone():%Y-%m-%d %H:%M:%S}"
+        here = f"{datetime.fromisoformat(created).astimezone():%Y-%m-%d %H:%M:%S %Z}"
     finally:
         monkeypatch.undo()
         time.tzset()
     assert done.out.endswith(f"worker w1\n{TRACEBACK}\n")
-    assert re.search(r"^Error, attempt 1, 20\S+ \S+ \(\d+ s ago\), worker w1$", done.out, re.MULTILINE)
+    assert re.search(r"^Error, attempt 1, 20\S+ \S+ IST \(\d+ s ago\), worker w1$", done.out, re.MULTILINE)
     assert re.search(r'^args +\{\n +"to": "a@b.c"\n +\}$', mail, re.MULTILINE)
     assert re.search(rf"^created_at +{here} \(\d+ s ago\)$", mail, re.MULTILINE)
     assert re.search(r"^enqueued_by +\w+", mail, re.MULTILINE)

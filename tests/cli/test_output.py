@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import psycopg
 import pytest
 
+from pgqueue.cli import output
 from tests.calls import enqueue, enqueue_many, value
 from tests.cli.conftest import Run
 from tests.databases import Database
@@ -77,3 +79,18 @@ def test_a_page_of_a_job_or_a_group_takes_one_connection(
         made.clear()
         assert run(*command).code == 0
         assert made == [1]
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"), [("UTC", "2026-07-01 12:00:00 UTC"), ("CET-1CEST", "2026-07-01 14:00:00 CEST")]
+)
+def test_a_time_names_the_zone_of_the_reader_in_which_it_is(
+    zone: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert output.when("2026-07-01T12:00:00+00:00") == shown
+    finally:
+        monkeypatch.undo()
+        time.tzset()

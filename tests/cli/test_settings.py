@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from tests.cli.conftest import Run
 from tests.databases import Database
 from tests.facts import wait_until
 from tests.workers import environment_without_dsn, write_module
+
+ROOT = Path(__file__).parents[2]
 
 TASKS = """
     from pgqueue import App
@@ -53,6 +56,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
             "proxy",
             "enqueue",
             "status",
+            "why",
             "grant",
             "help",
             "bench",
@@ -265,6 +269,61 @@ def test_output_may_be_closed() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&- <&-"])
+def test_a_worker_without_stdout_runs_jobs_and_so_do_the_programs_of_its_handlers(
+    database: Database, conn: psycopg.Connection, tmp_path: Path, closed: str
+) -> None:
+    write_module(tmp_path, PRINTING)
+    job_id = enqueue(conn, "loud")
+    command = f'"$0" -m pgqueue worker -r jobs --until-empty {closed}'
+    environment = {**os.environ, "PGQUEUE_DSN": database.dsn}
+    done = subprocess.run(["sh", "-c", command, sys.executable], cwd=tmp_path, env=environment, check=False, timeout=60)
+    assert done.returncode == 0
+    assert job(conn, job_id).state == "succeeded"
+
+
+PRINTING = """
+import subprocess
+from pgqueue import App
+
+app = App()
+
+@app.task
+def loud() -> None:
+    print("Hello")
+    subprocess.run(["echo", "Hello"], check=True)
+"""
+
+
+def test_commands_work_in_a_directory_that_was_removed(
+    database: Database, conn: psycopg.Connection, tmp_path: Path
+) -> None:
+    modules, gone = tmp_path / "modules", tmp_path / "gone"
+    modules.mkdir()
+    gone.mkdir()
+    write_module(modules, TASKS)
+    job_id = enqueue(conn, "greet", {"name": "Ada"})
+    environment = {**os.environ, "PGQUEUE_DSN": database.dsn, "PYTHONPATH": f"{modules}:{ROOT}"}
+    ours = '"$0" -m pgqueue'
+    for command, says in (
+        (f"{ours} worker -r jobs --until-empty --log-level error", "Hello Ada"),
+        (f'{ours} run jobs:greet \'{{"name": "Ada"}}\'', "Hello Ada"),
+        (f"{ours} jobs list", "greet"),
+        (f"{ours} tasks schema -r jobs", '"greet"'),
+        (f"{ours} psql -Atc 'select 5'", "5"),
+        (f"unset PGQUEUE_DSN; {ours} status", "the working directory was removed"),
+    ):
+        if "psql" in command and shutil.which("psql") is None and not embedded.available():
+            continue
+        script = f"rmdir {gone}; {command} 2>&1; status=$?; mkdir {gone}; exit $status"
+        done = subprocess.run(
+            ["sh", "-c", script, sys.executable], cwd=gone, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert says in done.stdout, command
+        assert done.returncode == (2 if "removed" in says else 0), command
+    assert job(conn, job_id).state == "succeeded"
+
+
 @pytest.mark.long
 @pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
 def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run_process: Run, tmp_path: Path) -> None:
@@ -276,12 +335,31 @@ def test_without_any_dsn_a_private_server_is_started_and_said_so_in_one_line(run
         first = run_process("enqueue", "greet", '{"name": "Ada"}', cwd=project)
         assert (first.code, first.out, first.err) == (0, "1\n", said)
         worked = run_process("worker", "-r", "jobs", "--until-empty", "--log-level", "error", cwd=project)
-        assert (worked.code, worked.out, worked.err) == (0, "Hello Ada\n", said)
+        # It runs still, and that was said.
+        assert (worked.code, worked.out, worked.err) == (0, "Hello Ada\n", "")
         listed = run_process("jobs", "list", "--json", cwd=project)
         assert [each["state"] for each in listed.json()] == ["succeeded"]
     finally:
         embedded.stop(project / ".pgqueue")
     wait_until(lambda: not (project / ".pgqueue" / "socket").exists())
+
+
+@pytest.mark.skipif(not embedded.available(), reason="the embedded server is not installed")
+def test_the_private_server_is_not_started_anew_for_a_command_that_follows(run_process: Run, tmp_path: Path) -> None:
+    directory = tmp_path / ".pgqueue"
+    try:
+        first = run_process("enqueue", "greet")
+        assert (first.code, first.out) == (0, "1\n")
+        assert "using the embedded PostgreSQL" in first.err
+        started = (directory / "data" / "postmaster.pid").read_text()
+        second = run_process("enqueue", "greet")
+        assert (second.code, second.out, second.err) == (0, "2\n", "")
+        assert (directory / "data" / "postmaster.pid").read_text() == started
+        # A minute later, here at once.
+        os.utime(directory / "users.lock")
+        wait_until(lambda: not (directory / "data" / "postmaster.pid").exists())
+    finally:
+        embedded.stop(directory)
 
 
 @pytest.mark.long

@@ -192,6 +192,42 @@ def test_the_user_of_the_operating_system_connects_without_naming_himself(direct
         assert row == (pwd.getpwuid(os.geteuid()).pw_name, True)
 
 
+def test_a_server_is_kept_for_as_long_as_its_last_user_has_asked_and_an_earlier_zero_ends_it(directory: Path) -> None:
+    with embedded.running(directory, durable=False, keep=600):
+        pid = postmaster_pid(directory)
+    with embedded.running(directory, durable=False):
+        assert postmaster_pid(directory) == pid
+    with embedded.running(directory, durable=False, keep=0):
+        assert postmaster_pid(directory) == pid
+    wait_until(lambda: not is_served(directory))
+
+
+def test_a_kept_server_ends_soon_when_its_directory_is_deleted_and_leaves_the_next_one_alone(directory: Path) -> None:
+    with embedded.running(directory, durable=False, keep=600):
+        pid = postmaster_pid(directory)
+
+    def is_deleted() -> bool:
+        # The server may write a file meanwhile.
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()
+
+    wait_until(is_deleted)
+    with embedded.running(directory, durable=False) as dsn:
+        wait_until(lambda: not is_alive(pid))
+        assert (directory / "socket").is_symlink()
+        with psycopg.connect(dsn) as conn:
+            assert conn.execute("select 1").fetchone() == (1,)
+    embedded.stop(directory)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def test_stop_without_a_server_is_fine(tmp_path: Path) -> None:
     embedded.stop(tmp_path / "never")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -345,6 +346,15 @@ def test_instants_in_a_text_are_shown_in_the_zone_of_the_reader() -> None:
         '&lt;b&gt; due since <time datetime="2026-11-22T22:28:25+02:00">2026-11-22 20:28:25 UTC</time>,'
         " and 2026-13-99 99:00:00+00"
     )
+
+
+def test_a_time_says_its_zone_and_is_converted_to_it() -> None:
+    value = "2026-11-22T22:28:25+02:00"
+    now = datetime(2026, 11, 22, 20, 29, 24, tzinfo=UTC).timestamp()
+    shown = "2026-11-22 20:28:25 UTC"
+    assert f">{shown}</time>" in render.at(value)
+    assert f'title="{shown}">59 s ago' in render.ago(value, now)
+    assert f'title="{shown}">59 s<' in render.lasting(value, now)
 
 
 def test_the_first_finding_is_on_top_and_the_others_are_a_click_away(conn: psycopg.Connection, ask: Ask) -> None:

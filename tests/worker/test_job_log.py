@@ -107,7 +107,7 @@ async def test_a_failed_attempt_says_when_the_job_runs_again(caplog: pytest.LogC
     lines = log_with(answering(at))
     lines.failed(failed(1), "failed")
     await lines.close()
-    local = at.astimezone().strftime("%H:%M:%S")
+    local = at.astimezone().strftime("%H:%M:%S %Z")
     assert messages(caplog) == [
         f"send_email[1] failed attempt 2 of 11 in 0.213 s; runs again at {local}: OSError: no route"
     ]
@@ -283,7 +283,7 @@ async def test_a_worker_logs_how_each_of_its_jobs_ended(
     [line] = [each for each in messages(caplog) if each.startswith(f"fails[{third}]")]
     due = value(conn, "select ready_at from pgqueue.jobs where id = %s", third)
     assert "failed attempt 1 of 2 in 0.0" in line
-    assert f"runs again at {due.astimezone():%H:%M:%S}: ValueError: not today" in line
+    assert f"runs again at {due.astimezone():%H:%M:%S %Z}: ValueError: not today" in line
 
 
 async def test_a_drain_writes_a_handful_of_lines(

@@ -9,14 +9,14 @@
     } catch { return null; }
   };
 
-  // Times: as the database has them, or in the reader's zone.
+  // Times, with their zone: UTC, or the reader's.
   const showTimes = (root) => {
     const local = store("zone") === "local";
     for (const time of root.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
       if (isNaN(at)) continue;
       const shown = local
-        ? at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" })
+        ? at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "long" })
         : at.toISOString().slice(0, 19).replace("T", " ") + " UTC";
       if (time.title) time.title = shown; else time.textContent = shown;
     }

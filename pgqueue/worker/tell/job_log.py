@@ -170,7 +170,7 @@ def _write_failure(held: Held, state: str, at: datetime | None, overrides: Seque
     parts = [f"{'failed' if state == 'failed' else f'is {state} after'} {_attempt(held)} in {_seconds(held)}"]
     fields: dict[str, object] = {"state": state}
     if at is not None:
-        parts.append(f"runs again at {at.astimezone():%H:%M:%S}")
+        parts.append(f"runs again at {at.astimezone():%H:%M:%S %Z}")
         fields["runs_again_at"] = at.isoformat(timespec="milliseconds")
     if overrides:
         parts.append(f"set by an operator: {', '.join(overrides)}")
