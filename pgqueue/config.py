@@ -54,7 +54,7 @@ def check_dsn(source: str, dsn: str) -> str:
         # libpq quotes the text that it cannot read, with the password in it.
         reason = re.sub(r"//[^/@]*@", "//...@", str(error).strip())
         if isinstance(error, UnicodeEncodeError):
-            reason = "it is no text in UTF-8"
+            reason = "it is not text in UTF-8"
         elif "password" in dsn.lower():
             reason = "it cannot be read (not shown, for it holds a password)"
         raise ConfigError(
@@ -156,7 +156,7 @@ class WorkerConfig:
     listen_dsn        where to listen, when `dsn` leads to a pooler in transaction mode: the same database, directly
     prepare           False: no prepared statements and no settings of the session, for behind such a pooler; None:
                       True if it listens on `dsn` itself, which behind one is of no use
-    until_empty       stop when nothing is due any more
+    until_empty       stop when no job is due
     supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
                       be stopped at its timeout
     name              unique name of the worker process

@@ -308,7 +308,7 @@ def check_interval(name: str, value: object, longest: timedelta = timedelta.max)
     words = re.findall(r"[^\W\d_]+", value.lower())
     iso = value.strip().upper().startswith("P")
     if not re.search(r"\d", value) or not (iso or all(map(_UNITS.fullmatch, words))):
-        raise ConfigError(f"{name} is {value!r}, which is no interval", hint=_ASKED_FOR)
+        raise ConfigError(f"{name} is {value!r}, which is not an interval", hint=_ASKED_FOR)
 
 
 def check_job_options(options: Mapping[str, object]) -> None:

@@ -76,7 +76,7 @@ def parse(text: str) -> Filter:
         if not colon and name.isdigit():
             name, value = "id", name
         elif not colon or not value:
-            raise InvalidArgument(f"{_short(word)} is no word of a filter", hint=_HINT)
+            raise InvalidArgument(f"{_short(word)} is not a word of a filter", hint=_HINT)
         _reader_of(name, word)(found, name, value)
     return found
 
@@ -122,7 +122,7 @@ def _names(found: Filter, name: str, value: str) -> None:
         text = _unquoted(each)
         if not text or (text == each == "*" and name in _FIT_ALWAYS):
             raise InvalidArgument(
-                f"{_short(f'{name}:{each}')} would fit every job", hint=f"write {name}:VALUE, or leave {name}: out"
+                f"{_short(f'{name}:{each}')} would match every job", hint=f"write {name}:VALUE, or leave {name}: out"
             )
         found.setdefault(_NAMES[name], []).append(exactly(text) if each.endswith('"') else text)
 
@@ -210,7 +210,7 @@ def _integer(text: str, name: str) -> int:
 
 def _id(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise InvalidArgument(f"{_short(text)} is no id", hint="write id:17, id:17,18, id:1..500 or group:9")
+        raise InvalidArgument(f"{_short(text)} is not an id", hint="write id:17, id:17,18, id:1..500 or group:9")
     return int(text)
 
 

@@ -48,7 +48,7 @@ class Discard(Signal):
 
 
 class Cancel(Signal):
-    """The job is not needed any more: it ends as cancelled."""
+    """The job is no longer needed: it ends as cancelled."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)

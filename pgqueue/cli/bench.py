@@ -35,7 +35,7 @@ def bench(
 ) -> None:
     """Measure the queue on this machine.
 
-    Each figure stands beside a limit or a baseline of the same run.
+    Each figure is shown beside a limit or a baseline of the same run.
     """
     # They come with the package under a name that depends on how it is installed.
     benchmarks = importlib.import_module(f"{bundled.package('benchmarks')}.__main__")

@@ -60,14 +60,19 @@ def run(
     """Act on all jobs that match the filters, or the one line of a filter, and print how many were changed."""
     wanted = _filter(action, where) if where else None
     if wanted and (job_ids or given or everything):
-        raise ConfigError("--where stands alone", hint="say all of it there: --where 'queue:mail state:dead id:17,18'")
+        raise ConfigError(
+            "--where excludes other filters",
+            hint="write all of it in --where, such as 'queue:mail state:dead id:17,18'",
+        )
     described = printable(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in given.items()))
     if job_ids:
         given["job_ids"] = job_ids
     elif everything:
         given["everything"] = True
     elif not given and not wanted:
-        raise ConfigError(f"{action} what?", hint=f"give ids, filters such as {_EXAMPLES[action]}, or --everything")
+        raise ConfigError(
+            f"no job to {action} was named", hint=f"give ids, filters such as {_EXAMPLES[action]}, or --everything"
+        )
     known: list[int] = []
     with connected(dsn) as connection:
         if wanted:
@@ -167,7 +172,7 @@ ROWS = 100_000
 def _filter(action: str, where: str) -> Filter:
     wanted = parse(where)
     if not wanted:
-        raise ConfigError("the filter is empty: it would be every job", hint="write --where 'state:dead', or so")
+        raise ConfigError("the filter is empty, and would match every job", hint="write --where 'state:dead', or so")
     return {"states": _STATES[action], **wanted}
 
 

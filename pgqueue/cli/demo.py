@@ -248,7 +248,7 @@ def _check(connection: psycopg.Connection[Any], first_id: int, placed: set[int],
         "select count(*) from pgqueue.all_jobs where id > %s and task = 'shop.write_receipt'", (first_id,)
     ).fetchone()
     if retried is None or receipts is None:
-        raise PgQueueError("the demo's jobs are not there")
+        raise PgQueueError("the jobs of the demo are missing")
     return {
         "ok": written == sorted(placed) and receipts[0] == len(placed),
         "orders": len(placed),

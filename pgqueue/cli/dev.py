@@ -45,7 +45,7 @@ def dev(
     """Run all that development needs in one terminal: database, worker, pages.
 
     Without a DSN the database is the embedded server of this directory. The worker restarts when a Python file below
-    this directory changes. Ctrl-C ends all.
+    this directory changes. Ctrl-C stops everything.
     """
     if not require:
         raise ConfigError("no module with tasks was given", hint="name it: pgqueue dev -r package.module")
@@ -66,7 +66,7 @@ def dev(
             shown.append(_Child("pages", ["web", "--port", str(port)], found))
         elif pages:
             output.message("No pages without the extra web: pip install 'pgqueue-sql[web]'", "yellow")
-        output.message(f"Database: {describe_dsn(found)}. Ctrl-C ends all.", "dim")
+        output.message(f"Database: {describe_dsn(found)}. Ctrl-C stops everything.", "dim")
         try:
             for child in shown:
                 child.start()

@@ -17,7 +17,7 @@ app = commands()
 def dsn(as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Print the DSN that all commands use.
 
-    With its password, if it has one. The embedded server has the same DSN each time that it runs.
+    It contains the password, if there is one. The embedded server has the same DSN each time that it runs.
     """
     found = find_dsn(dsn)
     if found is None:

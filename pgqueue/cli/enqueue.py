@@ -71,7 +71,7 @@ def enqueue(
 ) -> None:
     """Enqueue one job and print its id.
 
-    If a job has its dedupe key already, the id is that job's.
+    If another job has the dedupe key, prints the id of that job.
     """
     options: dict[str, object] = {
         "queue": queue,

@@ -50,9 +50,9 @@ def delete_events(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Delete events before their time is over; one that has not reached its waiters stays."""
+    """Delete events before they expire; an event that has not reached all waiting jobs remains."""
     if bool(names) == bool(prefix):
-        raise ConfigError("delete what?", hint="give names of events, or --prefix paid:")
+        raise ConfigError("no event to delete was named", hint="give names of events, or --prefix paid:")
     if prefix and not yes:
         typer.confirm(f"Delete the events whose names begin with {printable(prefix)}?", abort=True, err=True)
     deleted = 0

@@ -25,7 +25,7 @@ def grant(
 ) -> None:
     """Let a role use the queue.
 
-    The grant outlasts migrations.
+    The grant survives migrations.
     """
     if revoke:
         changed = bool(ask(dsn, operate.revoke_access(kind, role)))

@@ -76,7 +76,10 @@ def list_jobs(
     only = {**only, "worker": worker, "error": error, "since": since, "until": until}
     wanted = parse(where)
     if where and any(only.values()):
-        raise ConfigError("--where stands alone", hint="say all of it there: --where 'queue:mail state:dead id:17,18'")
+        raise ConfigError(
+            "--where excludes other filters",
+            hint="write all of it in --where, such as 'queue:mail state:dead id:17,18'",
+        )
     if order != ORDERS[0] and not where:
         wanted = _as_filter(only)
     with connected(dsn) as connection:
@@ -201,7 +204,7 @@ def kill_jobs(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Send waiting, failed and blocked jobs to the dead, by id or by filter."""
+    """Make waiting, failed and blocked jobs dead, by id or by filter."""
     given = bulk.filters(queue, task, key, state, created_after, created_before)
     bulk.run("kill", "dead", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 

@@ -28,7 +28,7 @@ def psql(
 ) -> None:
     """Open psql on the queue's database.
 
-    That is the database of all other commands; the embedded server runs for as long as psql does.
+    It opens the database of all other commands. The embedded server runs for as long as psql does.
     """
     program = shutil.which("psql")
     if program is None and embedded.available():

@@ -41,8 +41,8 @@ def run(
 ) -> None:
     """Run one task once, here and now, with its log, and print its result.
 
-    The job is made, run and ended in one transaction, so no worker takes it. If the handler fails, all that it wrote by
-    job.transaction() is rolled back, no job is left, and the exit code is 1.
+    One transaction creates the job, runs it and ends it, so no worker takes it. If the handler fails, everything that it
+    wrote by job.transaction() is rolled back, no job is left, and the exit code is 1.
     """
     module, colon, name = task.partition(":")
     if not colon:
@@ -94,7 +94,7 @@ def _check(done: Drained) -> None:
     for error in done.errors:
         traceback.print_exception(error, file=sys.stderr)
     if done.errors or done.dead:
-        output.message("it failed: nothing is stored", "red")
+        output.message("the task failed, and nothing was stored", "red")
         raise typer.Exit(1)
 
 

@@ -86,7 +86,7 @@ def add_schedule(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Have a task enqueued by the clock. What is declared in code needs no command."""
+    """Add a schedule. Schedules that the code declares need no command."""
     options = {
         "every": every, "timezone": timezone, "catch_up": catch_up, "overlap": overlap, "queue": queue,
         "priority": priority,
@@ -112,7 +112,7 @@ def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None)
 
 @app.command(name="resume")
 def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Resume a paused schedule from now on."""
+    """Resume a paused schedule."""
     _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "paused", as_json)
 
 
@@ -125,7 +125,7 @@ def set_schedule(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run a schedule by another expression or in another time zone; deploys do not change that."""
+    """Override the expression or the time zone of a schedule; deploys do not change that."""
     reset_names = [option.replace("-", "_") for option in reset or ()]
     done = ask(dsn, operate.configure_schedule(name, expression, timezone, reset_names))
     _answer(name, done, "set", "there, or it is set so already", as_json)
@@ -145,7 +145,7 @@ def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -
 
 @app.command(name="remove")
 def remove_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Remove a schedule; its jobs stay. A worker whose code declares it brings it back at its next start."""
+    """Remove a schedule; its jobs remain. A worker that declares it adds it again at its next start."""
     _answer(name, ask(dsn, operate.unschedule(name)), "removed", "there", as_json)
 
 

@@ -24,7 +24,7 @@ Retention = Annotated[str | None, typer.Option(help="How long history keeps its 
 
 @app.command(name="list")
 def list_tasks(as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """List tasks with the options that hold, and which of them an operator has set."""
+    """List tasks with their effective options, and which of them an operator has set."""
     found = ask(dsn, operate.list_tasks())
     if as_json:
         output.print_json(found)

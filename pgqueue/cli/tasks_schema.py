@@ -30,7 +30,7 @@ def schema(
 ) -> None:
     """Print the JSON schemas of the arguments of tasks: one object, a schema for each task, by its annotations.
 
-    It asks no database. An accumulating task has the schema of one payload. "format" says which text a type is:
+    It needs no database. An accumulating task has the schema of one payload. "format" says which text a type is:
     date-time, date, time, duration (ISO 8601), uuid, base64url.
     """
     app = load(require or [])

@@ -26,7 +26,7 @@ def why(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Say why the jobs of a queue wait: the cause, its evidence, and the command that mends it.
+    """Say why the jobs of a queue wait: the cause, its evidence, and a command that removes it.
 
     Without a queue, of each queue that is late: its oldest due job by 30 s, or a blocked one by 5 min.
     """

@@ -76,7 +76,7 @@ Prepare = Annotated[
         show_default=False,
     ),
 ]
-UntilEmpty = Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due any more.")]
+UntilEmpty = Annotated[bool, typer.Option("--until-empty", help="Stop when no job is due.")]
 Name = Annotated[str | None, typer.Option(help="Unique name of this process. Default: host:pid:random.")]
 HealthPort = Annotated[
     int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)

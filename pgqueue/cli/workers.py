@@ -35,7 +35,7 @@ def list_workers(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None)
 
 @app.command(name="quiet")
 def quiet_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Let a worker reserve no more jobs and stay; its running jobs continue."""
+    """Let a worker reserve no more jobs, and keep running; its running jobs continue."""
     _answer(name, ask(dsn, operate.quiet_worker(name)), "asked to be quiet", "there, or it was asked already", as_json)
 
 
@@ -47,7 +47,7 @@ def resume_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) ->
 
 @app.command(name="stop")
 def stop_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
-    """Let a worker end with the last of its jobs, as SIGTERM does. What supervises it may start another."""
+    """Let a worker exit when its last job has ended, as SIGTERM does. Its supervisor may start another."""
     _answer(name, ask(dsn, operate.stop_worker(name)), "asked to stop", "there, or it was asked already", as_json)
 
 

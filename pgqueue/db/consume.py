@@ -213,7 +213,7 @@ def snooze(job_id: int, reservation: int, delay: timedelta | str) -> Call[bool]:
 
 def throttled(job_id: int, reservation: int, delay: timedelta | str, of: str | None, reason: str) -> Call[str | None]:
     """Give a job back, and throttle its limit_key or task; reads "throttled", its state where the attempt counted, or
-    None when it was not held any more."""
+    None when it was no longer held."""
     return Call(
         b"select pgqueue.throttled(%s::bigint, %s::bigint, %s::interval, %s::text, %s::text)",
         (job_id, reservation, delay, of, reason or None),

@@ -176,4 +176,4 @@ def _args(payload: str | bytes | None) -> object:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -15,7 +15,7 @@ Others: TypeAlias = Sequence[tuple[int, int]]
 
 
 def steps(job_id: int, reservation: int) -> Call[dict[str, Any] | None]:
-    """Read the results of a job's steps by name; None: the job is not held any more.
+    """Read the results of a job's steps by name; None: the job is no longer held.
 
     For a job that has ended, history keeps the names without the results.
     """
@@ -40,7 +40,7 @@ def complete_step(job_id: int, reservation: int, name: str, result: str, others:
 def sleep_step(
     job_id: int, reservation: int, name: str, delay: timedelta | float | str, others: Others = ()
 ) -> Call[bool | None]:
-    """Sleep as a step; reads whether the time is over, None when the job is not held any more."""
+    """Sleep as a step; reads whether the time is over, None when the job is no longer held."""
     call: Call[bool | None] = Call(
         b"select pgqueue.sleep_step(%s::bigint, %s::bigint, %s::text, %s::interval) as over",
         (job_id, reservation, name, interval_text(delay)),
@@ -50,7 +50,7 @@ def sleep_step(
 
 
 def suspend(job_id: int, reservation: int, jobs: Sequence[int], others: Others = ()) -> Call[str | None]:
-    """Wait for jobs; reads ready, suspended, or None when the job is not held any more."""
+    """Wait for jobs; reads ready, suspended, or None when the job is no longer held."""
     call: Call[str | None] = Call(
         b"select pgqueue.suspend(%s::bigint, %s::bigint, depends_on => %s::bigint[]) as state",
         (job_id, reservation, list(jobs)),

@@ -263,7 +263,7 @@ def _reload(driver: psycopg.Connection[tuple[object, ...]]) -> None:
     *code, grants = bundled.sql_files()
     for file in code:
         _load(driver, file.read_text())
-    # A routine whose row was not written now has no file any more: it belongs to an older release. Asked before the
+    # A routine whose row was not written now no longer has a file: it belongs to an older release. Asked before the
     # grants, which write every row.
     for oid, xmin in _routines(driver).items():
         if before.get(oid) == xmin:

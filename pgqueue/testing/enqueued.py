@@ -82,7 +82,7 @@ def interval(value: timedelta | float | str) -> timedelta:
     words = value.replace(",", " ").split()
     total = timedelta()
     if not words or len(words) % 2:
-        raise ValueError(f"{value!r} is no interval; give numbers with units, such as '1 h 30 min'")
+        raise ValueError(f"{value!r} is not an interval; give numbers with units, such as '1 h 30 min'")
     for number, unit in zip(words[::2], words[1::2], strict=True):
         name = next((name for name, spelled in _UNITS.items() if unit.lower() in spelled), None)
         if name is None:

@@ -66,7 +66,7 @@ async def _act_on_all(context: Context, form: Form, action: str) -> Response:
     wanted = context.filter(line)
     if not wanted:
         raise InvalidArgument(
-            "there is no filter: this would be every job", hint="give at least queue:, task: or state:"
+            "there is no filter: this would match every job", hint="give at least queue:, task: or state:"
         )
     if "confirm" not in form:
         return await _ask_for_all(context, action, line)
@@ -233,5 +233,5 @@ def _maybe_number(form: Form, name: str) -> int | None:
     if not value:
         return None
     if not value.lstrip("-").isdigit() or not value.isascii() or len(value) > 18:
-        raise InvalidArgument(f"{name} is no whole number", hint="leave it empty, or give digits")
+        raise InvalidArgument(f"{name} is not a whole number", hint="leave it empty, or give digits")
     return int(value)

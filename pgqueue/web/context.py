@@ -99,7 +99,7 @@ class Context:
         """Return a parameter that is a number."""
         value = self.query(name)
         if value and not (value.isascii() and value.isdigit() and len(value) <= 18):
-            raise InvalidArgument(f"{name} is no number", hint="follow the links of the page")
+            raise InvalidArgument(f"{name} is not a number", hint="follow the links of the page")
         return int(value) if value else None
 
     async def form(self) -> dict[str, list[str]]:

@@ -84,7 +84,7 @@ OF_SCHEDULES = {
         "It enqueues one job at once, beside its times, also while it is paused or its last job has not ended.",
         operate.run_schedule_now,
         "a job was enqueued",
-        "there is no such schedule any more",
+        "the schedule no longer exists",
     ),
     "remove": Action(
         "schedule",
@@ -93,7 +93,7 @@ OF_SCHEDULES = {
         " pause it to keep it off.",
         operate.unschedule,
         "the schedule is gone",
-        "there is no such schedule any more",
+        "the schedule no longer exists",
         is_danger=True,
     ),
 }

@@ -105,7 +105,9 @@ async def keep_forever() -> None:
         for number, handler in _handlers.items():
             if signal.getsignal(number) is not handler:
                 logs.switch_on()
-                log.warning("the application has set its own handler for %s; it is put back", number.name)
+                log.warning(
+                    "the application has set its own handler for %s; the worker has restored its handler", number.name
+                )
                 signal.signal(number, handler)
 
 

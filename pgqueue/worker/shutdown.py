@@ -73,7 +73,7 @@ class Shutdown:
         stopping.raise_it("the worker shuts down")
         if self._runner.running:
             log.info(
-                "stopping: %d jobs run on, for at most %g s; %d unstarted ones are given back",
+                "stopping: %d jobs may run for at most %g s; %d that have not started are given back",
                 self._runner.running,
                 self._config.shutdown_timeout,
                 unstarted,

@@ -38,7 +38,7 @@ comment on view pgqueue.worker_status is
 comment on column pgqueue.worker_status.worker is 'Its name, as in reserve(worker).';
 comment on column pgqueue.worker_status.queues is 'The queues that it serves; null: all.';
 comment on column pgqueue.worker_status.info is 'What it reported about itself: host, pid, version, ...';
-comment on column pgqueue.worker_status.started_at is 'When it registered; null: it is not registered, or not any more.';
+comment on column pgqueue.worker_status.started_at is 'When it registered; null: it is not registered.';
 comment on column pgqueue.worker_status.last_heartbeat_at is 'Its last heartbeat.';
 comment on column pgqueue.worker_status.is_alive is 'Whether that heartbeat is recent enough.';
 comment on column pgqueue.worker_status.executing is 'Jobs that are reserved by it.';

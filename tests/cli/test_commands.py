@@ -397,7 +397,7 @@ def test_a_bulk_command_without_a_filter_is_refused(run: Run, conn: psycopg.Conn
 @pytest.mark.parametrize("action", ["run", "kill", "retry", "cancel", "delete"])
 def test_an_action_without_a_filter_suggests_one_that_it_takes(action: str, run: Run) -> None:
     refused = run("jobs", action)
-    assert (refused.code, f"{action} what?" in refused.err) == (2, True)
+    assert (refused.code, f"no job to {action} was named" in refused.err) == (2, True)
     [suggested] = re.findall(r"--state \w+", refused.err)
     assert run("jobs", action, *suggested.split(), "--yes").code == 0
 

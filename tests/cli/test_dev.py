@@ -62,7 +62,7 @@ def test_a_task_that_fails_leaves_nothing(
     done = run_process("run", "jobs:fail", PGQUEUE_DSN=database.dsn)
     assert done.code == 1
     assert "KeyError: 'no such order'" in done.err
-    assert "nothing is stored" in done.err
+    assert "nothing was stored" in done.err
     assert value(conn, "select count(*) from pgqueue.all_jobs") == 0
     assert value(conn, "select to_regclass('public.written')") is None
 

@@ -350,7 +350,7 @@ def test_jobs_are_found_by_the_filter_of_the_pages(run: Run, jobs: dict[str, int
     assert ids(run, "--where", "key:nothing") == []
     for options, said in (
         (["--where", "colour:red"], "queue:"),
-        (["--where", "state:dead", "--queue", "mail"], "--where stands alone"),
+        (["--where", "state:dead", "--queue", "mail"], "--where excludes other filters"),
     ):
         refused = run("jobs", "list", *options)
         assert (refused.code, said in refused.err) == (2, True), refused.err
@@ -371,8 +371,8 @@ def test_a_bulk_command_takes_the_filter_of_the_pages(
     assert run("jobs", "retry", "--where", "tag:vip state:cancelled", "--yes").out == "7 jobs retried\n"
     for options, said in (
         (["--where", " "], "every job"),
-        (["17", "--where", "tag:vip"], "--where stands alone"),
-        (["--where", "tag:vip", "--everything"], "--where stands alone"),
+        (["17", "--where", "tag:vip"], "--where excludes other filters"),
+        (["--where", "tag:vip", "--everything"], "--where excludes other filters"),
     ):
         refused = run("jobs", "delete", *options)
         assert (refused.code, said in refused.err) == (2, True), refused.err

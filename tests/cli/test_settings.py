@@ -234,7 +234,7 @@ def test_a_dsn_that_is_no_text_is_refused(run: Run) -> None:
     # As the system hands over a byte that is no UTF-8.
     refused = run("status", "--dsn", "host=\udcff")
     assert (refused.code, refused.out) == (2, "")
-    assert "--dsn is not a PostgreSQL DSN: it is no text in UTF-8" in refused.err
+    assert "--dsn is not a PostgreSQL DSN: it is not text in UTF-8" in refused.err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")

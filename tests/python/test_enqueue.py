@@ -173,8 +173,8 @@ def test_an_option_of_none_is_as_if_it_had_been_left_out(conn: psycopg.Connectio
         ({"nope": 1}, TypeError, "a job has no option 'nope'; it has queue, priority"),
         ({"priority": 500}, InvalidArgument, "priority is 500; give a whole number from -100 to 100"),
         ({"max_attempts": 0}, InvalidArgument, "max_attempts is 0"),
-        ({"delay": "soon"}, InvalidArgument, "delay is 'soon', which is no interval"),
-        ({"dedupe_for": "5 minuts"}, InvalidArgument, "dedupe_for is '5 minuts', which is no interval"),
+        ({"delay": "soon"}, InvalidArgument, "delay is 'soon', which is not an interval"),
+        ({"dedupe_for": "5 minuts"}, InvalidArgument, "dedupe_for is '5 minuts', which is not an interval"),
     ],
 )
 def test_using_refuses_at_once_what_no_job_can_have(options: dict[str, Any], kind: type[Exception], said: str) -> None:

@@ -47,7 +47,7 @@ def test_a_worker_is_made_quiet_and_resumed(conn: psycopg.Connection, start_work
     assert call(conn, "quiet_worker", "w") is True
     # By the notification: its next heartbeat is 40 s away.
     wait_until(lambda: obeys(conn, "w"))
-    wait_until(lambda: "quiet: reserving no more jobs; 1 run on" in worker.log())
+    wait_until(lambda: "quiet: reserving no more jobs; 1 still run" in worker.log())
     waiting = enqueue(conn, "quick")
     (tmp_path / "go").touch()
     wait_until(lambda: state(conn, running) == "succeeded")

@@ -141,7 +141,7 @@ async def test_cancel_reaches_a_sync_handler_through_its_job(
         # Not with the next extension of the long lease, minutes later; of the short one, with that.
         await wait_until_async(told.is_set)
         assert await done(conn, job_id) == ["cancelled"]
-    assert reasons == ["cancel was asked for"]
+    assert reasons == ["cancellation was requested"]
 
 
 @pytest.mark.parametrize("kind", ["step", "sleep", "wait", "wait_event"])

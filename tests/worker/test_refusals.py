@@ -43,7 +43,7 @@ def modules(tmp_path: Path) -> None:
         (["-r", "jobs", "-q", "a,many"], "-q a,many: 'many' is no weight; give a queue as name or name,weight"),
         (["-r", "jobs", "-q", "a,1", "-q", "a"], "-q a: queue a is given twice; give each queue once"),
         (["-r", "jobs", "-q", "a,²"], "-q a,²: '²' is no weight"),
-        (["-r", "jobs", "--max-memory", "9" * 400], "is no amount of memory for a worker; give it as 500M or 2G"),
+        (["-r", "jobs", "--max-memory", "9" * 400], "is not an amount of memory for a worker; give it as 500M or 2G"),
         (["-r", "jobs", "-q", ",1"], "queue must be 1 to 128 bytes long"),
         (["-r", "jobs", "--strategy", "fair"], "strategy is unknown: It is 'fair'; Give strategy as"),
         (["-r", "jobs", "--strategy", "strict"], "strategy strict needs queues"),

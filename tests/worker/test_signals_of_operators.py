@@ -69,7 +69,7 @@ def test_a_quiet_worker_takes_nothing_new_and_resumes_on_request(
     running = runs_one(quiet, conn, tmp_path)
     quiet.send(signal.SIGUSR1)
     # A second one changes nothing.
-    wait_until(lambda: "quiet: reserving no more jobs; 1 run on" in quiet.log())
+    wait_until(lambda: "quiet: reserving no more jobs; 1 still run" in quiet.log())
     quiet.send(signal.SIGUSR1)
     wait_until(lambda: value(conn, "select count(*) from pgqueue.idle_workers") == 0)
     waiting = enqueue(conn, "quick")

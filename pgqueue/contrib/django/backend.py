@@ -223,7 +223,8 @@ class Backend(BaseTaskBackend, Generic[T]):
             )
         elif connections[self.database].vendor != "postgresql":
             yield checks.Error(
-                f"TASKS[{self.alias!r}] uses the database {self.database!r}, which is no PostgreSQL.", id="pgqueue.E003"
+                f"TASKS[{self.alias!r}] uses the database {self.database!r}, which is not PostgreSQL.",
+                id="pgqueue.E003",
             )
         elif self.database != "default":
             yield checks.Warning(

@@ -223,7 +223,7 @@ async def answered(connection: psycopg.AsyncConnection[Any], question: Coroutine
     lease or a shutdown can spare where the network hangs. Here it gets one second, and then its socket is shut.
     """
     asking = asyncio.create_task(question)
-    # Its outcome does not matter any more, but asyncio would complain.
+    # Its outcome no longer matters, but asyncio would complain.
     asking.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         await asyncio.wait({asking}, timeout=within)

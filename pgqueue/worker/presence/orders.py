@@ -54,7 +54,7 @@ class Orders:
         """Claim no more jobs, give back unstarted ones, and keep running."""
         if not self._state.quiet:
             self._state.quiet = True
-            log.info("quiet: reserving no more jobs; %d run on", self._runner.running)
+            log.info("quiet: reserving no more jobs; %d still run", self._runner.running)
             self._runner.give_back_unstarted()
             self._state.rouse()
 
@@ -62,7 +62,7 @@ class Orders:
         """Claim again, after `be_quiet`."""
         if self._state.quiet and not self._state.retiring:
             self._state.quiet = False
-            log.info("not quiet any more: reserving jobs again")
+            log.info("no longer quiet: reserving jobs again")
             self._state.freed.set()
 
     def retire(self) -> None:
@@ -124,7 +124,9 @@ class Orders:
         return await self._link.perform(asking)
 
     def _lose_name(self) -> None:
-        log.error("another process has taken the name %s, for this one was silent: it ends", self._config.name)
+        log.error(
+            "another process has taken the name %s, because this one was silent; this one stops", self._config.name
+        )
         self._identity.has_name = False
         self.exit_code = 1
         self.stop()

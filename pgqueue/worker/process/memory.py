@@ -28,7 +28,7 @@ def parse(text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?\s*", text.lower())
     size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
     if size < 2**20:
-        raise ConfigError(f"{text!r} is no amount of memory for a worker", hint="give it as 500M or 2G")
+        raise ConfigError(f"{text!r} is not an amount of memory for a worker", hint="give it as 500M or 2G")
     return size
 
 

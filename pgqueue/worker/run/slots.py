@@ -75,7 +75,7 @@ class Slots:
         self.settle()
 
     def leave(self, member: Member) -> None:
-        """A database is not served any more."""
+        """A database is no longer served."""
         if member in self._members:
             self._members.remove(member)
             self.freed()
@@ -89,7 +89,7 @@ class Slots:
         self._given = 0
         wanting = [member for member in self._members if member.wants]
         for member in self._members:
-            # Anew for each: what one got is not free any more.
+            # Anew for each: what one got is no longer free.
             kept = [max(each.used, 1) for each in self._members if each is not member]
             number = self._total - sum(kept)
             contenders = [each for each in wanting if each is not member]

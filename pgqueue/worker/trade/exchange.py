@@ -203,7 +203,7 @@ class Exchange:
         if unknown:
             # Before the release is sent.
             self._given_back = dict.fromkeys([*list(self._given_back)[-_REMEMBERED:], *unknown])
-            # Jobs that ended while the list was on its way do not execute any more.
+            # Jobs that ended while the list was on its way no longer execute.
             over = await link.perform(consume.release(unknown))
             if given_back := [job_id for job_id, _ in unknown if job_id not in over]:
                 log.warning("gave back %d jobs that it does not hold: %s", len(given_back), given_back[:20])

@@ -22,7 +22,7 @@ log = logging.getLogger("pgqueue.worker")
 # Jobs that cannot be read have failed after this time, as a rule, in seconds.
 _FAILED_BY_THEN = 1.0
 
-# Slots that hand-offs have filled for this time, in seconds, are full: the worker is not idle any more.
+# Slots that hand-offs have filled for this time, in seconds, are full: the worker is no longer idle.
 _FULL_FOR = 0.02
 
 # Seconds after which all that was handed to this worker has come, or is lost.

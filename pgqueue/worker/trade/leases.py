@@ -87,9 +87,9 @@ class Leases:
 
     def _cancelled(self, held: Held) -> None:
         if held.stop is None:
-            log.info("%s: cancel was asked for", held)
+            log.info("%s: cancellation was requested", held)
         # When it is given back, it ends as cancelled.
-        self._runner.stop(held, Stop(End.RELEASED, "cancel was asked for", Cause.CANCEL))
+        self._runner.stop(held, Stop(End.RELEASED, "cancellation was requested", Cause.CANCEL))
 
     async def _extend(self, everything: list[Held]) -> bool:
         """Extend leases; returns whether each one that is still held was granted more time."""

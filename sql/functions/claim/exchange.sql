@@ -278,7 +278,7 @@ begin
             from unnest(p_failures) f
             left join unnest(v_failed) a on a.n = f.n
         ),
-        -- Extended, so that their worker can report them again. A job that is not held any more is lost.
+        -- Extended, so that their worker can report them again. A job that is no longer held is lost.
         locked as (
             select x.job_id, x.lease_expires_at
             from (

@@ -45,7 +45,7 @@ end
 $$;
 
 comment on function pgqueue.release(bigint[], bigint[], interval) is
-    'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were not held any more. '
+    'Give jobs back, uncounted, to run again at once or after delay. Returns the ids whose reservations were no longer held. '
     'A job whose row another session has locked stays reserved: held_by() lists it; release it again, or leave it to its lease.';
 
 -- Refuses delays that are null, negative or very long.

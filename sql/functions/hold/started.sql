@@ -42,4 +42,4 @@ $$;
 
 comment on function pgqueue.started(bigint[], bigint[]) is
     'The handlers of these jobs run from now on. If their worker is gone (no beat()) when the lease lapses, that counts as a crash, '
-    'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were not held any more.';
+    'and at max_crashes of its task (3) the job is dead. Returns the ids whose reservations were no longer held.';

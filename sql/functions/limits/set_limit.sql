@@ -24,7 +24,7 @@ begin
     if set_limit.max_executing not between 0 and 1000000 then
         perform pgqueue._refuse(
             'max_executing must be between 0 and 1000000', format('It is %s.', set_limit.max_executing),
-            'Give max_executing within this range; 0 lets nothing start.'
+            'Give max_executing within this range; 0 lets no job start.'
         );
     end if;
     if (set_limit.rate is null) <> (set_limit.per is null) and not exists (

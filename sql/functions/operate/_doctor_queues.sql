@@ -36,7 +36,7 @@ as $$
     union all
     select
         'warning', 'limit', format('%s:%s', l.limits ->> 'kind', l.limits ->> 'target'),
-        format('the limit lets nothing start (max_executing = 0), and %s jobs wait for it', l.limits ->> 'parked'),
+        format('the limit lets no job start (max_executing = 0), and %s jobs wait for it', l.limits ->> 'parked'),
         format('select pgqueue.set_limit(%L, %L, max_executing => 1);', l.limits ->> 'kind', l.limits ->> 'target')
     from jsonb_array_elements(pgqueue._limits_now(10000)) l (limits)
     where (l.limits ->> 'max_executing')::integer = 0 and (l.limits ->> 'parked')::bigint > 0
@@ -50,7 +50,7 @@ as $$
     where s.since < p_now - interval '1 day'
     union all
     select
-        'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that does not exist any more', count(*)),
+        'warning', 'limit', j.blocked_on, format('at least %s jobs wait for a limit that no longer exists', count(*)),
         'select pgqueue.maintain(); releases a thousand of them a call; if a rate was deleted by hand, from its next start on'
     from (select x.blocked_on from pgqueue.jobs x where x.state = 'blocked' and x.blocked_on is not null limit 10000) j
     -- @parents, and the like, are no limits. The jobs of a pause that has ended come back by and by.
@@ -83,7 +83,7 @@ as $$
     union all
     select
         'warning', 'maintenance', l.step,
-        format('the step had no turn since %s: maintenance does not keep up', l.missed_since),
+        format('the step has not run since %s: maintenance does not keep up', l.missed_since),
         'raise statement_timeout of the role that runs it, and check old_snapshot and dead_tuples'
     from pgqueue._last_steps() l
     where l.missed_since < p_now - interval '1 min'

@@ -121,7 +121,7 @@ as $$
     union all
     select
         case when age(d.datfrozenxid) > 1600000000 then 'critical' else 'warning' end, 'wraparound', d.datname::text,
-        format('the oldest row is %s transactions old; autovacuum freezes rows at %s, and something keeps it from that; at 2 billion the server stops to accept commands',
+        format('the oldest row is %s transactions old; autovacuum freezes rows at %s, and something keeps it from that; at 2 billion the server stops accepting commands',
             age(d.datfrozenxid), current_setting('autovacuum_freeze_max_age')),
         'end old transactions and drop unused replication slots, then: vacuum (freeze);'
     from pg_database d
@@ -218,8 +218,8 @@ as $$
             case
                 when f.now_oid is not null then 'role %s, which was granted %s, was renamed to %s: it keeps its rights'
                 when e.is_replaced
-                then 'role %s was granted %s and does not exist any more; the role that has its name now is another one, and has no rights'
-                else 'role %s was granted %s and does not exist any more'
+                then 'role %s was granted %s and no longer exists; the role that has its name now is another one, and has no rights'
+                else 'role %s was granted %s and no longer exists'
             end,
             f.role, f.kind, f.now_name
         ),

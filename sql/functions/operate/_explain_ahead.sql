@@ -110,7 +110,7 @@ begin
     end if;
     if behind is null then
         if p_job.state = 'blocked' then
-            detail := format('no job of key %s is ahead of it any more; maintain() releases it', p_job.key);
+            detail := format('no job of key %s is ahead of it now; maintain() releases it', p_job.key);
         end if;
         return;
     end if;

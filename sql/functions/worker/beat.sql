@@ -48,7 +48,7 @@ begin
         from jsonb_array_elements(p_report -> 'jobs') e (entry)
         cross join lateral (
             select case
-                when jsonb_typeof(e.entry) is distinct from 'object' then 'An entry of jobs is no object.'
+                when jsonb_typeof(e.entry) is distinct from 'object' then 'An entry of jobs is not an object.'
                 when jsonb_typeof(e.entry -> 'queue') is distinct from 'string' or jsonb_typeof(e.entry -> 'task') is distinct from 'string'
                     or octet_length(e.entry ->> 'queue') not between 1 and 128 or octet_length(e.entry ->> 'task') not between 1 and 128
                     then 'An entry of jobs has no queue or task of 1 to 128 bytes.'
@@ -61,7 +61,7 @@ begin
                     select
                     from jsonb_each(e.entry) f
                     where f.key not in ('queue', 'task', 'run', 'wait') and not pgqueue._is_count(f.value)
-                ) then 'A count of an entry is no number from 0 to 1e12.'
+                ) then 'A count of an entry is not a number from 0 to 1e12.'
                 when exists (
                     select
                     from jsonb_each(e.entry) f
