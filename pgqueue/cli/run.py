@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Run one task once, here and now, with its log, and print its result.
 
-    One transaction creates the job, runs it and ends it, so no worker takes it. If the handler fails, everything that it
+    One transaction creates, runs and ends the job, so no worker takes it. If the handler fails, everything that it
     wrote by job.transaction() is rolled back, no job is left, and the exit code is 1.
     """
     module, colon, name = task.partition(":")

@@ -26,9 +26,10 @@ def why(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Say why the jobs of a queue wait: the cause, its evidence, and a command that removes it.
+    """Say why the jobs of a queue wait, and what to do.
 
-    Without a queue, of each queue that is late: its oldest due job by 30 s, or a blocked one by 5 min.
+    It prints the cause, its evidence, and a command that removes it. Without a queue, it does so for each queue that is
+    late: its oldest due job by 30 s, or a blocked one by 5 min.
     """
     found = ask(dsn, observe.why_late(queue))
     if as_json:
