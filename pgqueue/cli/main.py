@@ -39,7 +39,7 @@ COMMANDS = {
     "top": ("top", "Watch queues, jobs, workers, schedules and limits, and act on them."),
     "doctor": ("doctor", "List problems, each with the command that solves it."),
     "mcp": ("mcp", "Serve tools for coding agents over stdin and stdout."),
-    "why": ("why", "Say why the jobs of a queue wait: the cause, its evidence, and the command that mends it."),
+    "why": ("why", "Say why the jobs of a queue wait, and what to do."),
     "metrics": ("metrics", "Print the metrics of the database in the format of Prometheus."),
     "status": ("status", "Show queues, workers and maintenance."),
     "jobs": ("jobs", "List jobs, show one, and act on one or on many."),
