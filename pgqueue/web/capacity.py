@@ -12,9 +12,9 @@ from zlib import crc32
 # A job that runs longer than this many times the usual p95 of its task is late, and far too long.
 LATE, OVERLONG = 2, 10
 
-# Shorter than this, in seconds, nothing runs far too long: a p95 of 4 ms says little about one run of 40 ms. Where no
-# job of a task ended within a day, one of more than ten minutes does.
-_LEAST, _UNKNOWN = 5.0, 60.0
+# As why_late() has it: nothing shorter than a minute runs far too long, and where no job of a task ended within a day,
+# one of five minutes does.
+_LEAST, _UNKNOWN = 60.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def bar(age: float) -> int:
 
 def is_over(age: float, usual: float | None, times: float = OVERLONG) -> bool:
     """Tell whether a job runs longer than `times` times the usual p95 of its task."""
-    return age > max(times * (_UNKNOWN if usual is None else usual), _LEAST)
+    return age > max(times * (_UNKNOWN if usual is None else usual), times * _LEAST / OVERLONG)
 
 
 def of_worker(

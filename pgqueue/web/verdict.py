@@ -55,7 +55,7 @@ def age(numbers: Mapping[str, Any]) -> float:
 def reach(
     late: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, str]], queues: Sequence[Mapping[str, Any]]
 ) -> Verdict:
-    """Reach the verdict: the worst of the queues that are `late`, else the worst finding, else that all is well."""
+    """Reach the verdict: the worst of the queues that are `late`, else a critical finding, else that all is well."""
     troubled = [each for each in late if each["severity"] != "info"]
     if troubled:
         first, *others = troubled
@@ -63,11 +63,10 @@ def reach(
         found = "critical" if first["severity"] == "critical" or first["lag"] >= VERY_LATE else "late"
         words = _CAUSES.get(first["cause"], first["cause"]).replace("{subject}", str(first["subject"]))
         return Verdict(found, first["queue_name"], lag, words, first["evidence"], first["remedy"], others)
-    for severity, found in (("critical", "critical"), ("warning", "late")):
-        for each in findings:
-            if each["severity"] == severity:
-                words = f"{each['topic'].replace('_', ' ')}: {each['subject']}"
-                return Verdict(found, "", 0.0, words, each["evidence"], each["remedy"])
+    critical = next((each for each in findings if each["severity"] == "critical"), None)
+    if critical is not None:
+        words = f"{critical['topic'].replace('_', ' ')}: {critical['subject']}"
+        return Verdict("critical", "", 0.0, words, critical["evidence"], critical["remedy"])
     worst = max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None)
     if worst is None or not worst["lag"]:
         return Verdict("ok")

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.calls import call, column, enqueue, enqueue_many, maintain, reserve
 
 # Queue, task, jobs that end in a second, the part that fails, mean seconds of a run.
 WORK = [
@@ -23,7 +23,10 @@ WORK = [
     ("imports", "load_rows", 2.5, 0.0, 1.8),
 ]
 
-WORKERS = ("web-1:1", "web-1:2", "web-2:1", "reports-1")
+WORKERS = ("web-1:1", "web-1:2", "web-2:1", "reports-1", "pay-1")
+
+# Minutes since when all slots of the only worker of payments are held by jobs that do not end.
+HELD = 40
 
 ERRORS = [
     ("mail", "send_email", "SMTPServerDisconnected", "Connection unexpectedly closed", 9),
@@ -46,6 +49,7 @@ def play(conn: psycopg.Connection) -> None:
     now = clock.now()
     clock.advance("-50 min")
     _declare(conn)
+    _hold(conn, clock)
     _work_and_fail(conn, clock)
     _wait(conn)
     clock.back_to_real()
@@ -82,9 +86,10 @@ def _declare(conn: psycopg.Connection) -> None:
     for worker, queues, host in [
         ("web-1:1", ["mail", "webhooks"], "web-1"), ("web-1:2", ["billing", "mail"], "web-1"),
         ("web-2:1", ["imports", "webhooks", "mail"], "web-2"), ("reports-1", ["reports"], "reports-1"),
+        ("pay-1", ["payments"], "pay-1"),
     ]:  # fmt: skip
         pid = 4000 + len(worker) * 17
-        info = {"host": host, "pid": pid, "version": "0.1.0", "concurrency": 20, "heartbeat": 10, "listen": True}
+        info = {"host": host, "pid": pid, "version": "0.1.0", "concurrency": 12, "heartbeat": 10, "listen": True}
         if ":" in worker:
             info["supervisor"] = {"name": host, "pid": 4011}
         call(conn, "hello", worker, queues, Jsonb(info))
@@ -94,6 +99,16 @@ def _declare(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "queue", "webhooks", max_executing=40)
     call(conn, "set_limit", "task", "charge_card", rate=300, per="1 min")
     call(conn, "set_limit", "limit_key", "tenant:*", max_executing=2)
+
+
+def _hold(conn: psycopg.Connection, clock: Clock) -> None:
+    clock.advance(f"{50 - HELD} min")
+    for task in ("review_case", "capture_payment"):
+        call(conn, "declare_task", task, queue="payments")
+    enqueue_many(conn, 12, "review_case", queue="payments")
+    held = reserve(conn, 12, "pay-1", queues=["payments"], lease="1 day")
+    column(conn, "started", [row.id for row in held], [row.reservation for row in held])
+    enqueue_many(conn, 160, "capture_payment", queue="payments")
 
 
 def _work_and_fail(conn: psycopg.Connection, clock: Clock) -> None:
@@ -178,7 +193,15 @@ def _samples(now: datetime) -> Iterator[tuple[Any, ...]]:
                 sums = [sums[0] + due, sums[1] + executing, sums[2] + 2]
                 oldest = at - timedelta(seconds=due * 0.05)
                 yield (at, span, queue, due + 8, due, 8, 2, 0, executing, 4, oldest, Jsonb({task: entry}))
-            yield (at, span, "", sums[0] + 40, sums[0], 40, sums[2], 3, sums[1], 30, at, Jsonb(every))
+            held = ago < HELD * 60
+            due = round(4 * (HELD * 60 - ago) / 60) if held else 0
+            entry = {"started": 0 if held else span // 10, "succeeded": 0 if held else span // 10}
+            every["review_case"] = {**entry, "run": _times(1, 2.0)}
+            sums = [sums[0] + due, sums[1] + 12 * held, sums[2]]
+            since = now - timedelta(minutes=HELD) if held else None
+            ended = Jsonb({"review_case": every["review_case"]})
+            yield (at, span, "payments", due, due, 0, 0, 0, 12 * held, 0, since, ended)
+            yield (at, span, "", sums[0] + 40, sums[0], 40, sums[2], 3, sums[1], 30, since or at, Jsonb(every))
 
 
 def _times(count: float, mean: float) -> dict[str, Any]:

@@ -45,18 +45,18 @@ ONE = {
     "job": ("/jobs?q=state:dead", r"/jobs/\d+"),
     "running": ("/jobs?q=state:executing+queue:imports", r"/jobs/\d+"),
     "group": ("/groups", r"/group\?id=\d+"),
-    "queue": ("/queues", r"/queue\?name=webhooks"),
+    "queue": ("/queues", r"/queue\?name=payments"),
     "task": ("/tasks", r"/task\?name=\w+"),
     "worker": ("/workers", r"/worker\?name=[^\"]+"),
     "schedule": ("/schedules", r"/schedule\?name=[^\"]+"),
 }
 # What the docs show: the page, the width, the scheme, and how much of its height.
 IN_DOCS = {
-    "overview": (1280, "light", 1000),
+    "overview": (1280, "light", 940),
     "jobs": (1280, "light", 760),
     "job": (1280, "light", 900),
     "group": (1280, "dark", 760),
-    "workers": (1280, "dark", 420),
+    "workers": (1280, "dark", 560),
     "phone": (390, "light", 844),
 }
 

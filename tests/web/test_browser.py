@@ -83,6 +83,31 @@ def test_the_page_follows_what_happens(filled: psycopg.Connection, page: Page) -
     assert page.locator("#interval").input_value() == "1"
 
 
+PLACES = """() => [...document.querySelectorAll('.queues .row > *, .vitals > div, .panel, .plot')].map((each) => {
+  const box = each.getBoundingClientRect();
+  return [Math.round(box.left), Math.round(box.top), Math.round(box.width), Math.round(box.height)].join();
+})"""
+
+
+def test_nothing_moves_at_a_refresh_and_what_was_opened_stays_open(filled: psycopg.Connection, page: Page) -> None:
+    for number in range(9):
+        enqueue_many(filled, 1, queue=f"quiet-{number}")
+    maintain(filled)
+    page.goto("/")
+    page.locator(".plot canvas").first.wait_for()
+    page.locator("#quiet summary").click()
+    page.get_by_label("1 h", exact=True).check()
+    before, due = page.evaluate(PLACES), page.locator(".vitals dd").nth(2).inner_text()
+    enqueue_many(filled, 1234, queue="mail")
+    maintain(filled)
+    page.locator("#interval").select_option("1")
+    wait_until(lambda: page.locator(".vitals dd").nth(2).inner_text() != due)
+    assert page.evaluate(PLACES) == before
+    assert page.locator("#quiet").get_attribute("open") is not None
+    assert page.get_by_label("1 h", exact=True).is_checked()
+    assert page.locator(".plot canvas").count() == 2
+
+
 @pytest.mark.long
 def test_the_page_stands_still_while_rows_are_selected(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/jobs?q=queue:mail")

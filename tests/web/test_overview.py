@@ -49,6 +49,18 @@ def test_it_says_in_one_line_that_all_is_well(
     assert 'class="verdict ok"' in page
 
 
+def test_a_warning_of_the_doctor_does_not_hide_that_all_is_on_time(
+    conn: psycopg.Connection, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = b"select jsonb_build_object('severity', 'warning', 'topic', 'schedule', 'subject', 'nightly',"
+    found += b" 'evidence', 'one run was left out', 'remedy', 'pgqueue schedules show nightly')"
+    monkeypatch.setattr(observe, "doctor", lambda: Call(found, (), read_column))
+    maintain(conn)
+    page = ask("GET", "/").text
+    assert said(page) == "Everything is on time: no job waits."
+    assert '<a href="/health">1 finding</a>: schedule, nightly' in page
+
+
 def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     conn: psycopg.Connection, ask: Ask, clock: Clock
 ) -> None:
