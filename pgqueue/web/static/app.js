@@ -26,7 +26,7 @@
   const live = () => document.getElementById("live");
   const isBusy = () => document.hidden || !live() ||
     live().querySelector("input[name=id]:checked") ||
-    (live().contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), textarea, select"));
+    (live().contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox], [type=radio]), textarea, select"));
   let timer;
   const schedule = () => {
     clearInterval(timer);
