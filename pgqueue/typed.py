@@ -81,7 +81,7 @@ def schema_of(
     fields = {each.name: _with_default(hints.get(each.name, Any), each) for each in named}
     required = [each.name for each in named if each.default is inspect.Parameter.empty]
     more = len(named) < len(signature.parameters)
-    found = _schema(task, lambda: _record(task, fields, required, "allow", must=False))
+    found = _schema(task, lambda: _record(task, fields, required, "ignore", must=False))
     return {**found, "additionalProperties": more}
 
 
@@ -128,7 +128,7 @@ class TypedArguments:
         *,
         required: Collection[str] = (),
         checks_all: bool = False,
-        extra: str = "allow",
+        extra: str = "ignore",
     ) -> None:
         self._task = task
         self._kind = kind
@@ -147,7 +147,11 @@ class TypedArguments:
     @functools.cached_property
     def _partial(self) -> Adapter:
         adapter = self.adapter
-        return adapter if self._fields is None else _record(self._task, self._fields, (), "allow", must=False)
+        return (
+            adapter
+            if self._fields is None
+            else _record(self._task, self._fields, (), "allow" if self._checks_all else "ignore", must=False)
+        )
 
     def dump(self, value: Any) -> dict[str, Any]:
         """Convert Python values to JSON. Raises InvalidArgument."""
@@ -333,7 +337,7 @@ def _record(task: str, fields: Mapping[str, Any], required: Collection[str], ext
     unknown = {} if must else {name: hint for name, hint in fields.items() if not _is_usable(hint)}
     if unknown:
         known = {name: hint for name, hint in fields.items() if name not in unknown}
-        theirs = _record(task, known, [name for name in required if name in known], "allow", must=True)
+        theirs = _record(task, known, [name for name in required if name in known], "ignore", must=True)
         return _Both(theirs, Record(lambda: unknown, frozenset(required) & unknown.keys()))
     # pydantic has it, and takes no other before Python 3.12.
     import typing_extensions  # noqa: PLC0415

@@ -38,6 +38,7 @@ EXAMPLES = {
     "tasks list": "pgqueue tasks list",
     "tasks set": "pgqueue tasks set send_email --max-attempts 3 --reset retry_delay",
     "tasks schema": "pgqueue tasks schema send_email -r shop.tasks",
+    "tasks types": "pgqueue tasks types --lang typescript -r shop.tasks > tasks.ts",
     "workers list": "pgqueue workers list --watch",
     "workers quiet": "pgqueue workers quiet mail-1",
     "workers resume": "pgqueue workers resume mail-1",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import names, output, tasks_schema
+from pgqueue.cli import names, output, tasks_schema, tasks_types
 from pgqueue.cli.completion import queues, tasks
 from pgqueue.cli.database import ask, connected
 from pgqueue.cli.names import Create
@@ -17,6 +17,7 @@ from pgqueue.db.call import perform
 
 app = commands("List tasks, and override the options that their code declares.")
 tasks_schema.register(app)
+tasks_types.register(app)
 
 TaskName = Annotated[str, typer.Argument(metavar="NAME", help="The task.", show_envvar=False, autocompletion=tasks)]
 Retention = Annotated[str | None, typer.Option(help="How long history keeps its jobs of this state: '7 days'.")]

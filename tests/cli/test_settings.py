@@ -67,7 +67,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
         ),
         *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "cancel", "delete")),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
-        *("tasks list", "tasks set", "tasks schema", "web", "top", "mcp", "metrics", "doctor"),
+        *("tasks list", "tasks set", "tasks schema", "tasks types", "web", "top", "mcp", "metrics", "doctor"),
         *(f"groups {each}" for each in ("list", "show", "cancel", "retry")),
         *(f"events {each}" for each in ("list", "delete")),
         *(f"import {each}" for each in ("procrastinate", "pgqueuer", "graphile-worker", "pgmq")),

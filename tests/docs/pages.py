@@ -42,8 +42,8 @@ NOT_RUN = {
 
 # Languages of blocks that are not run, and why. Output, drawings, and commands that would take the
 # schema away; rules of a monitor, which tests/docs/test_runbooks.py reads; settings of an agent, which
-# tests/cli/test_mcp.py reads.
-SHOWN = {"text", "yaml", "json"}
+# tests/cli/test_mcp.py reads; producers in another language.
+SHOWN = {"text", "yaml", "json", "ts"}
 
 
 @dataclass(frozen=True, slots=True)

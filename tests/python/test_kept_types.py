@@ -190,6 +190,11 @@ async def test_payloads_of_an_accumulating_task_keep_their_types(
     assert got == [{"k": [Point(1, AT), Point(2, AT)]}]
 
 
+def test_fields_that_a_dataclass_does_not_have_are_left_out(library: str) -> None:
+    t = task_of(Point)
+    assert t.bind({"x": 1, "at": "2030-01-02T03:04:05.678901Z", "more": 1})["value"].keys() == {"x", "at"}
+
+
 def test_models_keep_their_types_without_validate() -> None:
     t = task_of(list[Item])
     assert t.bind([Item(sku="a", price=Decimal("1.10"))]) == {"value": [{"sku": "a", "price": "1.10"}]}
