@@ -89,7 +89,8 @@ def _show_error(error: object) -> None:
     if not isinstance(error, dict):
         output.line(f"error: {error}")
         return
-    known = ("class", "message", "traceback", "at", "attempt", "worker")
+    # The times of a claim and a retry are in --json, and drawn on the page of the job.
+    known = ("class", "message", "traceback", "at", "attempt", "worker", "reserved_at", "retry_at")
     about = [
         f"attempt {error['attempt']}" if "attempt" in error else "",
         output.with_age(error["at"]) if isinstance(error.get("at"), str) else "",
