@@ -79,20 +79,12 @@ async def test_jobs_booked_by_a_reserve_whose_reply_was_lost_are_given_back_on_r
         async with working(app, database.dsn, name="w", poll_interval=NEVER, lease=60.0):
             await wait_until_async(lambda: started)
             await wait_until_async(lambda: is_asleep(conn, "w"))
-            # Just after a call of idle(): the next one, which would find the connection dead, comes in about a second.
-            called = (
-                "select pid from pg_stat_activity where datname = current_database() and application_name = 'pgqueue w'"
-                " and state = 'idle' and state_change > clock_timestamp() - interval '0.1 s'"
-                " and strpos(query, 'pgqueue.idle(') > 0"
-            )
-            pids: list[int] = []
-            await wait_until_async(lambda: pids.extend(row[0] for row in conn.execute(called)) or pids)
             # As the server would have it: claimed in the worker's name, and the worker never heard of it.
-            conn.execute("set pgqueue.notify = off")
-            enqueue(conn)
-            [lost] = reserve(conn, 10, "w", lease="1 hour")
-            terminate(conn, pids)
-            conn.execute("set pgqueue.notify = on")
+            with conn.transaction():
+                conn.execute("set local pgqueue.notify = off")
+                enqueue(conn)
+                [lost] = reserve(conn, 10, "w", lease="1 hour")
+            terminate(conn, backends(conn, "w"))
             # The next claim finds its connection dead. A job that is handed to the worker needs no claim.
             conn.execute("set pgqueue.hand_off = off")
             woken = enqueue(conn)
