@@ -37,6 +37,7 @@ OF_DATABASE = {
         " 0 while the queue is paused."
     ),
     "pgqueue_queue_paused": "1 while a queue is paused.",
+    "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
     "pgqueue_workers": "Living workers that claim from a queue.",
     "pgqueue_limit_executing": "Jobs that a limit counts.",
     "pgqueue_limit_parked": "Jobs that wait for a limit.",

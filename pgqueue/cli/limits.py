@@ -135,7 +135,7 @@ def pause(
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Start no more jobs of a queue, a task or a limit_key; executing jobs go on, and producers can enqueue."""
+    """Start no more jobs of a queue, a task or a limit_key; executing jobs continue, and producers can enqueue."""
     with connected(dsn) as connection:
         names.require(connection, kind, target, create)
         changed = perform(connection, operate.pause(kind, target, lasts, reason))

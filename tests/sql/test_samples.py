@@ -279,11 +279,12 @@ def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
     call(conn, "set_limit", "queue", "mail", max_executing=1)
     call(conn, "schedule", "s", "0 3 * * *", "t")
     call(conn, "declare_task", "t")
+    call(conn, "throttle", "task", "t", "1 min")
     maintain(conn)
     names = {row[0] for row in conn.execute("select name from pgqueue.metrics()")}
     assert names == {
         "pgqueue_queue_jobs", "pgqueue_queue_lag_seconds", "pgqueue_queue_stuck_seconds", "pgqueue_queue_paused",
-            "pgqueue_workers",
+            "pgqueue_workers", "pgqueue_pauses",
         "pgqueue_limit_executing", "pgqueue_limit_parked", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
         "pgqueue_sample_age_seconds", "pgqueue_housekeeping_age_seconds", "pgqueue_rescued_total",
         "pgqueue_unparked_total", "pgqueue_partitions_overdue", "pgqueue_dead_tuples",

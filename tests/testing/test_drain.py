@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from pgqueue import App, Cancel, Discard, Job, Retry, Snooze, current_job
+from pgqueue import App, Cancel, Discard, Job, Retry, Snooze, Throttled, current_job
 from pgqueue.errors import ConfigError, InvalidPayload
 from pgqueue.hooks import Dead
 from pgqueue.testing import Drained, declare, drain, drain_async
@@ -442,3 +442,20 @@ async def test_drain_joins_an_async_transaction_of_sqlalchemy(database: Database
         assert (drained.succeeded, drained.dead) == (1, 1)
         await conn.rollback()
     await engine.dispose()
+
+
+@app.task
+def throttled_once(n: int, job: Job) -> None:
+    calls.append(n)
+    if calls.count(n) == 1 and n == 1:
+        raise Throttled(after=60, reason="429")
+
+
+def test_a_throttled_job_and_those_that_wait_with_it_go_on_when_the_clock_is_moved(conn: psycopg.Connection) -> None:
+    with conn.transaction(force_rollback=True):
+        first, second = throttled_once.enqueue(conn, 1), throttled_once.enqueue(conn, 2)
+        drained = drain(conn, app)
+        assert (drained.snoozed, job(conn, first).attempts, job(conn, first).state) == (1, 0, "waiting")
+        assert job(conn, second).state in ("blocked", "waiting")
+        drain(conn, app, scheduled=True)
+        assert {job(conn, each).state for each in (first, second)} == {"succeeded"}

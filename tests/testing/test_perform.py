@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pgqueue
-from pgqueue import App, Cancel, Discard, Job, Retry, Snooze
+from pgqueue import App, Cancel, Discard, Job, Retry, Snooze, Throttled
 from pgqueue.errors import ConfigError, InvalidArgument, LeaseLost
 from pgqueue.testing import inline, perform, perform_async
 from tests.databases import Database
@@ -38,6 +38,7 @@ def fails(kind: str) -> None:
     raise {
         "error": LookupError("no such order"),
         "snooze": Snooze("5 min"),
+        "throttle": Throttled(after=30, reason="429"),
         "retry": Retry(after=30, reason="no answer"),
         "discard": Discard("gone"),
         "cancel": Cancel("withdrawn"),
@@ -64,6 +65,8 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
 def test_what_a_handler_decides_comes_back_as_data() -> None:
     snoozed = perform(fails, "snooze")
     assert (snoozed.state, snoozed.delay) == ("snoozed", "5 min")
+    throttled = perform(fails, "throttle")
+    assert (throttled.state, throttled.delay) == ("snoozed", timedelta(seconds=30))
     retried = perform(fails, "retry")
     assert (retried.state, retried.retry_in, retried.reason) == ("failed", timedelta(seconds=30), "no answer")
     assert perform(fails, "discard").state == "dead"

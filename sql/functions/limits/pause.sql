@@ -3,7 +3,7 @@
 -- Inserts a row of pauses, and never updates one: hundreds of workers may pause one target at a moment. The longest end of
 -- all its rows counts. A claim whose snapshot is later than the commit is bound by it: it leaves the lanes of a
 -- paused queue out, and blocks the jobs of a paused task or limit_key, as it meets them, under the name of the pause (see
--- _rules_of). What executes goes on. Workers are notified: they give back what they have not started.
+-- _rules_of). What executes continues. Workers are notified: they give back what they have not started.
 
 create or replace function pgqueue.pause(
     kind text, target text, until timestamptz default null, reason text default null
@@ -29,7 +29,7 @@ $$;
 
 comment on function pgqueue.pause(text, text, timestamptz, text) is
     'Start no more jobs of a queue, a task or a limit_key (kind; target* for each limit_key that begins so), until a time, or, with until null, until resume(). Binds each claim that begins '
-    'after the commit. Executing jobs go on, producers and schedules too, and limits keep their values. The longest of several pauses counts: to shorten one, call resume() first. False: it is paused as long already. '
+    'after the commit. Executing jobs, producers and schedules continue, and limits keep their values. The longest of several pauses counts: to shorten one, call resume() first. False: it is paused as long already. '
     'select pgqueue.pause(''task'', ''call_api'', now() + interval ''1 hour'', ''the provider is down'');';
 
 -- False: a row of this source stands as long already.

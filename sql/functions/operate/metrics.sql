@@ -31,6 +31,10 @@ begin
         (q.queue ->> 'paused_at' is not null)::integer::double precision
     from queues q
     union all
+    select 'pgqueue_pauses', jsonb_build_object('kind', s.kind, 'source', s.source), count(*)::double precision
+    from pgqueue._standing(v_now) s
+    group by s.kind, s.source
+    union all
     select
         'pgqueue_workers', jsonb_build_object('queue', q.queue ->> 'queue'),
         (select count(*) from pgqueue._living_workers_of(q.queue ->> 'queue', v_now) w)::double precision
