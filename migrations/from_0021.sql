@@ -32,7 +32,7 @@ alter table pgqueue.notes alter kind type text using case
 end;
 create index notes_members on pgqueue.notes (id) where kind = 'revive';
 comment on column pgqueue.notes.kind is
-    'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history.';
+    'parents: a new child, with its parents; settle: a job that waits, with what is left of its waiting; ended: the children of a job that ended; retried: the children of a job that was retried; doubtful: a child whose dead or cancelled parent may be on its way back; group: a group; recount: one with members that were retried; cancel: the members of a group that is cancelled; revive: those of one that came back; event: an event; steps: an ended job, with steps to move to history; superseded: a job to cancel, as another has its dedupe key.';
 comment on column pgqueue.notes.name is 'How the parent ended, or the event.';
 
 -- A job has a cap of its own for its delays, and a delay that grows has one by default.

@@ -148,7 +148,8 @@ def enqueue_outcome(
     There is only one job of a task and `dedupe` key until it ends, or, with `dedupe_for`, for that time after its
     enqueue. `on_conflict`: what to do with that job if it waits and was never reserved: "skip" (nothing; the default),
     "replace" (its args, headers, run_at and priority), "merge" (these args into its own), "debounce" (defer it to this
-    run_at, but at most `debounce_max` after its enqueue; by default ten times the delay), "raise" (DuplicateJob,
+    run_at, but at most `debounce_max` after its enqueue; by default ten times the delay), "supersede" (in any
+    state: cancel it, or ask it to, and enqueue this one), "raise" (DuplicateJob,
     whatever its state).
 
         done = enqueue_outcome(connection, "report", {"month": 11}, dedupe="report:11", on_conflict="replace")

@@ -44,7 +44,7 @@ class JobOptions(TypedDict, total=False):
     score: int | float | Decimal | None
     dedupe: str | None
     dedupe_for: Interval | None
-    on_conflict: Literal["skip", "replace", "merge", "debounce", "raise"] | None
+    on_conflict: Literal["skip", "replace", "merge", "debounce", "supersede", "raise"] | None
     depends_on: Sequence[int] | None
     headers: Mapping[str, Any] | None
     tags: Iterable[str] | None

@@ -11,7 +11,7 @@ class Enqueued:
     """The outcome of an enqueue.
 
     `outcome` is "inserted", or what was done with the job `job_id` that has its dedupe key: "skipped",
-    "replaced", "merged" or "debounced".
+    "replaced", "merged", "debounced" or "superseded".
     """
 
     job_id: int

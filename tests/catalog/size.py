@@ -21,14 +21,14 @@ class Size(NamedTuple):
 
 
 # What sql/functions may have now, and what it has come down to.
-BUDGET = Size(lines=18_350, functions=435)
+BUDGET = Size(lines=18_400, functions=436)
 TARGET = Size(lines=17_400, functions=410)
 
 # What features to come may add to that. A commit that needs more than what is left of them says here what it is for.
 PLANNED = {
     "the first hour: options that a newcomer looks for": Size(lines=200, functions=6),
-    # Taken so far: pauses and throttles.
-    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=550, functions=15),
+    # Taken so far: pauses, throttles and jobs that supersede others.
+    "sharing: tenants in one queue, pauses, throttles, costs": Size(lines=500, functions=14),
     "an incident: causes in one place, true numbers": Size(lines=800, functions=20),
 }
 

@@ -379,3 +379,66 @@ def test_an_old_snapshot_that_shows_a_job_that_ended_inserts_and_then_meets_its_
         assert second.run(ENQUEUE, options(mode)) == [(own, outcome)]
     second.run("commit")
     assert enqueue(conn, dedupe="d") == own
+
+
+# Supersede
+
+
+def test_an_enqueue_does_not_wait_for_the_handler_that_it_supersedes(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    # As job.transaction() does.
+    handler = database.connect(autocommit=False)
+    handler.execute("select from pgqueue.jobs where id = %s for update", [first])
+    conn.execute("set lock_timeout = '5s'")
+    second = enqueue(conn, dedupe="d", on_conflict="supersede")
+    asked = "select cancel_requested_at is not null from pgqueue.jobs where id = %s"
+    assert value(conn, asked, first) is False
+    handler.rollback()
+    wait_until(lambda: call(conn, "maintain") is not None and value(conn, asked, first))
+    assert call(conn, "fail", first, held.reservation) == "cancelled"
+    assert ids(reserve(conn, 9)) == [second]
+
+
+def test_a_superseded_job_that_its_handler_completes_meanwhile_has_succeeded(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    handler = database.connect(autocommit=False)
+    handler.execute("select from pgqueue.jobs where id = %s for update", [first])
+    second = enqueue(conn, dedupe="d", on_conflict="supersede")
+    assert call(handler, "complete", first, held.reservation)
+    handler.commit()
+    wait_until(lambda: call(conn, "maintain") is not None and value(conn, "select count(*) = 0 from pgqueue.notes"))
+    assert (state(conn, first), enqueue(conn, dedupe="d")) == ("succeeded", second)
+
+
+def test_a_job_ends_beside_an_open_enqueue_that_supersedes_it(database: Database, conn: psycopg.Connection) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    producer = database.connect(autocommit=False)
+    # The row of the key alone is locked: that of the job is, too, for it is asked to cancel.
+    producer.execute("update pgqueue.dedupe_keys set job_id = job_id where dedupe = 'd'")
+    conn.execute("set lock_timeout = '5s'")
+    assert call(conn, "complete", first, held.reservation) is True
+    second = enqueue(producer, dedupe="d", on_conflict="supersede")
+    producer.commit()
+    assert (state(conn, first), enqueue(conn, dedupe="d")) == ("succeeded", second)
+
+
+def test_two_enqueues_that_supersede_the_same_job_take_turns(two: tuple[Session, Session]) -> None:
+    first, second = two
+    [(stands, _)] = first.run(ENQUEUE, options())
+    first.run("begin")
+    [(kept, outcome)] = first.run(ENQUEUE, options("supersede"))
+    assert (kept > stands, outcome) == (True, "superseded")
+    waits = second.start(ENQUEUE, options("supersede"))
+    wait_until(lambda: second.waits_behind(first))
+    first.run("commit")
+    [(last, outcome)] = waits.result(timeout=10)
+    assert (last > kept, outcome) == (True, "superseded")
+    [(states,)] = first.run("select array_agg(state::text order by id) from pgqueue.all_jobs")
+    assert states == ["cancelled", "cancelled", "waiting"]

@@ -55,7 +55,7 @@ options = st.fixed_dictionaries(
         "limit_key": st.none() | names,
         "dedupe": st.none() | names,
         "dedupe_for": intervals,
-        "on_conflict": st.sampled_from([None, "skip", "replace", "merge", "debounce", "ignore", ""]),
+        "on_conflict": st.sampled_from([None, "skip", "replace", "merge", "debounce", "supersede", "ignore", ""]),
         "debounce_max": intervals,
     },
 )

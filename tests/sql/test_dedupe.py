@@ -398,3 +398,79 @@ def test_a_deduped_enqueue_wakes_an_idle_worker(database: Database, conn: psycop
     assert list(listener.notifies(timeout=0.1)) == []
     enqueue(conn, dedupe="d", on_conflict="replace")
     assert [each.payload for each in listener.notifies(timeout=5, stop_after=1)] == ["wake"]
+
+
+# Supersede
+
+
+def test_a_new_job_cancels_the_waiting_one_of_its_key(conn: psycopg.Connection) -> None:
+    first = enqueue(conn, dedupe="d", args={"q": "a"})
+    child = enqueue(conn, "child", depends_on=[first])
+    second, what = outcome(conn, dedupe="d", args={"q": "ab"}, on_conflict="supersede")
+    assert (what, second > first) == ("superseded", True)
+    assert state(conn, first) == state(conn, child) == "cancelled"
+    assert keys(conn) == 1
+    assert enqueue(conn, dedupe="d") == second
+    assert ids(reserve(conn, 9)) == [second]
+
+
+@pytest.mark.parametrize("end", ["fail", "release", "snooze", "complete"])
+def test_a_new_job_asks_the_executing_one_to_cancel_and_it_is_not_retried(conn: psycopg.Connection, end: str) -> None:
+    first = enqueue(conn, dedupe="d")
+    held = reserve_one(conn)
+    second, what = outcome(conn, dedupe="d", on_conflict="supersede")
+    assert what == "superseded"
+    # Both may overlap: they have no key.
+    assert ids(reserve(conn, 9)) == [second]
+    [extended] = table(conn, "extend", [first], [held.reservation], "30 s")
+    assert extended.cancel_requested is True
+    if end == "release":
+        assert column(conn, "release", [first], [held.reservation]) == []
+    else:
+        assert call(conn, end, first, held.reservation, *(["1 s"] if end == "snooze" else []))
+    assert state(conn, first) == ("succeeded" if end == "complete" else "cancelled")
+    assert enqueue(conn, dedupe="d") == second
+
+
+def test_what_supersedes_in_a_row_leaves_the_last(conn: psycopg.Connection) -> None:
+    made = [outcome(conn, dedupe="d", on_conflict="supersede", key="k") for _ in range(4)]
+    assert [what for _, what in made] == ["inserted", "superseded", "superseded", "superseded"]
+    assert ids(reserve(conn, 9)) == [made[-1][0]]
+
+
+def test_a_superseded_job_lives_where_the_transaction_rolls_back(database: Database, conn: psycopg.Connection) -> None:
+    first = enqueue(conn, dedupe="d")
+    other = database.connect(autocommit=False)
+    outcome(other, dedupe="d", on_conflict="supersede")
+    other.rollback()
+    assert (state(conn, first), enqueue(conn, dedupe="d")) == ("waiting", first)
+
+
+def test_a_key_that_outlives_its_job_goes_to_the_new_one(conn: psycopg.Connection, stopped: Clock) -> None:
+    first = enqueue(conn, dedupe="d", dedupe_for="1 hour")
+    assert call(conn, "complete", first, reserve_one(conn).reservation)
+    second, what = outcome(conn, dedupe="d", dedupe_for="1 hour", on_conflict="supersede")
+    assert (what, state(conn, second)) == ("superseded", "waiting")
+    stopped.advance("59 min")
+    assert outcome(conn, dedupe="d") == (second, "skipped")
+
+
+def test_a_job_that_waits_for_others_supersedes_in_a_batch_and_in_a_load(conn: psycopg.Connection) -> None:
+    parent = enqueue(conn, "parent")
+    first = enqueue(conn, dedupe="d")
+    job_of = {"task": "t", "dedupe": "d", "on_conflict": "supersede", "depends_on": [parent]}
+    [row] = table(conn, "enqueue_batch", [Jsonb(job_of)])
+    assert (row.outcome, state(conn, first), state(conn, row.job_id)) == ("superseded", "cancelled", "blocked")
+    with conn.transaction():
+        call(conn, "stage")
+        conn.execute(
+            "insert into pg_temp.pgqueue_staged (task, dedupe, on_conflict, depends_on)"
+            " values ('t', 'd', 'supersede', %s)",
+            [[parent]],
+        )
+        assert {each.outcome: each.jobs for each in table(conn, "enqueue_staged")} == {"superseded": 1}
+    assert state(conn, row.job_id) == "cancelled"
+    held = {each.task: each for each in reserve(conn, 9)}
+    assert list(held) == ["parent"]
+    assert call(conn, "complete", parent, held["parent"].reservation)
+    assert [each.task for each in reserve(conn, 9)] == ["t"]

@@ -131,7 +131,7 @@ declare
     v_n integer;
 begin
     foreach v_n in array p_children loop
-        continue when p_outcomes[v_n] is distinct from 'inserted' or v_errors[v_n] is not null;
+        continue when p_outcomes[v_n] not in ('inserted', 'superseded') or v_errors[v_n] is not null;
         select array_agg(distinct coalesce(p_ids[g.n], d.id)), min(d.id) filter (where v_errors[g.n] is not null)
         into v_parents, v_refused
         from unnest((p_jobs[v_n]).depends_on) d (id)

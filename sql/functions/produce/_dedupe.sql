@@ -3,7 +3,7 @@
 --
 -- An enqueue inserts its row ON CONFLICT DO NOTHING, and so waits for an open transaction that has just inserted or
 -- deleted the same key, and for no other. It never locks the row of an existing job's key: it reads it, locks the
--- *job*, and checks that the row still exists. A transaction that ends a job also locks the job first, and then deletes its
+-- *job*, and checks that the row still exists. (To supersede a job it takes the row, and then waits for no job.) A transaction that ends a job also locks the job first, and then deletes its
 -- row; so the two cannot wait for each other. Only an expired row, which no ending job deletes, is updated in place.
 -- The row may disappear between the conflict and the check: then it starts again, and another session has made progress.
 -- Above READ COMMITTED the snapshot may show the row of a job that ended beside our own new one: the later job counts.
@@ -57,6 +57,16 @@ begin
             continue;
         end if;
 
+        if p_on_conflict = 'supersede' then
+            -- Locks the row of the key, and no job that it waits for: who ends a job skips a locked row of its key.
+            update pgqueue.dedupe_keys d
+            set job_id = p_job.id, until = v_until
+            where d.task = p_job.task and d.dedupe = p_job.dedupe and d.job_id = v_existing.job_id;
+            continue when not found;
+            perform pgqueue._supersede(v_existing.job_id);
+            outcome := 'superseded';
+            exit;
+        end if;
         job_id := v_existing.job_id;
         outcome := case when p_on_conflict = 'raise' then 'refused' else 'skipped' end;
         if v_existing.lives and p_on_conflict in ('replace', 'merge', 'debounce') then
@@ -69,7 +79,7 @@ begin
 
     perform pgqueue._insert_jobs(array[p_job]);
     job_id := p_job.id;
-    outcome := 'inserted';
+    outcome := coalesce(outcome, 'inserted');
 end
 $$;
 
@@ -200,7 +210,7 @@ begin
             v_job, p_options.dedupe_for, p_options.on_conflict, p_options.debounce_max, pgqueue._dedupe_deadline()
         ) d;
     end if;
-    if v_job.depends_on is not null and outcome = 'inserted' then
+    if v_job.depends_on is not null and outcome in ('inserted', 'superseded') then
         perform pgqueue._add_dependencies(array[job_id], v_traceless);
     end if;
 end

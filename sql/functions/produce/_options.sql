@@ -111,9 +111,9 @@ begin
             when not isfinite(o.dedupe_for) or o.dedupe_for <= '0' or o.dedupe_for > '2 years' then array[
                 'dedupe_for must be above zero and at most two years', format('It is %s.', o.dedupe_for),
                 'Give dedupe_for as an interval, such as ''1 hour'', or leave it out: the key is then kept until the job ends.']
-            when o.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'raise') then array[
+            when o.on_conflict not in ('skip', 'replace', 'merge', 'debounce', 'supersede', 'raise') then array[
                 'on_conflict is unknown', format('It is %s.', quote_literal(o.on_conflict)),
-                'Give on_conflict as skip, replace, merge, debounce or raise.']
+                'Give on_conflict as skip, replace, merge, debounce, supersede or raise.']
             when o.on_conflict = 'debounce' and o.run_at is null and o.delay is null then array[
                 'on_conflict is debounce, and neither delay nor run_at was given', 'Nothing was enqueued.',
                 'Give delay: each call moves the job to that time after the call.']

@@ -160,7 +160,7 @@ comment on function pgqueue.enqueue(
     'until it ends; a second call returns the id of the first.\ndedupe_for: The dedupe key holds for this time after the '
     'enqueue, and not until the job ends.\non_conflict: What to do with the job that has the dedupe key, while it waits and '
     'was never reserved: skip (nothing; the default), replace (args, headers, run_at and priority by those of this call), '
-    'merge (args || these args), debounce (defer it to the run_at of this call) or raise (23505, whatever its state). See '
+    'merge (args || these args), debounce (defer it to the run_at of this call), supersede (in any state: cancel it, or ask it to, and enqueue this one) or raise (23505, whatever its state). See '
     'enqueue_outcome().\ndepends_on: Ids of jobs; it starts when they have ended, by run_if.\nheaders: Trace context, and data '
     'of middleware.\ntags: Labels to search by.\nretention: How long history keeps it; zero: no row.\nretry_policy: fixed, '
     'exponential, sidekiq or doubling.\nretry_delay: The delay before the first retry.\nretry_queue: The queue of its '

@@ -219,12 +219,12 @@ begin
         end if;
         select d.job_id, d.outcome into v_done
         from pgqueue._dedupe(v_job, v_row.dedupe_for, v_row.on_conflict, v_row.debounce_max, v_deadline) d;
+        if v_job.depends_on is not null and v_done.outcome in ('inserted', 'superseded') then
+            perform pgqueue._add_dependencies(array[v_job.id]);
+        end if;
         case v_done.outcome
             when 'inserted' then
                 v_inserted := v_inserted + 1;
-                if v_job.depends_on is not null then
-                    perform pgqueue._add_dependencies(array[v_job.id]);
-                end if;
             when 'skipped' then
                 v_skipped := v_skipped + 1;
             when 'refused' then

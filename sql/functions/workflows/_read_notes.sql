@@ -42,7 +42,7 @@ begin
         from unnest(v_notes) t
         group by t.kind
         order by array_position(
-            '{ended,retried,parents,settle,doubtful,steps,event,cancel,revive,group,recount}'::text[], t.kind
+            '{ended,retried,parents,settle,doubtful,steps,event,cancel,superseded,revive,group,recount}'::text[], t.kind
         )
     loop
         case v_found.kind
@@ -75,6 +75,8 @@ begin
                 foreach v_note in array v_found.notes loop
                     perform pgqueue._revive_members(v_note.id, v_note.after);
                 end loop;
+            when 'superseded' then
+                perform pgqueue._supersede(s.id) from unnest(v_found.ids) s (id);
             when 'group' then
                 perform pgqueue._look_at_groups(v_found.ids);
             when 'recount' then
