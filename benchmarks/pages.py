@@ -81,6 +81,12 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
 
     return {
         "overview: stats(recent => true)": ask(observe.stats()),
+        "overview: why_late()": ask(observe.why_late()),
+        "overview: what executes": ask(observe.executing()),
+        "overview: rates of queues": ask(observe.lately(60)),
+        "overview: usual times of runs, every 10 min": ask(observe.runs_of_a_day()),
+        "overview: dead within a day, every minute": ask(observe.dead_today()),
+        "overview: trends": ask(observe.trends()),
         "dead_groups()": ask(observe.dead_groups(None)),
         "doctor()": ask(observe.doctor()),
         "metrics()": ask(observe.metrics()),
@@ -98,6 +104,7 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
         "one job": ask(observe.job(5000)),
         "explain()": ask(operate.explain(5000)),
         "workers": ask(observe.workers()),
+        "memory of workers": ask(observe.worker_memory()),
     }
 
 

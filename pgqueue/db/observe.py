@@ -270,7 +270,7 @@ def series(queue: str, seconds: int) -> Call[list[Row]]:
         + b", "
         + _EXACT
         + b" from pgqueue.samples s"
-        b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s'"
+        b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
         b" and s.queue = %s::text order by s.at",
         (10 if seconds <= 3 * 3600 else 600, seconds, queue),
         read_rows,
@@ -285,7 +285,7 @@ def lately(seconds: int) -> Call[list[Row]]:
         + b", "
         + _EXACT
         + b", s.ended from pgqueue.samples s"
-        b" where s.span = 10 and s.at > pgqueue._clock() - %s::integer * interval '1 s'",
+        b" where s.span = 10 and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'",
         (seconds,),
         read_rows,
     )
@@ -295,9 +295,9 @@ def dead_today() -> Call[int]:
     """Count the jobs that died within a day, as samples have it: of ten minutes, and of ten seconds since."""
     return Call(
         b"with coarse as (select s.at, s.ended from pgqueue.samples s where s.span = 600 and s.queue = ''"
-        b" and s.at > pgqueue._clock() - interval '1 day'), every as (select c.ended from coarse c union all"
+        b" and s.at > (select pgqueue._clock()) - interval '1 day'), every as (select c.ended from coarse c union all"
         b" select s.ended from pgqueue.samples s where s.span = 10 and s.queue = ''"
-        b" and s.at > greatest((select max(c.at) from coarse c), pgqueue._clock() - interval '15 min'))"
+        b" and s.at > greatest((select max(c.at) from coarse c), (select pgqueue._clock()) - interval '15 min'))"
         b" select coalesce(sum((e.value ->> 'dead')::bigint), 0)::bigint"
         b" from every cross join jsonb_each(every.ended) e",
         (),
@@ -309,10 +309,10 @@ def runs_of_a_day() -> Call[list[Row]]:
     """Read (task, buckets of the times of runs) of samples of a day, the newest first: 20,000 rows at most."""
     return Call(
         b"select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value -> 'run' -> 'buckets' from ("
-        b"(select s.ended from pgqueue.samples s where s.span = 10 and s.at > pgqueue._clock() - interval '10 min'"
-        b" and s.queue <> '' order by s.at desc limit 10000) union all"
-        b" (select s.ended from pgqueue.samples s where s.span = 600 and s.at > pgqueue._clock() - interval '1 day'"
-        b" and s.queue <> '' order by s.at desc limit 10000)) s"
+        b"(select s.ended from pgqueue.samples s where s.span = 10 and s.at > (select pgqueue._clock())"
+        b" - interval '10 min' and s.queue <> '' order by s.at desc limit 10000) union all"
+        b" (select s.ended from pgqueue.samples s where s.span = 600 and s.at > (select pgqueue._clock())"
+        b" - interval '1 day' and s.queue <> '' order by s.at desc limit 10000)) s"
         b" cross join jsonb_each(s.ended) e where e.value ? 'run'",
         (),
         read_rows,
@@ -345,7 +345,8 @@ def ended_by_task(seconds: int) -> Call[list[Row]]:
     return Call(
         b"select pgqueue.legible(to_jsonb(e.key)) #>> '{}', e.value, extract(epoch from s.at)::float8"
         b" from pgqueue.samples s cross join jsonb_each(s.ended) e"
-        b" where s.span = %s::smallint and s.at > pgqueue._clock() - %s::integer * interval '1 s' and s.queue <> ''",
+        b" where s.span = %s::smallint and s.at > (select pgqueue._clock()) - %s::integer * interval '1 s'"
+        b" and s.queue <> ''",
         (10 if seconds <= 3 * 3600 else 600, seconds),
         read_rows,
     )

@@ -15,7 +15,9 @@ from pgqueue.db import observe
 from pgqueue.db.call import Call, read_column
 from pgqueue.testing import Clock
 from pgqueue.web import series
+from pgqueue.web.database import _READS
 from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.web.test_sparklines import nodes
 
 Ask = Callable[..., httpx.Response]
 
@@ -189,3 +191,33 @@ def test_what_was_enqueued_is_what_there_is_more_and_what_left(conn: psycopg.Con
 def test_a_percentile_lies_within_its_bucket(buckets: list[float], part: float, least: Any, most: Any) -> None:
     found = series.percentile(buckets, part)
     assert found is None if least is None else found is not None and least <= found <= most
+
+
+@pytest.mark.parametrize(
+    ("statement", "most"),
+    [
+        # 101 rows at each of six times, and those of a quarter of an hour and of ten minutes.
+        (observe.lately(60), 7 * 101),
+        (observe.dead_today(), 91 * 101),
+        (observe.runs_of_a_day(), 61 * 101),
+    ],
+    ids=["rates", "dead today", "usual runs"],
+)
+def test_what_the_overview_reads_of_samples_does_not_grow_with_their_number(
+    conn: psycopg.Connection, statement: Call[Any], most: int
+) -> None:
+    conn.execute(
+        "insert into pgqueue.samples (at, span, queue, waiting, due, scheduled, failed, blocked, executing, dead)"
+        " select now() - n * interval '10 s', 10, case q when 0 then '' else 'q' || q end, 0, 1, 0, 0, 0, 0, 0"
+        " from generate_series(1, 1000) n, generate_series(0, 100) q"
+    )
+    conn.execute("analyze pgqueue.samples")
+    with conn.transaction():
+        conn.execute(_READS)
+        explained = conn.execute(b"explain (analyze, format json) " + statement.text, statement.params).fetchone()
+    assert explained is not None
+    read = [each for each in nodes(explained[0][0]["Plan"]) if each.get("Relation Name") == "samples"]
+    assert read
+    assert all(each["Node Type"] != "Seq Scan" for each in read)
+    rows = sum((each["Actual Rows"] + each.get("Rows Removed by Filter", 0)) * each["Actual Loops"] for each in read)
+    assert rows <= most
