@@ -66,6 +66,8 @@ _DEEPEST = 255
 
 def first_foreign(value: object, path: str, allowed: tuple[type, ...] = ()) -> tuple[str, object] | None:
     """Return path and value of a part that JSON would not give back as it was, or None; `allowed` types pass."""
+    if _is_kept(value, allowed):
+        return None
     left = [(path, value, 0)]
     while left:
         path, each, depth = left.pop()
@@ -84,6 +86,23 @@ def first_foreign(value: object, path: str, allowed: tuple[type, ...] = ()) -> t
         if depth < _DEEPEST:
             left.extend((f"{path}.{name}" if path else str(name), part, depth + 1) for name, part in inner)
     return None
+
+
+def _is_kept(value: object, allowed: tuple[type, ...]) -> bool:
+    # Each enqueue asks this. Most values of most arguments are asked for together, by their types.
+    if isinstance(value, dict):
+        parts: Any = value.values()
+    elif isinstance(value, list):
+        parts = value
+    else:
+        return isinstance(value, (str, int, float, type(None), *allowed))
+    if _PLAIN.issuperset(map(type, parts)):
+        return True
+    try:
+        return all(_is_kept(part, allowed) for part in parts if type(part) not in _PLAIN)
+    except RecursionError:
+        # So deep, or in a circle, that it cannot be written.
+        return True
 
 
 def way_out(value: object) -> str:
