@@ -148,11 +148,15 @@ def throttle(
     target: PauseTarget,
     delay: Annotated[str, typer.Argument(metavar="DELAY", help="For this time: '30 s'.", show_envvar=False)],
     reason: Reason = None,
+    create: Create = False,
     as_json: AsJson = False,
     dsn: Dsn = None,
 ) -> None:
     """Start nothing of a queue, a task or a limit_key for a time, as a handler does that meets a 429."""
-    _say(kind, target, ask(dsn, operate.throttle(kind, target, delay, reason)), "throttled", as_json)
+    with connected(dsn) as connection:
+        names.require(connection, kind, target, create)
+        changed = perform(connection, operate.throttle(kind, target, delay, reason))
+    _say(kind, target, changed, "throttled", as_json)
 
 
 @app.command(name="resume")

@@ -241,6 +241,7 @@ def test_queues_are_set_paused_resumed_and_listed(run: Run, conn: psycopg.Connec
         ("limits set queue mial -n 3", "queue", "mail"),
         ("limits set task send_mail -n 3", "task", "send_email"),
         ("limits pause task send_mail", "task", "send_email"),
+        ("limits throttle queue mial 1min", "queue", "mail"),
         ("schedules add nightly send_mail --cron @daily", "task", "send_email"),
     ],
 )
@@ -265,6 +266,7 @@ def test_a_name_that_nothing_has_is_refused_with_the_nearest_until_it_is_to_be_c
 _SETTINGS = """
 select array(select to_jsonb(q) from pgqueue.queues q) || array(select to_jsonb(t) from pgqueue.tasks t)
     || array(select to_jsonb(l) from pgqueue.limits l) || array(select to_jsonb(s) from pgqueue.schedules s)
+    || array(select to_jsonb(p) from pgqueue.pauses p)
     || array(select to_jsonb(p) from pgqueue.pauses p)
 """
 

@@ -295,7 +295,7 @@ class ValidateTest(TestCase):
         self.assertIn("InvalidPayload", error.exception_class_path)
 
     def test_its_schema_is_there_for_producers_elsewhere(self):
-        schema = make_app().tasks[tasks.bill.module_path].typed.schema()
+        schema = make_app().tasks[tasks.bill.module_path].schema()
         self.assertEqual(schema["required"], ["customer", "day"])
         self.assertEqual(schema["properties"]["day"], {"format": "date", "title": "Day", "type": "string"})
 
