@@ -31,6 +31,9 @@ _OF_WORKERS = {
 
 OF_DATABASE = {
     "pgqueue_queue_jobs": "Jobs of a queue by state; due: waiting or failed, and may start now; scheduled: not yet.",
+    "pgqueue_queue_counted_age_seconds": (
+        "Age of the numbers of a queue of more than 10,000 jobs, 10 minutes at most; others are of the last sample."
+    ),
     "pgqueue_queue_lag_seconds": "Age of the oldest job of a queue that is due.",
     "pgqueue_queue_stuck_seconds": (
         "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"

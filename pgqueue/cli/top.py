@@ -93,7 +93,7 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
         first = (database,) if place else ()
         for each in stats["queues"]:
             name = f"{each['queue']} (paused)" if each["paused_at"] else each["queue"]
-            queues.add(*first, name, *(each[column] for column in _COLUMNS))
+            queues.add(*first, name, each["lag"], *(observe.counted(each, column) for column in _COLUMNS[1:]))
         for each in stats.get("jobs", ()):
             jobs.add(*first, each["id"], each["task"], each["queue"], each["state"], each["error_class"])
     queues.show()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,13 @@ class Page:
 def stats(*, recent: bool = True) -> Call[dict[str, Any]]:
     """Read the numbers of the queue from its last samples, or count them now."""
     return Call(b"select pgqueue.legible(pgqueue.stats(recent => %s::boolean))", (recent,), read_first)
+
+
+def counted(numbers: Mapping[str, Any], name: str, write: Callable[[float], str] = str) -> str:
+    """Write a number of `stats`: with + where counting stopped, with ~ where it was counted earlier."""
+    value, stop = numbers.get(name) or 0, numbers.get("counted_to")
+    found = f"{write(value)}+" if stop is not None and value >= stop else write(value)
+    return f"~{found}" if numbers.get("counted_at") and name != "executing" else found
 
 
 def metrics() -> Call[list[tuple[str, dict[str, str], float]]]:

@@ -28,6 +28,9 @@ Row = Sequence[object]
 # Jobs that are listed.
 _MOST = 100
 
+# States whose numbers stand on top.
+_STATES = ("due", "executing", "failed", "blocked", "dead")
+
 _COLUMNS = {
     "overview": ("severity", "late", "what", "cause", "evidence", "do"),
     "queues": ("queue", "lag s", "due", "scheduled", "executing", "failed", "blocked", "dead", "paused"),
@@ -270,9 +273,16 @@ class Top(App[None]):
 
     def _show(self, tab: str, stats: list[dict[str, Any]], rows: list[tuple[str, Row]], trouble: list[str]) -> None:
         totals = [each["total"] for each in stats]
-        numbers = {"lag s": max(total["lag"] for total in totals), "due": sum(total.get("due", 0) for total in totals)}
-        for name in ("executing", "failed", "blocked", "dead"):
-            numbers[name] = sum(total[name] for total in totals)
+        whole: dict[str, Any] = {
+            # What stands for one of them stands for all.
+            **{
+                name: next((each[name] for each in totals if each.get(name)), None)
+                for name in ("counted_at", "counted_to")
+            },
+            **{name: sum(total.get(name, 0) for total in totals) for name in _STATES},
+        }
+        numbers = {"lag s": max(total["lag"] for total in totals)}
+        numbers.update({name: observe.counted(whole, name) for name in _STATES})
         numbers.update(workers=sum(len(each["workers"]) for each in stats), counted=str(stats[0]["sampled_at"])[11:19])
         if len(self._dsns) > 1:
             numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
@@ -322,8 +332,9 @@ def _rows(tab: str, line: str, order: str, stats: dict[str, Any], ask: Callable[
     match tab:
         case "queues":
             for each in sorted(stats["queues"], key=lambda queue: -queue["lag"]):
-                numbers = [each[name] for name in ("lag", "due", "scheduled", "executing", "failed", "blocked", "dead")]
-                yield (each["queue"], *numbers, (each["paused_at"] or "")[:19])
+                states = ("due", "scheduled", "executing", "failed", "blocked", "dead")
+                numbers = (observe.counted(each, name) for name in states)
+                yield (each["queue"], each["lag"], *numbers, (each["paused_at"] or "")[:19])
         case "jobs":
             found = ask(observe.search(order, parse(line), None, _MOST))
             for each in ask(observe.jobs(found.ids)):

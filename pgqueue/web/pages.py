@@ -64,7 +64,7 @@ async def queue(context: Context) -> Response:
     known = next((each for each in options if each["name"] == name), {})
     if numbers is None:
         raise HTTPException(404, f"there is no queue {render.short(name)}")
-    groups = await context.part(DEATHS, shared(("dead", name), 10.0, lambda: observe.dead_groups(name)), [])
+    groups = await context.part(DEATHS, shared(("dead", name), 60.0, lambda: observe.dead_groups(name)), [])
     late = await context.part(LATENESS, shared(("why", name), 10.0, lambda: observe.why_late(name)), [])
     held = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     usual = await context.part(TRENDS, shared("usual", 600.0, series.usual), {})
@@ -296,7 +296,7 @@ def _trouble(numbers: dict[str, Any]) -> tuple[float, int, int]:
 
 async def _times(context: Context) -> dict[str, dict[str, Any]]:
     """Return how each task performed in the last hour, and as `rate` the attempts that ended per second lately."""
-    rows = await context.database.shared(("ended", 3600), 10.0, lambda: observe.ended_by_task(3600))
+    rows = await context.database.shared(("ended", 3600), 60.0, lambda: observe.ended_by_task(3600))
     lately = context.now() - _LATELY
     recent = render.by_task((task, ended) for task, ended, at in rows if at > lately)
     times = render.by_task((task, ended) for task, ended, _ in rows)

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Undefined, Undef
 from markupsafe import Markup
 
 from pgqueue import __version__
+from pgqueue.db import observe
 from pgqueue.redaction import HIDDEN, is_hidden
 from pgqueue.search import quoted
 from pgqueue.web.series import percentile
@@ -120,8 +121,7 @@ def number(value: float | None, cut_at: int | None = None) -> str:
 
 def counted(numbers: Mapping[str, Any], name: str) -> str:
     """Write a number of a queue: with + where counting stopped, with ~ where it was not counted in the last sample."""
-    found = number(numbers.get(name) or 0, numbers.get("counted_to"))
-    return f"~{found}" if numbers.get("counted_at") and name != "executing" else found
+    return observe.counted(numbers, name, number)
 
 
 def rate(value: float) -> str:

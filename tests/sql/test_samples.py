@@ -126,13 +126,14 @@ def test_a_bound_that_queues_share_shows_in_each_of_them(conn: psycopg.Connectio
 
 
 def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connection, clock: Clock) -> None:
-    # With so many lanes, a queue of a thousand is large.
+    for queue in ("a", "b", "c"):
+        for jobs in (9000, 1050):
+            enqueue_many(conn, jobs, queue=queue)
+    # Exact, however many lanes there are.
     conn.execute(
         "insert into pgqueue.lanes (queue, priority, seen_at) select 'x' || n, 0, now() from generate_series(1, 400) n"
     )
-    for queue in ("a", "b", "c"):
-        enqueue_many(conn, 1500, queue=queue)
-    enqueue_many(conn, 900, queue="small")
+    enqueue_many(conn, 9900, queue="small")
 
     def next_sample() -> dict[str, tuple[int, int | None, bool]]:
         clock.advance("11 s")
@@ -145,23 +146,27 @@ def test_large_queues_are_counted_whole_each_in_its_turn(conn: psycopg.Connectio
         }
 
     once = next_sample()
-    assert once["small"] == (900, None, True)
+    assert once["small"] == (9900, None, True)
     # One was counted; of the others it says that there are more.
-    assert sorted(once[queue] for queue in "abc") == [(1000, 1000, True), (1000, 1000, True), (1500, None, True)]
+    assert sorted(once[queue] for queue in "abc") == [(10000, 10000, True), (10000, 10000, True), (10050, None, True)]
     next_sample()
     third = next_sample()
-    assert {third[queue][:2] for queue in "abc"} == {(1500, None)}
+    assert {third[queue][:2] for queue in "abc"} == {(10050, None)}
     for queue in ("a", "b", "c", "small"):
         enqueue_many(conn, 50, queue=queue)
     fourth = next_sample()
-    assert fourth["small"] == (950, None, True)
-    assert sorted(fourth[queue] for queue in "abc") == [(1500, None, False), (1500, None, False), (1550, None, True)]
+    assert fourth["small"] == (9950, None, True)
+    assert sorted(fourth[queue] for queue in "abc") == [(10050, None, False), (10050, None, False), (10100, None, True)]
+    # Their numbers say how old they are.
+    ages = conn.execute("select value from pgqueue.metrics() where name = 'pgqueue_queue_counted_age_seconds'")
+    assert len(ages.fetchall()) == 2
     counted = value(
         conn, "select counted_at from pgqueue.samples where queue = '' and span = 10 order by n desc limit 1"
     )
     assert timedelta(seconds=20) < clock.now() - counted < timedelta(seconds=30)
     call(conn, "purge_queue", "a", max_jobs=10_000)
-    assert "a" not in next_sample()
+    # What is left of it is small, and counted at once.
+    assert next_sample()["a"] == (100, None, True)
 
 
 def test_stats_and_recent_stats_count_the_same_things(conn: psycopg.Connection, clock: Clock) -> None:

@@ -1,6 +1,7 @@
 -- Samples: the numbers of each queue every ten seconds, so that no reader has to count.
 --
--- A queue of up to 10,000 jobs is counted whole each time (fewer where there are more than 30 lanes). A larger one is
+-- A queue of up to 10,000 jobs is counted whole each time (fewer where all queues have more than a million such jobs, as the
+-- last sample counted them: so a sample takes some 50 ms at most). A larger one is
 -- counted whole in its turn, one of sixty of them in each sample, so every ten minutes at least; between, its sample has
 -- the numbers of that count, with its time, and the time of its oldest due job is of now. So a sample costs the same
 -- beside a backlog of thousands or of millions, except the one queue. Lanes are read from their heads on, for an old snapshot
@@ -12,8 +13,11 @@ returns void
 language plpgsql
 as $$
 declare
-    v_most integer := least(
-        10000, greatest(1000, 600000 / greatest((select 2 * count(*) from pgqueue.lanes)::integer, 1))
+    v_most integer := (
+        select least(10000, greatest(1000, coalesce(1e10 / nullif(sum(
+            least(s.due, 10000) + least(s.scheduled, 10000) + least(s.blocked, 10000)
+        ), 0), 10000)))::integer
+        from pgqueue._last_samples() s
     );
 begin
     with bounded as materialized (select c.* from pgqueue._count_queues(p_now, v_most) c),
