@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import psycopg
@@ -100,6 +100,42 @@ def run(
         output.line(f"{_jobs(changed)} {outcome}{rest}")
     if job_ids and not changed:
         raise typer.Exit(1)
+
+
+def update(
+    job_ids: list[int] | None,
+    where: str,
+    changes: Mapping[str, object],
+    chunk: int,
+    yes: bool,
+    as_json: bool,
+    dsn: str | None,
+) -> None:
+    """Change what was never started among these jobs, or among those that a filter fits, and print how many were."""
+    if bool(job_ids) == bool(where):
+        raise ConfigError("update what?", hint="give ids, or --where 'queue:mail task:import'")
+    wanted: Filter = {"ids": job_ids} if job_ids else parse(where)
+    with connected(dsn) as connection:
+        if where and not yes:
+            states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
+            _ask_for_found(connection, "update", {"states": states, **wanted}, where)
+        changed, skipped = _counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
+    if as_json:
+        output.print_json({"action": "update", "changed": changed, "passed_over": skipped})
+    else:
+        rest = f"; {skipped} skipped: locked, executing, or attempted already" if skipped else ""
+        output.line(f"{_jobs(changed)} changed{rest}")
+
+
+def _update_chunks(
+    connection: psycopg.Connection[Any], wanted: Filter, changes: Mapping[str, object], chunk: int
+) -> Iterator[_Chunk]:
+    after: object = None
+    while True:
+        changed, skipped, after = perform(connection, operate.update_many(wanted, changes, chunk, after))
+        yield changed, skipped, None
+        if after is None:
+            return
 
 
 def _counted(action: str, outcome: str, chunks: Iterator[_Chunk]) -> tuple[int, int]:

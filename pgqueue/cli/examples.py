@@ -22,6 +22,7 @@ EXAMPLES = {
     "jobs run": "pgqueue jobs run --where 'queue:mail state:failed error:Timeout'",
     "jobs kill": "pgqueue jobs kill --task send_email --state failed",
     "jobs retry": "pgqueue jobs retry --task send_email --finished-after '2026-12-24 18:00'",
+    "jobs update": "pgqueue jobs update --where 'queue:mail task:import' --queue slow --priority -10",
     "jobs cancel": "pgqueue jobs cancel 17",
     "jobs delete": "pgqueue jobs delete --state dead --finished-before 2026-12-01",
     "groups list": "pgqueue groups list",

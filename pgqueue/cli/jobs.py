@@ -31,6 +31,7 @@ from pgqueue.cli.options import (
     Where,
     Yes,
     commands,
+    parse_object,
 )
 from pgqueue.cli.output import when
 from pgqueue.cli.watch import Watch, watch
@@ -237,6 +238,37 @@ def retry_jobs(
         _answer(job_id, ask(dsn, operate.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
         return
     bulk.run("retry", "retried", job_ids, given, everything, chunk, yes, as_json, dsn, where)
+
+
+@app.command(name="update")
+def update_jobs(
+    job_ids: JobIds = None,
+    args: Annotated[
+        str | None, typer.Option(help="Other arguments, a JSON object; also of dead and failed jobs.")
+    ] = None,
+    run_at: Annotated[str | None, typer.Option(help="When it is to run: '2026-12-24 18:00'.")] = None,
+    priority: Annotated[int | None, typer.Option(help="Its priority: -100 to 100.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue to move it to.")] = None,
+    limit_key: Annotated[str | None, typer.Option(help="What limits of the kind limit_key go by; '' for none.")] = None,
+    where: Where = "",
+    chunk: ChunkSize = 1000,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Change jobs that were never started, by id or by filter: only what is given."""
+    given = {"args": args, "run_at": run_at, "priority": priority, "queue": queue, "limit_key": limit_key}
+    changes: dict[str, object] = {name: value for name, value in given.items() if value is not None}
+    if args is not None:
+        # It is sent as written: parsed, a number of many digits would be rounded.
+        parse_object(args, "--args")
+    if not changes:
+        raise ConfigError("change what?", hint="give --args, --run-at, --priority, --queue or --limit-key")
+    if job_ids is not None and len(job_ids) == 1 and not where:
+        [job_id] = job_ids
+        _answer(job_id, ask(dsn, operate.update_job(job_id, changes)), "changed", "there", as_json)
+        return
+    bulk.update(job_ids, where, changes, chunk, yes, as_json, dsn)
 
 
 @app.command(name="cancel")

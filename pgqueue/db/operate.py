@@ -107,6 +107,38 @@ def count(action: str, filters: Mapping[str, object]) -> Call[Chunk]:
     return bulk(action, filters, 1)
 
 
+# What can be changed of a job that was never started, and its type.
+JOB_CHANGES = {"args": "jsonb", "run_at": "timestamptz", "priority": "integer", "queue": "text", "limit_key": "text"}
+
+
+def update_job(job_id: int, changes: Mapping[str, object]) -> Call[bool]:
+    """Change a job that was never started; reads whether there is one. An empty limit_key takes it away.
+
+    `changes` has names of `JOB_CHANGES`; args as a dict, or as JSON text.
+    """
+    named, values = _changes(changes)
+    return Call(f"select pgqueue.update_job(%s::bigint{named})".encode(), (job_id, *values), read_first)
+
+
+def update_many(
+    filter: Mapping[str, object], changes: Mapping[str, object], max_jobs: int, after: object = None
+) -> Call[tuple[int, int, object]]:
+    """Change up to `max_jobs` jobs that fit a filter; reads how many, how many were skipped, and where to go on."""
+    named, values = _changes(changes)
+    return Call(
+        f"select changed, passed_over, next_after from pgqueue.update_many(%s::text::jsonb{named},"
+        " max_jobs => %s::integer, after => %s::jsonb)".encode(),
+        (to_json(filter, "filter"), *values, max_jobs, None if after is None else to_json(after, "after")),
+        lambda rows: (rows[0][0], rows[0][1], rows[0][2]),
+    )
+
+
+def _changes(changes: Mapping[str, object]) -> tuple[str, list[object]]:
+    given = {name: value for name, value in changes.items() if value is not None}
+    named = "".join(f", {name} => %s::text::{JOB_CHANGES[name]}" for name in given)
+    return named, [str(to_json(value, name) if isinstance(value, dict) else value) for name, value in given.items()]
+
+
 # The options of tasks and queues that an operator may set, and their types.
 TASK_OPTIONS = {
     "queue": "text",

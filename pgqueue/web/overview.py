@@ -29,7 +29,7 @@ async def overview(context: Context) -> Response:
     now = context.now()
     stats = await shared("stats", 1.0, observe.stats)
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
-    groups = await context.part(DEATHS, shared(("dead", None), 10.0, lambda: observe.dead_groups(None)), [])
+    groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
     trends = await context.part(TRENDS, shared("trends", 10.0, observe.trends), [])
     running = await context.part(EXECUTING, shared("executing", 2.0, observe.executing), [])
     lately = await shared("lately", 5.0, lambda: series.lately(LATELY))

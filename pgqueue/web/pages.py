@@ -215,7 +215,7 @@ async def limits(context: Context) -> Response:
 async def dead(context: Context) -> Response:
     """The dead jobs, by their last error."""
     name, now, shared = context.query("queue") or None, context.now(), context.database.shared
-    groups = await shared(("dead", name), 5.0, lambda: observe.dead_groups(name))
+    groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
     stats = await shared("stats", 1.0, observe.stats)
     return context.page(
         "dead.html",
@@ -366,7 +366,7 @@ async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str
     """Return the group of the dead jobs that died of the same error."""
     if job["state"] != "dead" or not errors:
         return None
-    reading = context.database.shared(("dead", None), 10.0, lambda: observe.dead_groups(None))
+    reading = context.database.shared(("dead", None), 60.0, lambda: observe.dead_groups(None))
     line = str(errors[0].get("message") or "")
     for each in await context.part(DEATHS, reading, []):
         if (each["task"], each["class"]) == (job["task"], errors[0].get("class")) and line.startswith(

@@ -552,3 +552,17 @@ def test_watch_shows_anew_what_has_changed_until_ctrl_c(database: Database, conn
         watching.wait()
         os.close(ours)
     assert b"Traceback" not in shown
+
+
+def test_jobs_that_were_never_started_are_changed_by_id_and_by_filter(run: Run, conn: psycopg.Connection) -> None:
+    job_id, *_ = enqueue_many(conn, 3, "import")
+    assert (
+        run("jobs", "update", str(job_id), "--args", '{"n": 100000000000000000001}').out == f"Job {job_id}: changed\n"
+    )
+    assert "100000000000000000001" in run("jobs", "show", str(job_id)).out
+    assert run("jobs", "update", "--where", "task:import", "--queue", "slow", "--yes").out == "3 jobs changed\n"
+    assert call(conn, "depth", "slow") == 3
+    reserve_one(conn)
+    told = run("jobs", "update", str(job_id), str(job_id + 1), "--priority", "3", "--json").out
+    assert json.loads(told)["changed"] == 1
+    assert "change what?" in run("jobs", "update", str(job_id)).err

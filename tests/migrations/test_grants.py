@@ -110,6 +110,8 @@ OPERATING = (
         "stop_worker",
         "run_now_many",
         "kill_many",
+        "update_job",
+        "update_many",
         "cancel_many",
         "delete_many",
         "retry_many",

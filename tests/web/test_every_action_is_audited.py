@@ -39,6 +39,8 @@ IN_SQL = {
     "grant_access": "'reader', '{role}'",
     "kill_many": "job_ids => array[{waiting}]::bigint[]",
     "pause": "'task', 't'",
+    "update_job": "{waiting}, priority => 3",
+    "update_many": """'{{"ids": [{waiting}]}}', priority => 3""",
     "pause_queue": "'mail'",
     "pause_schedule": "'nightly'",
     "purge_queue": "'mail'",
@@ -73,6 +75,8 @@ BY_COMMAND = {
     "grant_access": "grant reader {role}",
     "kill_many": "jobs kill {waiting}",
     "pause": "limits pause task t --for 1h --reason down",
+    "update_job": "jobs update {waiting} --priority 3",
+    "update_many": "jobs update --where id:{waiting} --priority 3 --yes",
     "pause_queue": "queues pause mail",
     "pause_schedule": "schedules pause nightly",
     "purge_queue": "queues purge mail --yes",
@@ -126,6 +130,8 @@ NO_FORM = {
     "revoke_access",
     "delete",
     "retry",
+    "update_job",
+    "update_many",
 }
 
 

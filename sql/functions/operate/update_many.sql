@@ -1,0 +1,59 @@
+-- update_many: changes what update_job changes, of many jobs that a filter fits.
+--
+-- Finds jobs without locks, then locks them in the order of their ids (FOR UPDATE SKIP LOCKED), and never waits. See
+-- _update_jobs.
+
+create or replace function pgqueue.update_many(
+    filter jsonb, args jsonb default null, run_at timestamptz default null, priority integer default null,
+    queue text default null, limit_key text default null, max_jobs integer default 1000, after jsonb default null
+)
+returns table (changed bigint, passed_over bigint, next_after jsonb)
+language plpgsql security definer rows 1
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_changes jsonb := pgqueue._checked_changes(
+        update_many.args, update_many.run_at, update_many.priority, update_many.queue, update_many.limit_key
+    );
+    v_filter pgqueue.job_filter;
+    v_found record;
+    v_live bigint[];
+    v_ids bigint[];
+begin
+    perform pgqueue._require_read_committed('update_many');
+    if update_many.filter - 'states' = '{}' then
+        perform pgqueue._refuse('filter is empty', 'It would change every job.', 'Give filter as {"queues": ["mail"]}.');
+    end if;
+    v_filter := pgqueue._read_filter(
+        case
+            when update_many.filter ? 'states' then '{}'::jsonb
+            when v_changes - 'args' = '{}' then '{"states": ["waiting", "blocked", "failed"]}'
+            else '{"states": ["waiting", "blocked"]}'
+        end || update_many.filter,
+        update_many.max_jobs, 50000
+    );
+    select f.matches, f.next_id into v_found
+    from pgqueue._search_by_id(v_filter, true, (update_many.after ->> 'id')::bigint, update_many.max_jobs, 50000) f;
+    v_live := array(select m.id from unnest(v_found.matches) m where m.granularity is null order by m.id);
+    select array_agg(l.id) into v_ids
+    from unnest(v_live) w (id)
+    cross join lateral (
+        select j.id
+        from pgqueue.jobs j
+        where j.id = w.id and j.state in ('waiting', 'blocked', 'failed') and j.task <> '@group' and j.has_steps is not true
+            and (j.attempts = 0 or v_changes - 'args' = '{}')
+        for update skip locked
+    ) l;
+    changed := coalesce(pgqueue._update_jobs(v_ids, v_changes), 0);
+    passed_over := cardinality(v_found.matches) - changed;
+    next_after := case when v_found.next_id is not null then jsonb_build_object('id', v_found.next_id) end;
+    perform pgqueue._audit('update_many', v_changes || jsonb_build_object('filter', update_many.filter), changed);
+    return next;
+end
+$$;
+
+comment on function pgqueue.update_many is
+    'Change jobs that were never started and fit a filter as search() takes it: only what is given, as update_job() does. Without states: waiting and blocked jobs, with args alone failed ones as well. '
+    'One call changes at most max_jobs (1 to 10000). Call again with after => next_after until that is null. passed_over: jobs that fit, and were locked, executing or attempted. '
+    'select * from pgqueue.update_many(''{"queues": ["mail"], "tasks": ["import"]}'', queue => ''slow'');';
