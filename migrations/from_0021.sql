@@ -85,3 +85,30 @@ comment on column pgqueue.settings.throttle_most is
 comment on column pgqueue.jobs.blocked_on is
     'The limit or pause that a blocked job waits for; null: it waits for the job ahead of it in its key.';
 comment on column pgqueue.limit_waits.name is 'The limit: kind:target; or pause:kind:target.';
+
+-- Log lines of jobs, and the stacks of handlers.
+alter table pgqueue.settings add column retention_logs interval not null default '7 days'
+    check (retention_logs between '1 hour' and '2 years');
+comment on column pgqueue.settings.retention_logs is 'How long log lines of jobs are kept, from when they were written.';
+alter table pgqueue.workers add column stack_of bigint, add column stack_asked_at timestamptz;
+comment on column pgqueue.workers.stack_of is 'Private: the job of whose handler an operator wants the stack, until the worker has read that.';
+comment on column pgqueue.workers.stack_asked_at is 'Private: when that was asked; it counts for ten seconds.';
+create table pgqueue.job_logs (
+    n bigint generated always as identity,
+    job_id bigint not null,
+    attempt integer not null,
+    written_at timestamptz not null,
+    at timestamptz not null,
+    level text not null,
+    line text not null,
+    primary key (job_id, n)
+);
+create index job_logs_by_time on pgqueue.job_logs (written_at);
+comment on table pgqueue.job_logs is 'Private: log lines of jobs, for settings.retention_logs. Read job_log() instead.';
+comment on column pgqueue.job_logs.n is 'Ascending number of the row.';
+comment on column pgqueue.job_logs.job_id is 'The job.';
+comment on column pgqueue.job_logs.attempt is 'The attempt in which it was written.';
+comment on column pgqueue.job_logs.written_at is 'When it was stored.';
+comment on column pgqueue.job_logs.at is 'When the handler wrote it, by the clock of its host.';
+comment on column pgqueue.job_logs.level is 'DEBUG to CRITICAL; STACK: a line of the stack of its handler.';
+comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at most.';

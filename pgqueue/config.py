@@ -159,6 +159,7 @@ class WorkerConfig:
     until_empty       stop when no job is due
     supervised        a supervisor replaces this process when it ends: it ends with exit code 75 when a handler cannot
                       be stopped at its timeout
+    keep_log          loggers whose lines the database keeps with the job that runs, beside those of `job.log`
     name              unique name of the worker process
     """
 
@@ -175,6 +176,7 @@ class WorkerConfig:
     prepare: bool | None = None
     until_empty: bool = False
     supervised: bool = False
+    keep_log: tuple[str, ...] = ()
     name: str = field(default_factory=_default_name)
 
     @property

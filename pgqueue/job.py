@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, MutableMapping, Sequence
@@ -112,6 +113,7 @@ class Surroundings:
     stopping: Flag = field(default_factory=Flag)
     on_progress: Callable[[Job], None] = lambda job: None
     on_extend: Callable[[], None] = lambda: None
+    on_log: Callable[[Job, int, str], None] = lambda job, level, line: None
     doors: Doors | None = None
     on_step: Callable[[str], None] = lambda name: None
     ask: Callable[[Call[Any]], Awaitable[Any]] | None = None
@@ -242,9 +244,18 @@ class Job:
         self._state.stores_result = store
 
     @property
-    def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger whose lines name the job; records carry job_id, task, queue, attempt."""
-        return _JobLog(_log, {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt})
+    def log(self) -> JobLogger:
+        """A logger whose lines name the job; records carry job_id, task, queue, attempt. A call is a line of INFO.
+
+        The database keeps the lines of a job, from INFO on, for `retention_logs`: at most a thousand of an attempt.
+
+            job.log("charged %d cents", cents)
+        """
+        return JobLogger(self, {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt})
+
+    def keep_line(self, level: int, line: str) -> None:
+        """Have the database keep a line as one of `log`. For handlers of logging."""
+        self._state.around.on_log(self, level, line)
 
     def transaction(self, connection: Any = None) -> JobTransaction:
         """Open a transaction whose writes and the job's completion are committed together, or not at all.
@@ -357,7 +368,30 @@ def set_current(find: Callable[[], Job] | None) -> None:
     _current.set(find)
 
 
-class _JobLog(logging.LoggerAdapter[logging.Logger]):
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """The logger of a job: as a logger of logging, and to be called."""
+
+    def __init__(self, job: Job, extra: dict[str, object]) -> None:
+        super().__init__(_log, extra)
+        self._job = job
+
+    def __call__(self, message: object, *args: object, **kwargs: Any) -> None:
+        """Log a line of level INFO."""
+        self.log(logging.INFO, message, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1)})
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log a line; the database keeps it from INFO on."""
+        super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+        if level >= logging.INFO or self.isEnabledFor(level):
+            try:
+                line = str(msg) % args if args else str(msg)
+            except (TypeError, ValueError):
+                # logging itself reports that.
+                line = str(msg)
+            if kwargs.get("exc_info"):
+                line += f": {sys.exception()!r}" if sys.version_info >= (3, 11) else ""
+            self._job.keep_line(level, line)
+
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         known = dict(self.extra or {})
         kwargs["extra"] = {**known, **(kwargs.get("extra") or {})}

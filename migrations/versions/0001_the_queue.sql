@@ -38,7 +38,9 @@ create table pgqueue.settings (
         check (retention_parents between '0' and '2 years'),
     retention_audit interval not null default '90 days'
         check (retention_audit between '1 day' and '100 years'),
-    throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days')
+    throttle_most interval not null default '1 hour' check (throttle_most between '1 s' and '30 days'),
+    retention_logs interval not null default '7 days'
+        check (retention_logs between '1 hour' and '2 years')
 );
 insert into pgqueue.settings default values;
 comment on table pgqueue.settings is 'One row of settings; an update takes effect at once.';
@@ -55,6 +57,7 @@ comment on column pgqueue.settings.retention_parents is
     'How long history keeps, at least, a job that others waited for.';
 comment on column pgqueue.settings.retention_audit is
     'How long the audit is kept. Not for operators, whose actions it records: the owner of the schema sets it.';
+comment on column pgqueue.settings.retention_logs is 'How long log lines of jobs are kept, from when they were written.';
 
 comment on column pgqueue.settings.throttle_most is
     'How long a throttle lasts at most, whatever a handler asks for.';
@@ -910,7 +913,9 @@ create table pgqueue.workers (
     command text check (command in ('quiet', 'stop')),
     commanded_at timestamptz,
     obeyed_at timestamptz,
-    database oid
+    database oid,
+    stack_of bigint,
+    stack_asked_at timestamptz
 );
 comment on table pgqueue.workers is 'Registered workers. Written at start and end only; liveness is in heartbeats.';
 comment on column pgqueue.workers.name is 'The worker, as in reserve(worker).';
@@ -924,6 +929,8 @@ comment on column pgqueue.workers.commanded_at is 'When that was asked.';
 comment on column pgqueue.workers.obeyed_at is 'When the worker said that it does it; null: it has not yet.';
 comment on column pgqueue.workers.database is
     'The oid of the database in which it registered: in a copy of that, its row does not count. Null: of before this was recorded.';
+comment on column pgqueue.workers.stack_of is 'Private: the job of whose handler an operator wants the stack, until the worker has read that.';
+comment on column pgqueue.workers.stack_asked_at is 'Private: when that was asked; it counts for ten seconds.';
 
 -- Liveness, and what a process holds, is inserted and read newest first: a row updated in place would, while some session
 -- holds an old snapshot, become a chain of versions that every reader walks.
@@ -940,6 +947,27 @@ comment on column pgqueue.heartbeats.worker is 'The worker.';
 comment on column pgqueue.heartbeats.at is 'When.';
 comment on column pgqueue.heartbeats.memory is
     'The resident memory of its process in bytes; null: it did not report it.';
+
+-- What handlers said, and where they stood. Inserted, read by job, and deleted by age.
+create table pgqueue.job_logs (
+    n bigint generated always as identity,
+    job_id bigint not null,
+    attempt integer not null,
+    written_at timestamptz not null,
+    at timestamptz not null,
+    level text not null,
+    line text not null,
+    primary key (job_id, n)
+);
+create index job_logs_by_time on pgqueue.job_logs (written_at);
+comment on table pgqueue.job_logs is 'Private: log lines of jobs, for settings.retention_logs. Read job_log() instead.';
+comment on column pgqueue.job_logs.n is 'Ascending number of the row.';
+comment on column pgqueue.job_logs.job_id is 'The job.';
+comment on column pgqueue.job_logs.attempt is 'The attempt in which it was written.';
+comment on column pgqueue.job_logs.written_at is 'When it was stored.';
+comment on column pgqueue.job_logs.at is 'When the handler wrote it, by the clock of its host.';
+comment on column pgqueue.job_logs.level is 'DEBUG to CRITICAL; STACK: a line of the stack of its handler.';
+comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at most.';
 
 create table pgqueue.worker_reports (
     n bigint generated always as identity primary key,

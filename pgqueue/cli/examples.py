@@ -19,6 +19,8 @@ EXAMPLES = {
     "jobs list": "pgqueue jobs list --state dead --task send_email --since '2 hours'",
     "jobs show": "pgqueue jobs show 17",
     "jobs explain": "pgqueue jobs explain 17",
+    "jobs logs": "pgqueue jobs logs 17 -f",
+    "jobs stack": "pgqueue jobs stack 17",
     "jobs run": "pgqueue jobs run --where 'queue:mail state:failed error:Timeout'",
     "jobs kill": "pgqueue jobs kill --task send_email --state failed",
     "jobs retry": "pgqueue jobs retry --task send_email --finished-after '2026-12-24 18:00'",

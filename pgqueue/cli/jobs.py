@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -42,6 +43,9 @@ from pgqueue.errors import ConfigError
 from pgqueue.search import ORDERS, Filter, exactly, parse
 
 app = commands("List jobs, show one, and act on one or on many.")
+
+# Seconds within which a worker answers.
+_ANSWERS = 10.0
 
 # A job of an unknown task stays in one of these.
 _UNSTARTED = ("waiting", "failed", "blocked")
@@ -166,6 +170,72 @@ def explain_job(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None
         return
     output.line(f"Job {job_id}: {found['state']}; {found['reason']}")
     output.line(found["detail"])
+
+
+@app.command(name="logs")
+def show_logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Print the log lines of a job: what its handler wrote with job.log."""
+    with connected(dsn) as connection:
+        if perform(connection, observe.job(job_id)) is None:
+            output.no_job(job_id)
+        after = 0
+        while True:
+            state = perform(connection, operate.explain(job_id))["state"]
+            lines = perform(connection, observe.job_log(job_id, after))
+            if as_json and not follow:
+                output.print_json(lines)
+                return
+            for each in lines:
+                _show_line(each)
+            after = lines[-1]["n"] if lines else after
+            output.flush()
+            if lines:
+                continue
+            if not follow or state in ("succeeded", "dead", "cancelled", "unknown"):
+                return
+            time.sleep(0.5)
+
+
+@app.command(name="stack")
+def show_stack(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
+    """Print where the handler of an executing job stands, as its worker answers."""
+    with connected(dsn) as connection:
+        last = max((each["n"] for each in _stack(connection, job_id, 0)), default=0)
+        worker = perform(connection, operate.ask_stack(job_id))
+        if worker is None:
+            output.not_found(f"Job {job_id} does not execute, or its worker is not registered")
+        deadline = time.monotonic() + _ANSWERS
+        while not (lines := _stack(connection, job_id, last)):
+            if time.monotonic() > deadline:
+                output.not_found(
+                    f"Worker {worker} did not answer within {_ANSWERS:g} s: its event loop is blocked, or it is older"
+                    " than this program. Send it TTIN, and read its log"
+                )
+            time.sleep(0.1)
+    if as_json:
+        output.print_json(lines)
+        return
+    output.line(f"Job {job_id} on worker {worker}:")
+    for each in lines:
+        output.line(each["line"])
+
+
+def _stack(connection: psycopg.Connection[Any], job_id: int, after: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    while lines := perform(connection, observe.job_log(job_id, after)):
+        found += [each for each in lines if each["level"] == "STACK"]
+        after = lines[-1]["n"]
+    return found
+
+
+def _show_line(line: Mapping[str, Any]) -> None:
+    colour = {"ERROR": "red", "CRITICAL": "red", "WARNING": "yellow"}.get(line["level"])
+    output.line(f"{when(line['at'])} attempt {line['attempt']} {line['level']:8} {line['line']}", colour)
 
 
 @app.command(name="run")

@@ -82,6 +82,10 @@ HealthPort = Annotated[
     int | None, typer.Option(help="Serve /live, /ready, /status and /metrics here.", min=0, max=65535)
 ]
 HealthHost = Annotated[str, typer.Option(help="The address to serve them on.")]
+KeepLog = Annotated[
+    list[str] | None,
+    typer.Option(help="Keep this logger's lines with the job that runs, beside those of job.log. Repeatable."),
+]
 LogFormat = Annotated[str, typer.Option(help="console, or json: one object a line.")]
 
 
@@ -107,6 +111,7 @@ def worker(
     health_host: HealthHost = "127.0.0.1",
     log_level: LogLevel = "info",
     log_format: LogFormat = "console",
+    keep_log: KeepLog = None,
     dsn: Dsns = None,
 ) -> None:
     """Run jobs until a signal stops it.
@@ -136,14 +141,14 @@ def worker(
         listen_dsn=listens[0] if len(listens) == 1 else None,
         prepare=prepare,
         until_empty=until_empty,
-        **_identity(name, pipe),
+        **_identity(name, pipe, keep_log),
     )
     set_up_logs(log_level, log_format, config.name)
     health = None if health_port is None or pipe is not None else (health_host, health_port)
-    memory_limit = None if max_memory is None else parse_memory(max_memory)
-    if pipe is not None or (processes is None and memory_limit is None and max_jobs is None):
+    if pipe is not None or (processes is None and max_memory is None and max_jobs is None):
         raise typer.Exit(_run_here(require, dsn, config, listens, health, pipe, manager))
-    limits: dict[str, Any] = {"max_memory": memory_limit, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
+    memory = None if max_memory is None else parse_memory(max_memory)
+    limits: dict[str, Any] = {"max_memory": memory, "max_jobs": max_jobs, "replace_timeout": replace_timeout}
     raise typer.Exit(_supervise(require, dsn, config, processes or 1, health, manager, limits))
 
 
@@ -183,10 +188,11 @@ def _supervise(
         return asyncio.run(supervisor.run(health, manager))
 
 
-def _identity(name: str | None, pipe: ControlPipe | None) -> dict[str, Any]:
+def _identity(name: str | None, pipe: ControlPipe | None, keep_log: list[str] | None) -> dict[str, Any]:
+    kept = {"keep_log": tuple(keep_log or ())}
     if pipe is not None:
-        return {"name": pipe.name, "supervised": True}
-    return {} if name is None else {"name": name}
+        return {**kept, "name": pipe.name, "supervised": True}
+    return kept if name is None else {**kept, "name": name}
 
 
 def _queues(options: list[str]) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None]:

@@ -143,6 +143,15 @@ def running_in(queue: str) -> Call[list[dict[str, Any]]]:
 _RUNNING = b"select pgqueue.legible(to_jsonb(x)) from (select e.* from pgqueue.executing e"
 
 
+def job_log(job_id: int, after: int = 0) -> Call[list[dict[str, Any]]]:
+    """Read log lines of a job from one on, the oldest first: n, attempt, at, level, line."""
+    return Call(
+        b"select pgqueue.legible(to_jsonb(l)) from pgqueue.job_log(%s::bigint, %s::bigint) l",
+        (job_id, after),
+        read_column,
+    )
+
+
 def queues() -> Call[list[dict[str, Any]]]:
     """Read the options of queues."""
     return Call(b"select pgqueue.legible(to_jsonb(q)) from pgqueue.queues q order by q.name", (), read_column)

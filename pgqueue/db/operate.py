@@ -262,6 +262,11 @@ def next_attempts(job_ids: Sequence[int]) -> Call[dict[int, tuple[datetime | Non
     )
 
 
+def ask_stack(job_id: int) -> Call[str | None]:
+    """Ask for the stack of a job's handler; reads the worker that was asked. The answer comes as log lines."""
+    return Call(b"select pgqueue.ask_stack(%s::bigint)", (job_id,), read_first)
+
+
 def explain(job_id: int) -> Call[dict[str, Any]]:
     """Read why a job is not running: state, reason, detail, until, behind."""
     return Call(b"select pgqueue.legible(to_jsonb(e)) from pgqueue.explain(%s::bigint) e", (job_id,), read_first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -106,6 +106,11 @@ def progress(reports: Sequence[tuple[int, int, float, float | None, str | None]]
         (to_json(rows, "progress"),),
         read_column,
     )
+
+
+def write_log(lines: Sequence[Mapping[str, object]]) -> Call[int]:
+    """Store log lines of jobs: job_id, attempt, at, level, line; reads how many."""
+    return Call(b"select pgqueue.write_log(%s::text::jsonb)", (to_json(lines, "lines"),), read_first)
 
 
 def emit_event(name: str, payload: object, keep_for: timedelta | float | str | None) -> Call[bool]:

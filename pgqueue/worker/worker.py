@@ -30,6 +30,7 @@ from pgqueue.worker.process.loops import Loop, keep_running
 from pgqueue.worker.process.state import State
 from pgqueue.worker.run import concurrency
 from pgqueue.worker.run.handlers import Handlers
+from pgqueue.worker.run.log_lines import LogLines
 from pgqueue.worker.run.progress import Progress
 from pgqueue.worker.run.runner import Runner
 from pgqueue.worker.run.running_jobs import RunningJobs
@@ -120,6 +121,7 @@ class Worker:
     def _make_runner(self, lifetime: Lifetime | None) -> None:
         app, config, keeping = self._app, self.config, self._links.keeping
         self._progress = Progress(keeping)
+        self._log_lines = LogLines(keeping, config.keep_log)
         self._surroundings = self._make_surroundings()
         jobs = Jobs(app, self._surroundings)
         self._events = Events(app, config.name, jobs, lifetime)
@@ -127,7 +129,9 @@ class Worker:
         self._runner = Runner(app, config.concurrency, self._slots, self._outbox, keeping, self._tell, jobs)
         self._leases = Leases(self._holding, keeping, self._outage, config.lease, self._runner, self._tell)
 
-        self._orders = Orders(config, self._identity, keeping, self._state, self._runner, self._surroundings.stopping)
+        self._orders = Orders(
+            config, self._identity, keeping, self._state, self._runner, self._surroundings.stopping, self._log_lines
+        )
         self._watches = Watches(config, self._runner, keeping, self._orders)
 
     def _make_trade(self) -> None:
@@ -259,6 +263,7 @@ class Worker:
                 # One may hang in a statement on a silently dead connection.
                 await asyncio.wait(loops, timeout=5.0)
             self._runner.close()
+            await self._log_lines.close()
             await self._links.close()
             await self._steps.close()
             await self._pools.close()
@@ -277,6 +282,7 @@ class Worker:
             "maintenance": self._maintenance.maintain_forever,
             "commands": self._orders.obey_forever,
             "progress": self._progress.store_forever,
+            "log lines": self._log_lines.store_forever,
             "sharing": self._watches.share_forever,
             "timeouts": self._watches.watch_timeouts_forever,
         }
@@ -330,6 +336,7 @@ class Worker:
             self._pools,
             on_progress=self._progress.report,
             on_extend=self._holding.extend_soon,
+            on_log=self._log_lines.keep,
             ask=self._steps.ask,
             ask_from_thread=self._steps.ask_from_thread,
         )

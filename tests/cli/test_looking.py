@@ -566,3 +566,18 @@ def test_jobs_that_were_never_started_are_changed_by_id_and_by_filter(run: Run, 
     told = run("jobs", "update", str(job_id), str(job_id + 1), "--priority", "3", "--json").out
     assert json.loads(told)["changed"] == 1
     assert "change what?" in run("jobs", "update", str(job_id)).err
+
+
+def test_the_log_lines_of_a_job_are_printed_and_followed_until_it_has_ended(run: Run, conn: psycopg.Connection) -> None:
+    dead = enqueue(conn)
+    call(conn, "fail", dead, reserve_one(conn).reservation, retry=False)
+    line = {"job_id": dead, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "WARNING", "line": "no paper\x1b[2J"}
+    call(conn, "write_log", Jsonb([line, {**line, "line": "given up"}]))
+    said = run("jobs", "logs", str(dead)).out.splitlines()
+    assert [each.partition(" attempt ")[2] for each in said] == [
+        "1 WARNING  no paper\\x1b[2J", "1 WARNING  given up"
+    ]  # fmt: skip
+    assert run("jobs", "logs", str(dead), "--follow").out.splitlines() == said
+    assert [each["line"] for each in json.loads(run("jobs", "logs", str(dead), "--json").out)][1] == "given up"
+    assert "There is no job 999" in run("jobs", "logs", "999").err
+    assert "does not execute" in run("jobs", "stack", str(dead)).err

@@ -65,7 +65,22 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
             "dsn",
             "server",
         ),
-        *(f"jobs {each}" for each in ("list", "show", "explain", "run", "kill", "retry", "update", "cancel", "delete")),
+        *(
+            f"jobs {each}"
+            for each in (
+                "list",
+                "show",
+                "explain",
+                "logs",
+                "stack",
+                "run",
+                "kill",
+                "retry",
+                "update",
+                "cancel",
+                "delete",
+            )
+        ),
         *(f"queues {each}" for each in ("list", "pause", "resume", "set", "purge")),
         *("tasks list", "tasks set", "tasks schema", "tasks types", "web", "top", "mcp", "metrics", "doctor", "why"),
         *(f"groups {each}" for each in ("list", "show", "cancel", "retry")),

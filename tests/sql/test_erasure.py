@@ -51,13 +51,14 @@ def test_an_erasure_by_key_leaves_nothing_of_a_person_in_jobs_history_steps_and_
         enqueue(conn, "mail", {"to": PERSON}, queue=queue, **of_person)
     dead = reserve_one(conn, queues=["default"])
     call(conn, "complete_step", dead.id, dead.reservation, "charge", Jsonb(PERSON))
+    call(conn, "write_log", Jsonb([{"job_id": dead.id, "attempt": 1, "line": PERSON}]))
     call(conn, "fail", dead.id, dead.reservation, Jsonb({"message": PERSON}))
     succeeded = reserve_one(conn, queues=["default"])
     call(conn, "complete", succeeded.id, succeeded.reservation, Jsonb({"sent_to": PERSON}))
     call(conn, "emit_event", f"paid:{PERSON}", Jsonb({"by": PERSON}))
     stays = enqueue(conn, "mail", {"to": "bob@example.org"}, key="customer:bob@example.org")
     held = set(tables_that_hold(conn, PERSON))
-    assert {"jobs", "dedupe_keys", "limit_starts", "events"} < held
+    assert {"jobs", "dedupe_keys", "limit_starts", "events", "job_logs"} < held
     assert any(name.startswith("history") for name in held)
 
     erase(database, monkeypatch)

@@ -158,7 +158,7 @@ def test_slots_that_are_taken_by_what_does_not_end(conn: psycopg.Connection, clo
         assert found.evidence == (
             "2 of 2 slots of worker w run review, the oldest for 41 min, and it usually takes 8.0 s"
         )
-        assert found.remedy == f"pgqueue jobs show {first}; pgqueue jobs cancel --task review --state executing"
+        assert found.remedy == f"pgqueue jobs stack {first}; pgqueue jobs cancel --task review --state executing"
     [finding] = doctor(conn, "slots")
     assert "late by it: default (41 min), payouts (41 min)" in finding.evidence
     assert doctor(conn, "lag") == []

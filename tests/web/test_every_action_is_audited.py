@@ -39,6 +39,7 @@ IN_SQL = {
     "grant_access": "'reader', '{role}'",
     "kill_many": "job_ids => array[{waiting}]::bigint[]",
     "pause": "'task', 't'",
+    "ask_stack": "{executing}",
     "update_job": "{waiting}, priority => 3",
     "update_many": """'{{"ids": [{waiting}]}}', priority => 3""",
     "pause_queue": "'mail'",
@@ -94,7 +95,8 @@ BY_COMMAND = {
     "stop_worker": "workers stop w",
     "unschedule": "schedules remove nightly",
 }
-NO_COMMAND = {"release_from_parents", "set_retry_function"}
+# A worker answers `jobs stack`: tests/worker/test_job_logs.py.
+NO_COMMAND = {"release_from_parents", "set_retry_function", "ask_stack"}
 
 # By which forms of the pages. The pages call the *_many functions, also for one job.
 BY_FORM = {
@@ -130,6 +132,7 @@ NO_FORM = {
     "revoke_access",
     "delete",
     "retry",
+    "ask_stack",
     "update_job",
     "update_many",
 }
@@ -164,9 +167,11 @@ def given(conn: psycopg.Connection, database: Database) -> Iterator[Given]:
             call(conn, "hello", name)
         call(conn, "quiet_worker", "quiet")
         call(conn, "emit_event", "event")
+        executing = enqueue(conn, queue="held")
+        reserve_one(conn, "w", queues=["held"], lease="1 h")
         maintain(conn)
         yield {
-            "role": role, "dead": dead, "waiting": waiting, "child": child, "group": group,
+            "role": role, "dead": dead, "waiting": waiting, "child": child, "group": group, "executing": executing,
             "later": enqueue(conn, delay="1 h"),
         }  # fmt: skip
     finally:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import Any
 
 from pgqueue.config import WorkerConfig
 from pgqueue.db import presence
 from pgqueue.job import Flag
+from pgqueue.worker.hold.held import Held
 from pgqueue.worker.link.connection import Link
 from pgqueue.worker.presence.identity import Identity
+from pgqueue.worker.process import stack_dump
 from pgqueue.worker.process.state import State
+from pgqueue.worker.run.log_lines import LogLines
 from pgqueue.worker.run.runner import Runner
 
 log = logging.getLogger("pgqueue.worker")
@@ -32,7 +36,14 @@ class Orders:
     """
 
     def __init__(
-        self, config: WorkerConfig, identity: Identity, link: Link, state: State, runner: Runner, stopping: Flag
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        link: Link,
+        state: State,
+        runner: Runner,
+        stopping: Flag,
+        log_lines: LogLines,
     ) -> None:
         self.exit_code = 0
         self.asked_now = asyncio.Event()
@@ -43,6 +54,7 @@ class Orders:
         self._runner = runner
         # What handlers see.
         self._stopping = stopping
+        self._log_lines = log_lines
         self._obeys = "run"
 
     def stop(self) -> None:
@@ -85,6 +97,9 @@ class Orders:
             pause = _ASK_AGAIN if self.asked_now.is_set() else self._identity.heartbeat
             self.asked_now.clear()
             wanted = await self._ask()
+            if wanted.startswith("stack:"):
+                await self._tell_stack(int(wanted.removeprefix("stack:")))
+                continue
             if wanted != self._obeys:
                 await self._obey(wanted)
             await self._give_back_paused()
@@ -100,6 +115,18 @@ class Orders:
         paused = await self._link.perform(presence.paused_of(unstarted))
         if paused and (given_back := self._runner.give_back_unstarted(only=frozenset(paused))):
             log.info("%d unstarted jobs are given back: they are paused", given_back)
+
+    async def _tell_stack(self, job_id: int) -> None:
+        """Store where the handler of a job stands, as lines of its log."""
+        handlers = self._runner.handlers
+        running: list[tuple[asyncio.Task[Any] | int, Held]] = [*handlers.in_tasks.items(), *handlers.in_threads.items()]
+        found = next(((place, held) for place, held in running if held.row.id == job_id), None)
+        if found is None:
+            self._log_lines.tell(job_id, 0, "STACK", ["its handler does not run: it is to start, or has just ended"])
+        else:
+            place, held = found
+            self._log_lines.tell(job_id, held.row.attempt, "STACK", stack_dump.of_one(place))
+        await self._log_lines.store()
 
     async def _obey(self, wanted: str) -> None:
         if wanted == "taken":

@@ -75,6 +75,14 @@ def describe(
     return "\n".join(lines)
 
 
+def of_one(place: asyncio.Task[Any] | int) -> list[str]:
+    """Write the stack of a task of this loop, or of the thread of this ident."""
+    if isinstance(place, asyncio.Task):
+        return _lines(_stack_of(place))
+    frame = sys._current_frames().get(place)
+    return ["    (its thread has ended)"] if frame is None else _lines(traceback.extract_stack(frame))
+
+
 def _stack_of(task: asyncio.Task[Any]) -> traceback.StackSummary:
     """Follow what a task awaits down to where it waits; Task.get_stack() shows the outermost frame only."""
     frames: list[tuple[FrameType, int]] = []

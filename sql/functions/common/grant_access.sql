@@ -191,7 +191,7 @@ as $$
             (
                 '{worker}',
                 '{reserve,complete,complete_many,fail,fail_many,exchange,extend,release,release_unheld,held_by,snooze,started,
-                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,throttle,throttled,paused_of,hold,is_wanted,claim_name,hello,beat,
+                complete_step,sleep_step,share_steps,suspend,await_event,crashed,progress,write_log,throttle,throttled,paused_of,hold,is_wanted,claim_name,hello,beat,
                 bye,idle,awake,worker_command,maintain,declare_task,schedule}'
             ),
             -- Not for producers: ids are easy to guess.
@@ -200,7 +200,7 @@ as $$
             ('{worker,reader}', '{cron_next,legible}'),
             (
                 '{reader}',
-                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor,why_late}'
+                '{groups,events,explain,stats,search,search_oldest,search_due,metrics,dead_groups,doctor,why_late,job_log}'
             ),
             -- For producers that slow down while a queue is long.
             ('{producer,worker,reader}', '{depth,wanted,version}'),
@@ -209,7 +209,7 @@ as $$
             (
                 '{}',
                 '{delete_events,unschedule,pause_schedule,resume_schedule,run_schedule_now,configure_schedule,cancel,retry,
-                release_from_parents,delete,run_now_many,kill_many,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
+                release_from_parents,delete,run_now_many,kill_many,ask_stack,update_job,update_many,cancel_many,delete_many,retry_many,purge_queue,
                 configure_task,configure_queue,pause,resume,pause_queue,resume_queue,quiet_worker,resume_worker,stop_worker,set_limit,
                 drop_limit}'
             )

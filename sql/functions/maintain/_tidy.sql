@@ -84,6 +84,9 @@ begin
                 ('samples', 'samples', $rule$ x.span = 600 and x.at < pgqueue._after($1, '-90 days') order by x.at $rule$),
                 ('samples', 'audit', $rule$
                     x.at < (select pgqueue._after($1, -s.retention_audit) from pgqueue.settings s where s.one) order by x.at
+                $rule$),
+                ('samples', 'job_logs', $rule$
+                    x.written_at < (select pgqueue._after($1, -s.retention_logs) from pgqueue.settings s where s.one) order by x.written_at
                 $rule$)
         ) r (step, target, condition)
         where 'tidy_' || r.step = p_step

@@ -35,6 +35,14 @@ begin
 end
 $$;
 
+-- For the audit, which outlives the jobs: that args were changed, and not what is in them.
+create or replace function pgqueue._without_args(p_changes jsonb)
+returns jsonb
+language sql immutable parallel safe
+as $$
+    select case when p_changes ? 'args' then p_changes || '{"args": "changed"}' else p_changes end
+$$;
+
 -- The caller has locked the jobs.
 create or replace function pgqueue._update_jobs(p_ids bigint[], p_changes jsonb)
 returns bigint

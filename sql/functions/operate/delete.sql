@@ -64,6 +64,7 @@ begin
     from gone g;
     perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
+    delete from pgqueue.job_logs l where l.job_id = any (v_gone.ids);
     -- A later statement: its snapshot shows the jobs that are blocked behind these.
     if v_gone.keys is not null then
         perform pgqueue._release_next(v_gone.queues, v_gone.keys, v_gone.keyed_ids);
@@ -101,7 +102,7 @@ begin
         returning h.id, h.dedupe, h.depends_on, h.state, h.task, h.queue, h.retention
     )
     select
-        count(*) as number,
+        count(*) as number, array_agg(g.id) as ids,
         array_agg(g.id) filter (
             where g.state <> 'succeeded'
                 and (g.retention <= '0' or (v_some_vanish and pgqueue._vanishes(g.task, g.queue, g.retention)))
@@ -112,6 +113,7 @@ begin
     from gone g;
     perform pgqueue._leave_traces(v_gone.unkept, 'deleted');
     perform pgqueue._free_dedupe_keys(v_gone.dedupe_ids);
+    delete from pgqueue.job_logs l where l.job_id = any (v_gone.ids);
     if v_gone.children is not null then
         perform pgqueue._drop_dependencies(v_gone.children, false);
     end if;

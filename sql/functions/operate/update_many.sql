@@ -48,7 +48,7 @@ begin
     changed := coalesce(pgqueue._update_jobs(v_ids, v_changes), 0);
     passed_over := cardinality(v_found.matches) - changed;
     next_after := case when v_found.next_id is not null then jsonb_build_object('id', v_found.next_id) end;
-    perform pgqueue._audit('update_many', v_changes || jsonb_build_object('filter', update_many.filter), changed);
+    perform pgqueue._audit('update_many', pgqueue._without_args(v_changes) || jsonb_build_object('filter', update_many.filter), changed);
     return next;
 end
 $$;

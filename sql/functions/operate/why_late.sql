@@ -232,7 +232,7 @@ begin
         evidence := format('%s of %s slots of %s run %s, the oldest for %s, %s', v_slots.overlong, v_slots.slots, v_slots.workers,
             v_slots.task, pgqueue._in_words(p_now - v_slots.oldest_at),
             coalesce('and it usually takes ' || pgqueue._in_words(v_slots.usual), 'and none ended within a day'));
-        remedy := format('pgqueue jobs show %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
+        remedy := format('pgqueue jobs stack %s; pgqueue jobs cancel --task %s --state executing', v_slots.oldest_id,
             pgqueue._shell_quoted(v_slots.task));
         return;
     end if;

@@ -13,6 +13,7 @@ declare
     v_command text;
     v_obeyed_at timestamptz;
     v_instance text;
+    v_stack_of bigint;
 begin
     perform pgqueue._check_name('worker', worker_command.worker, 256);
     select w.command, w.obeyed_at, w.info ->> 'instance' into v_command, v_obeyed_at, v_instance
@@ -32,12 +33,25 @@ begin
             for update skip locked
         );
     end if;
-    return coalesce(v_command, 'run');
+    -- For a moment only: a worker that does not know the answer must not miss what comes later.
+    if v_command is null or v_obeyed_at is not null then
+        update pgqueue.workers w
+        set stack_of = null
+        from (
+            select x.ctid as row_ctid, x.stack_of
+            from pgqueue.workers x
+            where x.name = worker_command.worker and x.stack_of is not null and x.stack_asked_at > pgqueue._clock() - interval '10 s'
+            for update skip locked
+        ) f
+        where w.ctid = f.row_ctid
+        returning f.stack_of into v_stack_of;
+    end if;
+    return coalesce('stack:' || v_stack_of, v_command, 'run');
 end
 $$;
 
 comment on function pgqueue.worker_command(text, text, text) is
     'What an operator wants of this worker: run, quiet (reserve no more jobs, and stay) or stop (reserve no more, and end with the '
-    'last of its jobs); taken: another process has taken its name, with the instance that it gave to claim_name(), because this '
+    'last of its jobs); stack:17, once: store the stack of the handler of this job by write_log(), with the level STACK; taken: another process has taken its name, with the instance that it gave to claim_name(), because this '
     'one was silent: reserve no more, and end without bye(). Call it after each notification with the payload command, and with each heartbeat. obeys: the '
     'command that the worker carries out now, for worker_status.';

@@ -1,0 +1,117 @@
+"""What a handler says is kept with its job, and where it stands can be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import psycopg
+
+from pgqueue import App, Job
+from tests.calls import call, column, enqueue, table, value
+from tests.databases import Database
+from tests.facts import wait_until_async
+from tests.workers import done, working
+
+
+async def test_log_lines_are_kept_by_job_and_attempt(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+
+    @app.task(max_attempts=2, retry_delay="0 s", retry_policy="fixed")
+    async def charge(job: Job) -> None:
+        job.log("charge %d cents", 200)
+        job.log.warning("attempt %s", job.attempt)
+        if job.attempt == 1:
+            raise ValueError("no")
+
+    @app.task
+    def send(job: Job) -> None:
+        job.log.debug("too much")
+        thread = threading.Thread(target=lambda: job.log.error("a\0b"))
+        thread.start()
+        thread.join()
+
+    async with working(app, database.dsn):
+        first, second = enqueue(conn, "charge"), enqueue(conn, "send")
+        await done(conn, first, second)
+        await wait_until_async(lambda: len(table(conn, "job_log", first)) == 4)
+        await wait_until_async(lambda: len(table(conn, "job_log", second)) == 1)
+    rows = table(conn, "job_log", first)
+    assert [(row.attempt, row.level, row.line) for row in rows] == [
+        (1, "INFO", "charge 200 cents"), (1, "WARNING", "attempt 1"),
+        (2, "INFO", "charge 200 cents"), (2, "WARNING", "attempt 2"),
+    ]  # fmt: skip
+    assert [row.line for row in table(conn, "job_log", first, rows[1].n)] == ["charge 200 cents", "attempt 2"]
+    assert [(row.level, row.line) for row in table(conn, "job_log", second)] == [("ERROR", "a\ufffdb")]
+
+
+async def test_lines_that_are_left_when_the_worker_stops_are_stored(
+    database: Database, conn: psycopg.Connection
+) -> None:
+    app = App()
+
+    @app.task
+    async def send(job: Job) -> None:
+        for n in range(1200):
+            job.log("line %d", n)
+
+    async with working(app, database.dsn):
+        job_id = enqueue(conn, "send")
+        await done(conn, job_id)
+    lines = [row.line for row in table(conn, "job_log", job_id, max_lines=2000)]
+    assert lines[:1000] == [f"line {n}" for n in range(1000)]
+    assert lines[1000:] == ["200 more lines were not kept"]
+
+
+async def test_a_chosen_logger_is_kept_with_the_job_that_runs(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    log = logging.getLogger("shop.mail")
+
+    @app.task
+    async def send() -> None:
+        log.warning("sent to %s", "a@b.c")
+        logging.getLogger("shop.other").warning("elsewhere")
+
+    async with working(app, database.dsn, keep_log=("shop.mail",)):
+        log.warning("no job runs here")
+        job_id = enqueue(conn, "send")
+        await done(conn, job_id)
+    assert [row.line for row in table(conn, "job_log", job_id)] == ["sent to a@b.c"]
+    assert value(conn, "select count(*) from pgqueue.job_logs") == 1
+    assert log.handlers == []
+
+
+async def test_the_stack_of_a_handler_that_hangs_is_asked_for(database: Database, conn: psycopg.Connection) -> None:
+    app = App()
+    go = asyncio.Event()
+    release = threading.Event()
+    reached: set[str] = set()
+
+    async def wait_for_the_provider() -> None:
+        reached.add("async")
+        await go.wait()
+
+    @app.task
+    async def hangs() -> None:
+        await wait_for_the_provider()
+
+    @app.task
+    def hangs_in_a_thread() -> None:
+        reached.add("sync")
+        release.wait(60)
+
+    async with working(app, database.dsn, name="w"):
+        jobs = [enqueue(conn, "hangs"), enqueue(conn, "hangs_in_a_thread")]
+        await wait_until_async(lambda: len(reached) == 2)
+        for job_id, line in zip(jobs, ("await go.wait()", "release.wait(60)"), strict=True):
+            assert call(conn, "ask_stack", job_id) == "w"
+            await wait_until_async(lambda job_id=job_id: table(conn, "job_log", job_id))
+            rows = table(conn, "job_log", job_id)
+            assert {row.level for row in rows} == {"STACK"}
+            assert any(line in row.line for row in rows)
+        go.set()
+        release.set()
+        await done(conn, *jobs)
+    assert call(conn, "ask_stack", jobs[0]) is None
+    assert column(conn, "job_log", 999) == []
