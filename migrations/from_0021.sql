@@ -112,3 +112,6 @@ comment on column pgqueue.job_logs.written_at is 'When it was stored.';
 comment on column pgqueue.job_logs.at is 'When the handler wrote it, by the clock of its host.';
 comment on column pgqueue.job_logs.level is 'DEBUG to CRITICAL; STACK: a line of the stack of its handler.';
 comment on column pgqueue.job_logs.line is 'What it wrote, 1,024 characters at most.';
+
+-- A filter finds errors that differ only in numbers, ids and quoted text.
+alter type pgqueue.job_filter add attribute fingerprints text[];

@@ -41,11 +41,12 @@ _NAMES = {
     "worker": "workers",
     "class": "classes",
     "line": "lines",
+    "fingerprint": "fingerprints",
     "error": "errors",
 }
 
 # A job always has these texts, so any end of the empty one fits every job.
-_FIT_ALWAYS = ("queue", "task", "line", "error")
+_FIT_ALWAYS = ("queue", "task", "line", "error", "fingerprint")
 
 # Words that compare, by the beginning of the two fields.
 _NUMBERS = {"priority": "priority", "attempts": "attempts"}
@@ -53,7 +54,7 @@ _TIMES = {"created": "created", "run": "run", "finished": "finished"}
 
 WORDS = (
     *("queue", "task", "state", "key", "tag", "worker", "group", "id", "age", "created", "run"),
-    *("finished", "priority", "attempts", "error", "class", "line", "args.NAME"),
+    *("finished", "priority", "attempts", "error", "class", "line", "fingerprint", "args.NAME"),
 )
 
 # Names within each other, of a field in args.

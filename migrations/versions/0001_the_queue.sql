@@ -1235,7 +1235,8 @@ create type pgqueue.job_filter as (
     age_from interval,
     age_to interval,
     args jsonb[],
-    groups bigint[]
+    groups bigint[],
+    fingerprints text[]
 );
 comment on type pgqueue.job_filter is 'Private: the filter of search(), read.';
 

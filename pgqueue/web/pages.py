@@ -369,9 +369,8 @@ async def _like(context: Context, job: dict[str, Any], errors: Sequence[dict[str
     reading = context.database.shared(("dead", None), 60.0, lambda: observe.dead_groups(None))
     line = str(errors[0].get("message") or "")
     for each in await context.part(DEATHS, reading, []):
-        if (each["task"], each["class"]) == (job["task"], errors[0].get("class")) and line.startswith(
-            each["line"] or ""
-        ):
+        is_of_it = (each["task"], each["class"]) == (job["task"], errors[0].get("class"))
+        if is_of_it and render.fits(each["fingerprint"], line):
             return each
     return None
 

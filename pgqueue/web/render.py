@@ -163,8 +163,14 @@ def _in_utc(found: datetime) -> str:
 
 def like(group: Mapping[str, Any]) -> str:
     """Return the filter of the dead jobs of a group."""
-    words = [("task", group["task"]), ("class", group["class"]), ("line", group["line"])]
+    words = [("task", group["task"]), ("class", group["class"]), ("fingerprint", group["fingerprint"])]
     return " ".join(["state:dead", *(f"{name}:{quoted(value)}" for name, value in words if value)])
+
+
+def fits(fingerprint: str, line: str) -> bool:
+    """Tell whether a line of an error is one of those that a group of the dead masks so."""
+    between = (re.escape(part) for part in re.split(r"<(?:n|id|url|text)>", fingerprint))
+    return re.match(".+?".join(between), line) is not None
 
 
 def is_within(value: str | None, seconds: float, now: float) -> bool:

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from pgqueue.testing import Clock
 from tests.calls import call, enqueue, enqueue_many, reserve, table
 from tests.sql.plans import blocks
 
@@ -296,6 +297,44 @@ def test_a_search_reads_few_rows_beside_a_large_backlog(conn: psycopg.Connection
         read.append(blocks(conn, search))
     # As many beside four times as many; before 18 each call of a function in SQL is planned, which reads some as well.
     assert read[1] < read[0] + 20
+
+
+@pytest.mark.parametrize(
+    ("line", "masked"),
+    [
+        ("no answer from https://hooks.lumen.example/a?b=1 within 10.5 s", "no answer from <url> within <n> s"),
+        ("card 4242 of 'Ada Example' declined", "card <n> of <text> declined"),
+        ("row 1,204: price: can't read `12,90`", "row <n>: price: can't read <text>"),
+        ("order 0f8fad5b-d9cb-469f-a165-70867728950e is gone", "order <id> is gone"),
+        ("commit 9fceb02d0ae5 and 0xdeadbeef", "commit <id> and <id>"),
+        ("document sku-1207 has version 41", "document <id> has version <n>"),
+        ("feedback is bad", "feedback is bad"),
+    ],
+)
+def test_a_fingerprint_masks_what_differs_from_job_to_job(conn: psycopg.Connection, line: str, masked: str) -> None:
+    enqueue(conn, "a")
+    finish(conn, "dead", 1, {"class": "E", "message": line})
+    [(found,)] = conn.execute("select fingerprint from pgqueue.dead_groups()")
+    assert found == masked
+
+
+def test_many_deaths_of_one_cause_are_one_group_and_a_filter_finds_them(conn: psycopg.Connection, clock: Clock) -> None:
+    for n in range(12):
+        enqueue(conn, "a", queue="q" if n % 2 else "p")
+        finish(conn, "dead", 1, {"class": "E", "message": f"order {n} of host-{n} failed"})
+        clock.advance("30 min")
+    enqueue(conn, "a")
+    finish(conn, "dead", 1, {"class": "E", "message": "order book failed"})
+    rows = conn.execute("select fingerprint, jobs, line, queues, trend from pgqueue.dead_groups()").fetchall()
+    masked = "order <n> of <id> failed"
+    assert rows[0][:2] == ("order book failed", 1)
+    assert rows[1][:4] == (masked, 12, "order 11 of host-11 failed", ["p", "q"])
+    assert sum(rows[1][4]) == 12
+    assert rows[1][4][-7:] == [1, 2, 2, 2, 2, 2, 1]
+    assert len(rows[1][4]) == 24
+    found = call(conn, "search", Jsonb({"fingerprints": [masked], "states": ["dead"]}))
+    assert len(found) == 12
+    assert call(conn, "search", Jsonb({"fingerprints": ["order *"]})) == [13, *found]
 
 
 def test_the_dead_are_grouped_by_task_class_and_first_line(conn: psycopg.Connection) -> None:

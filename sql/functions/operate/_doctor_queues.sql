@@ -161,7 +161,7 @@ as $$
     select
         'warning', 'failures', f.task,
         format('%s of %s attempts within ten minutes failed', f.failed, f.attempts),
-        format('select line, jobs from pgqueue.dead_groups() where task = %L; and its log', f.task)
+        format('select fingerprint, jobs from pgqueue.dead_groups() where task = %L; and its log', f.task)
     from (
         select
             t.key as task,

@@ -1,26 +1,27 @@
--- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines.
+-- dead_groups: the newest dead jobs by their last error, so that a thousand of them are a handful of lines: what differs from
+-- job to job in a line (numbers, ids, quoted text) is masked.
 --
 -- Reads up to max_jobs rows of history, the newest ids first, by the indexes of the unfinished: its cost does not grow with
 -- the number of queues. Locks nothing.
 
 create or replace function pgqueue.dead_groups(queue text default null, max_jobs integer default 10000)
-returns table (task text, class text, line text, jobs bigint, first_at timestamptz, last_at timestamptz, last_id bigint, queues text[])
+returns table (task text, class text, line text, jobs bigint, first_at timestamptz, last_at timestamptz, last_id bigint, queues text[],
+    fingerprint text, trend integer[]
+)
 language plpgsql stable parallel safe security definer rows 50
 set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan set enable_seqscan = off set enable_bitmapscan = off set jit = off
 as $$
 declare
     v_dead constant pgqueue.job_state := 'dead'::pgqueue.job_state;
+    v_now timestamptz := pgqueue._clock();
 begin
     if dead_groups.queue is not null then
         perform pgqueue._check_name('queue', dead_groups.queue);
     end if;
     perform pgqueue._check_range('max_jobs', dead_groups.max_jobs, 1, 100000, 'Give the number of dead jobs to read at most.');
     return query
-    select
-        d.task, d.errors -> -1 ->> 'class', pgqueue._first_line(d.errors), count(*), min(d.finished_at), max(d.finished_at),
-        max(d.id), array_agg(distinct d.queue)
-    from (
+    with dead as materialized (
         (
             select h.task, h.queue, h.errors, h.finished_at, h.id
             from pgqueue.history h
@@ -36,12 +37,30 @@ begin
             order by h.id desc
             limit dead_groups.max_jobs
         )
-    ) d
-    group by 1, 2, 3
-    order by max(d.finished_at) desc, 1, 2, 3;
+    ),
+    keyed as (
+        select
+            d.*, d.errors -> -1 ->> 'class' as class, l.line, pgqueue._fingerprint(l.line) as fingerprint,
+            greatest(floor(extract(epoch from v_now - d.finished_at) / 3600), 0)::integer as hours_ago
+        from dead d
+        cross join lateral (select pgqueue._first_line(d.errors) as line) l
+    )
+    select
+        k.task, k.class, (array_agg(k.line order by k.finished_at desc, k.id desc))[1], count(*), min(k.finished_at),
+        max(k.finished_at), max(k.id), array_agg(distinct k.queue), k.fingerprint,
+        array(
+            select count(h.ago)::integer
+            from generate_series(23, 0, -1) g (ago)
+            left join unnest(array_agg(k.hours_ago)) h (ago) on h.ago = g.ago
+            group by g.ago
+            order by g.ago desc
+        )
+    from keyed k
+    group by k.task, k.class, k.fingerprint
+    order by max(k.finished_at) desc, 1, 2, 9;
 end
 $$;
 
 comment on function pgqueue.dead_groups(text, integer) is
-    'Dead jobs by task, class of the last error and its first line, the latest group first. It reads the newest max_jobs, of one queue or of all: where the sum of jobs is max_jobs, there may be more. '
-    'select task, class, line, jobs, last_at from pgqueue.dead_groups(''mail'');';
+    'Dead jobs by task, class of the last error and its fingerprint, the latest group first. fingerprint: the first line with <n>, <id>, <url> and <text> for numbers, ids, addresses and quoted text; line: that of the latest job; trend: how many died in each of the last 24 hours. It reads the newest max_jobs, of one queue or of all: where the sum of jobs is max_jobs, there may be more. '
+    'select task, class, fingerprint, jobs, last_at from pgqueue.dead_groups(''mail'');';

@@ -19,7 +19,7 @@ $$;
 
 comment on function pgqueue.search(jsonb, bigint, integer, integer) is
     'The ids of jobs that fit a filter, newest first. select job_ids, next_before from pgqueue.search(''{"queues": ["mail"], "states": ["dead"]}''); '
-    'queues, tasks, keys, tags, workers, classes, lines (of the last error: its class, its first line), errors (in class or message): lists of texts, * at the end for any, \* for itself, none empty; '
+    'queues, tasks, keys, tags, workers, classes, lines, fingerprints (of the last error: its class, its first line, that line as dead_groups() masks it), errors (in class or message): lists of texts, * at the end for any, \* for itself, none empty; '
     'states; ids; groups (ids, at most 20); id_from, id_to; priority_from, priority_to, attempts_from, attempts_to; created_from, created_to, run_from, run_to, finished_from, finished_to (from: inclusive, to: not); age_from, age_to, since it was enqueued; '
     'args: a list of objects that the args contain. It reads at most max_rows rows of jobs and of history. next_before: call again with before => next_before; null: there is no more. '
     'is_cut: it stopped for max_rows, not for max_jobs.';
@@ -52,7 +52,7 @@ begin
     end if;
     v_filter := jsonb_populate_record(null::pgqueue.job_filter, p_filter);
     perform s.name::pgqueue.job_state from unnest(v_filter.states) s (name);
-    foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors}'::text[] loop
+    foreach v_field in array '{queues,tasks,keys,tags,workers,classes,lines,errors,fingerprints}'::text[] loop
         continue when jsonb_typeof(p_filter -> v_field) is distinct from 'array';
         if p_filter -> v_field ? '' or (p_filter -> v_field ? '*' and v_field in ('queues', 'tasks', 'lines', 'errors')) then
             perform pgqueue._refuse(
@@ -162,6 +162,10 @@ as $$
         and ((p_filter).classes is null or p_errors -> -1 ->> 'class' like any ((p_filter).classes))
         and ((p_filter).lines is null or pgqueue._first_line(p_errors) like any ((p_filter).lines))
         and (
+            (p_filter).fingerprints is null
+            or pgqueue._fingerprint(pgqueue._first_line(p_errors)) like any ((p_filter).fingerprints)
+        )
+        and (
             (p_filter).errors is null
             or concat_ws(': ', p_errors -> -1 ->> 'class', p_errors -> -1 ->> 'message') collate pg_catalog."C" ilike any ((p_filter).errors)
         )
@@ -174,4 +178,18 @@ returns text
 language sql immutable parallel safe
 as $$
     select left(split_part(coalesce(p_errors -> -1 ->> 'message', ''), e'\n', 1), 200)
+$$;
+
+-- The line of an error without what differs from job to job: quoted text, addresses, ids, hexadecimal and other numbers.
+create or replace function pgqueue._fingerprint(p_line text)
+returns text
+language sql immutable parallel safe
+as $$
+    select regexp_replace(regexp_replace(regexp_replace(regexp_replace(
+        p_line,
+        -- Not the apostrophe of a word.
+        $x$"[^"]*"|`[^`]*`|(?<![[:alnum:]])'[^']*'(?![[:alnum:]])$x$, '<text>', 'g'),
+        '[a-z][a-z0-9+.-]*://[^[:space:]<>]+', '<url>', 'gi'),
+        '\m(0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|(?=[0-9a-f]*[0-9])[0-9a-f]{8,}|[[:alpha:]_]+[-_][[:alnum:]_-]*[0-9][[:alnum:]_-]*)\M', '<id>', 'gi'),
+        '[0-9]+([.,:][0-9]+)*', '<n>', 'g')
 $$;
