@@ -153,6 +153,7 @@ def test_stats_count_jobs_by_queue_and_in_total(conn: psycopg.Connection, clock:
         "blocked": 0,
         "dead": 1,
         "lag": 10,
+        "stuck_for": 0,
     }
     assert {name: a[name] for name in expected} == expected
     assert found.total == expected
