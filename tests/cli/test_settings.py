@@ -114,9 +114,9 @@ def test_every_option_of_every_command_is_also_an_environment_variable(
 
 def test_everything_that_prints_prints_json_when_asked() -> None:
     printing = {" ".join(path) for path, each in commands() if any(p.name == "as_json" for p in each.params)}
-    # The worker logs, web and mcp serve, and print nothing; psql has formats of its own, a schema is JSON, and proxy
-    # prints SQL. What was imported is a count for people.
-    others = {"worker", "dev", "web", "mcp", "psql", "tasks schema", "proxy"}
+    # The worker logs, web and mcp serve, and print nothing; psql has formats of its own, a schema is JSON, types are
+    # code, and proxy prints SQL. What was imported is a count for people.
+    others = {"worker", "dev", "web", "mcp", "psql", "tasks schema", "tasks types", "proxy"}
     imports = {" ".join(path) for path, _ in commands() if path[0] == "import"}
     assert printing == {" ".join(path) for path, _ in commands()} - others - imports
 
