@@ -89,6 +89,11 @@ def bill(customer: int, day: date, *, total: Decimal = Decimal(0)):
     return [type(customer).__name__, type(day).__name__, type(total).__name__]
 
 
+@task
+def due(day: date, tags: set = frozenset(), note=""):
+    return [type(day).__name__, sorted(tags), note]
+
+
 @task(queue_name="nights", priority=7, schedule="30 2 * * *")
 def nightly():
     return "night"

@@ -274,6 +274,17 @@ class ByNameTest(TestCase):
 
 
 class ValidateTest(TestCase):
+    def test_arguments_keep_their_types_without_validate_too(self):
+        enqueued = tasks.due.enqueue(date(2026, 11, 1), {"a"}, note="n")
+        self.assertEqual(enqueued.kwargs, {"day": "2026-11-01", "tags": ["a"], "note": "n"})
+        payload = {"args": ["2026-11-01"], "kwargs": {}}
+        by_call = str(pgqueue.enqueue(connection, tasks.due.module_path, payload))
+        with self.assertRaises(InvalidArgument):
+            tasks.due.enqueue(date(2026, 11, 1), note=date(2026, 11, 2))
+        self.assertEqual(drain().succeeded, 2)
+        self.assertEqual(default_task_backend.get_result(enqueued.id).return_value, ["date", ["a"], "n"])
+        self.assertEqual(default_task_backend.get_result(by_call).return_value, ["date", [], ""])
+
     def test_arguments_are_of_the_annotated_types(self):
         enqueued = tasks.bill.enqueue("7", date(2026, 11, 1), total=Decimal("1.50"))
         self.assertEqual(enqueued.kwargs, {"customer": 7, "day": "2026-11-01", "total": "1.50"})
