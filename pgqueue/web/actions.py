@@ -17,7 +17,7 @@ from pgqueue.search import order_for
 from pgqueue.web.context import Context
 
 # The right that each action needs.
-RIGHTS = {"run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
+RIGHTS = {"stack": "act", "run": "act", "retry": "act", "cancel": "act", "kill": "delete", "delete": "delete"}
 LABELS = {"run": "Run now", "retry": "Retry", "cancel": "Cancel", "kill": "Send to the dead", "delete": "Delete"}
 
 # Jobs that one request changes, that a preview counts, and that may be changed without typing their number.
@@ -35,6 +35,8 @@ async def act(context: Context) -> Response:
     if action not in RIGHTS:
         raise HTTPException(400, "there is no such action")
     context.require(RIGHTS[action])
+    if action == "stack":
+        return await _ask_for_stack(context, _number(form, "id"))
     if one(form, "scope") == "all":
         return await _act_on_all(context, form, action)
     ids = [int(each) for each in form.get("id", []) if each.isascii() and each.isdigit() and len(each) <= 18]
@@ -59,6 +61,12 @@ async def act(context: Context) -> Response:
     if len(ids) == 1:
         return context.go("jobs" if action == "delete" and done.changed else f"jobs/{ids[0]}", said=said)
     return context.go("jobs", q=one(form, "q"), said=said)
+
+
+async def _ask_for_stack(context: Context, job_id: int) -> Response:
+    worker = await change(context, operate.ask_stack(job_id))
+    said = f"worker {worker} was asked: the stack comes as log lines" if worker else "it executes on no living worker"
+    return context.go(f"jobs/{job_id}", said=said)
 
 
 async def _act_on_all(context: Context, form: Form, action: str) -> Response:

@@ -133,6 +133,9 @@ async def job(context: Context) -> Response:
     [(docs, owner)] = await context.database.read(observe.about_task(columns["task"]))
     redact, errors, now = context.settings.redact, _errors(found), context.now()
     tries = timeline.attempts(columns, errors, now)
+    # A handler may write into them what it was given.
+    reading = context.database.read(*([observe.job_log(job_id)] if context.may("args") else []))
+    logged = await context.part("its log lines", reading, [])
     lived = timeline.life(columns, tries, now)
     named = [each.error for each in tries]
     return context.page(
@@ -147,6 +150,7 @@ async def job(context: Context) -> Response:
         level=_level(columns, now),
         tries=tries,
         traces=[traces.parse(each.get("traceback")) for each in named],
+        logs=_by_attempt(logged[0] if logged else []),
         by_queue=[each for each in errors if all(each is not known for known in named)],
         life=lived,
         life_in_words=timeline.in_words(lived),
@@ -352,6 +356,13 @@ def _decoded(context: Context, job: Any) -> str:
 def _errors(found: Any) -> list[dict[str, Any]]:
     errors = found["errors"] or []
     return [each if isinstance(each, dict) else {"message": str(each)} for each in reversed(errors)]
+
+
+def _by_attempt(lines: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for each in lines:
+        found.setdefault(each["attempt"], []).append(each)
+    return found
 
 
 def _level(job: dict[str, Any], now: float) -> str:

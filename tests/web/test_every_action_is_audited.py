@@ -100,6 +100,7 @@ NO_COMMAND = {"release_from_parents", "set_retry_function", "ask_stack"}
 
 # By which forms of the pages. The pages call the *_many functions, also for one job.
 BY_FORM = {
+    "ask_stack": "act action=stack id={executing}",
     "cancel": "group id={group}",
     "cancel_many": "act action=cancel id={waiting}",
     "configure_queue": "queue do=configure name=mail weight=3",
@@ -132,7 +133,6 @@ NO_FORM = {
     "revoke_access",
     "delete",
     "retry",
-    "ask_stack",
     "update_job",
     "update_many",
 }

@@ -11,6 +11,7 @@ from psycopg.types.json import Jsonb
 
 from pgqueue.testing import Clock
 from tests.calls import call, column, enqueue, maintain, reserve_one
+from tests.web.conftest import Serve
 from tests.web.test_guard import Ask
 
 TRACEBACK = """Traceback (most recent call last):
@@ -114,6 +115,23 @@ def test_an_attempt_says_how_long_it_waited_and_ran_and_its_traceback_folds_to_t
     assert "/srv/shop/tasks.py" in own
     assert "2 frames of Python, httpx" in folded
     assert "raise HTTPError" in folded
+
+
+def test_log_lines_stand_below_their_attempt_for_those_who_may_see_args(
+    conn: psycopg.Connection, serve: Serve, ask: Ask
+) -> None:
+    job_id = enqueue(conn)
+    fail(conn, "w1")
+    reserve_one(conn, "w1")
+    lines = [(1, "INFO", "first <b>"), (2, "WARNING", "second"), (7, "STACK", "File tasks.py")]
+    rows = [{"job_id": job_id, "attempt": attempt, "level": level, "line": line} for attempt, level, line in lines]
+    call(conn, "write_log", Jsonb(rows))
+    text = ask("GET", f"/jobs/{job_id}").text
+    two, one = text.partition("Attempt 2</strong>")[2].partition("Attempt 1</strong>")[::2]
+    assert '<span class="line">first &lt;b&gt;</span>' in one
+    assert re.search(r'<span class="warning">warning</span><span class="line">second</span>', two)
+    assert "Attempt 7</h3>" in text
+    assert "second" not in ask("GET", f"/jobs/{job_id}", at=serve(can={"read", "act"})).text
 
 
 def test_a_traceback_of_another_language_stands_as_it_is(conn: psycopg.Connection, ask: Ask) -> None:
