@@ -63,6 +63,7 @@ def environment() -> Environment:
         clock=clock,
         instant=instant,
         is_within=is_within,
+        masked=masked,
         like=like,
     )
     found.globals.update(version=__version__, spark=SPARK)
@@ -165,6 +166,15 @@ def like(group: Mapping[str, Any]) -> str:
     """Return the filter of the dead jobs of a group."""
     words = [("task", group["task"]), ("class", group["class"]), ("fingerprint", group["fingerprint"])]
     return " ".join(["state:dead", *(f"{name}:{quoted(value)}" for name, value in words if value)])
+
+
+def masked(fingerprint: str) -> Markup:
+    """Write the line of a group of the dead with a mark in the place of what is masked."""
+    parts = re.split(r"<(n|id|url|text)>", short(fingerprint, 200))
+    found = Markup()
+    for number, part in enumerate(parts):
+        found += Markup('<span class="mask">‹{}›</span>').format(part) if number % 2 else part
+    return found
 
 
 def fits(fingerprint: str, line: str) -> bool:

@@ -221,3 +221,16 @@ def test_what_the_overview_reads_of_samples_does_not_grow_with_their_number(
     assert all(each["Node Type"] != "Seq Scan" for each in read)
     rows = sum((each["Actual Rows"] + each.get("Rows Removed by Filter", 0)) * each["Actual Loops"] for each in read)
     assert rows <= most
+
+
+def test_what_jobs_die_of_is_masked_with_marks_and_has_a_trend(conn: psycopg.Connection, ask: Ask) -> None:
+    for number in (17, 4711):
+        enqueue(conn, "import", queue="a")
+        [row] = reserve(conn, 1, "w")
+        error = {"class": "ValueError", "message": f"row {number} <b>"}
+        call(conn, "fail", row.id, row.reservation, Jsonb(error), retry=False)
+    maintain(conn)
+    for page in ("/", "/dead"):
+        text = ask("GET", page).text
+        assert 'row <span class="mask">‹n›</span> &lt;b&gt;' in text
+        assert "ValueError: deaths in each hour of the last day, 2 at most" in text
