@@ -39,6 +39,8 @@ OF_DATABASE = {
         "Age of the oldest job of a queue that a limit or its key blocks, or whose task no worker knows;"
         " 0 while the queue is paused."
     ),
+    "pgqueue_queue_late_seconds": "How long the oldest job of a late queue waits, by cause as why_late().",
+    "pgqueue_queue_oldest_attempt_seconds": "How long the oldest attempt of a queue runs that has not ended.",
     "pgqueue_queue_paused": "1 while a queue is paused.",
     "pgqueue_pauses": "Queues, tasks and limit_keys that are paused, by kind and source.",
     "pgqueue_workers": "Living workers that claim from a queue.",

@@ -19,6 +19,7 @@ EXAMPLES = {
     "jobs list": "pgqueue jobs list --state dead --task send_email --since '2 hours'",
     "jobs show": "pgqueue jobs show 17",
     "jobs explain": "pgqueue jobs explain 17",
+    "jobs facets": "pgqueue jobs facets --where 'queue:mail state:waiting'",
     "jobs logs": "pgqueue jobs logs 17 -f",
     "jobs stack": "pgqueue jobs stack 17",
     "jobs run": "pgqueue jobs run --where 'queue:mail state:failed error:Timeout'",

@@ -40,9 +40,12 @@ from pgqueue.db import groups, observe, operate
 from pgqueue.db.call import perform
 from pgqueue.db.json import Document
 from pgqueue.errors import ConfigError
-from pgqueue.search import ORDERS, Filter, exactly, parse
+from pgqueue.search import ORDERS, Filter, exactly, parse, quoted
 
 app = commands("List jobs, show one, and act on one or on many.")
+
+# Jobs that facets are read from.
+_SAMPLE = 2000
 
 # Seconds within which a worker answers.
 _ANSWERS = 10.0
@@ -130,6 +133,26 @@ def _as_filter(only: Mapping[str, Any]) -> Filter:
             ago = re.match(r"\s*\d+(\.\d+)?\s*[a-z]", only[name], re.IGNORECASE)
             wanted[age if ago else end] = re.sub(r"\s*ago\s*$", "", only[name], flags=re.IGNORECASE)
     return wanted
+
+
+@app.command(name="facets")
+def show_facets(
+    where: Annotated[str, typer.Option(help="A filter, as of the page: 'queue:mail state:waiting'.")] = "",
+    as_json: AsJson = False,
+    dsn: Dsn = None,
+) -> None:
+    """Count what the newest jobs that match have in common: tasks, tenants, keys, tags, workers."""
+    with connected(dsn) as connection:
+        ids = bulk.search(connection, parse(where), _SAMPLE)
+        rows = perform(connection, observe.facets(ids))
+    if as_json:
+        output.print_json([{"facet": facet, "value": value, "jobs": jobs} for facet, value, jobs in rows])
+        return
+    which = f"of the newest {_SAMPLE} that match" if len(ids) == _SAMPLE else f"of {len(ids)} that match"
+    output.line(f"Jobs {which}:")
+    for facet, value, jobs in rows:
+        filter = f"  {facet}:{quoted(value)}" if facet != "tenant" else ""
+        output.line(f"{facet:6} {jobs:6} {100 * jobs / len(ids):3.0f} %  {value}{filter}")
 
 
 @app.command(name="show")

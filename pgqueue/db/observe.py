@@ -143,6 +143,24 @@ def running_in(queue: str) -> Call[list[dict[str, Any]]]:
 _RUNNING = b"select pgqueue.legible(to_jsonb(x)) from (select e.* from pgqueue.executing e"
 
 
+def facets(ids: Sequence[int], most: int = 5) -> Call[list[Row]]:
+    """Read (facet, value, jobs) of these jobs: of task, queue, tenant, key, tag and worker the most frequent values."""
+    return Call(
+        b"select x.facet, pgqueue.legible(to_jsonb(x.value)) #>> '{}', x.jobs from ("
+        b"select f.facet, f.value, count(*) as jobs,"
+        b" row_number() over (partition by f.facet order by count(*) desc, f.value) as n"
+        b" from unnest(%s::bigint[]) w (id)"
+        b" cross join lateral (select a.* from pgqueue.all_jobs a where a.id = w.id limit 1) j"
+        b" cross join lateral (select * from (values ('task', j.task), ('queue', j.queue), ('tenant', j.limit_key),"
+        b" ('key', j.key), ('worker', j.reserved_by)) v (facet, value)"
+        b" union all select 'tag', t.tag from unnest(j.tags) t (tag)) f"
+        b" where f.value is not null group by f.facet, f.value) x where x.n <= %s::integer"
+        b" order by array_position('{task,queue,tenant,key,tag,worker}'::text[], x.facet), x.n",
+        (list(ids), most),
+        read_rows,
+    )
+
+
 def job_log(job_id: int, after: int = 0) -> Call[list[dict[str, Any]]]:
     """Read log lines of a job from one on, the oldest first: n, attempt, at, level, line."""
     return Call(

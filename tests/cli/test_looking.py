@@ -581,3 +581,17 @@ def test_the_log_lines_of_a_job_are_printed_and_followed_until_it_has_ended(run:
     assert [each["line"] for each in json.loads(run("jobs", "logs", str(dead), "--json").out)][1] == "given up"
     assert "There is no job 999" in run("jobs", "logs", "999").err
     assert "does not execute" in run("jobs", "stack", str(dead)).err
+
+
+def test_facets_say_whose_jobs_match_and_give_each_as_a_filter(run: Run, conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 3, "import", limit_key="tenant:a", tags=["vip"], key="k 1")
+    enqueue(conn, "send", limit_key="tenant:b")
+    said = run("jobs", "facets", "--where", "state:waiting").out
+    assert "Jobs of 4 that match:" in said
+    assert "task        3  75 %  import  task:import" in said
+    assert "tenant      1  25 %  tenant:b" in said
+    assert 'key         3  75 %  k 1  key:"k 1"' in said
+    assert "tag         3  75 %  vip  tag:vip" in said
+    rows = json.loads(run("jobs", "facets", "--where", "task:send", "--json").out)
+    assert {"facet": "task", "value": "send", "jobs": 1} in rows
+    assert run("jobs", "facets", "--where", "task:none").out == "Jobs of 0 that match:\n"

@@ -72,6 +72,7 @@ def test_there_are_the_commands_that_the_readme_names() -> None:
                 "show",
                 "explain",
                 "logs",
+                "facets",
                 "stack",
                 "run",
                 "kill",

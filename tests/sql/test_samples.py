@@ -289,6 +289,7 @@ def test_metrics_have_the_names_of_the_page(conn: psycopg.Connection) -> None:
     names = {row[0] for row in conn.execute("select name from pgqueue.metrics()")}
     assert names == {
         "pgqueue_queue_jobs", "pgqueue_queue_lag_seconds", "pgqueue_queue_stuck_seconds", "pgqueue_queue_paused",
+            "pgqueue_queue_late_seconds", "pgqueue_queue_oldest_attempt_seconds",
             "pgqueue_workers", "pgqueue_pauses",
         "pgqueue_limit_executing", "pgqueue_limit_parked", "pgqueue_schedule_lag_seconds", "pgqueue_task_info",
         "pgqueue_sample_age_seconds", "pgqueue_housekeeping_age_seconds", "pgqueue_rescued_total",

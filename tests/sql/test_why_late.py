@@ -237,3 +237,21 @@ def test_ten_queues_without_a_worker_are_one_finding(conn: psycopg.Connection, c
     assert (finding.severity, finding.subject) == ("critical", "10 queues")
     assert finding.remedy.count("--queue") == 10
     assert len(table(conn, "why_late")) == 10
+
+
+def test_the_metric_of_a_late_queue_names_its_cause(conn: psycopg.Connection, clock: Clock) -> None:
+    enqueue(conn, queue="mail")
+    enqueue(conn, queue="other", delay="1 h")
+    clock.advance("10 min")
+    maintain(conn)
+    late = conn.execute(
+        "select labels, value from pgqueue.metrics() where name = 'pgqueue_queue_late_seconds'"
+    ).fetchall()
+    assert sorted(late, key=str) == [
+        ({"queue": "mail", "cause": "no_worker"}, 600), ({"queue": "other", "cause": "on_time"}, 0)
+    ]  # fmt: skip
+    start(conn, 1)
+    clock.advance("1 min")
+    maintain(conn)
+    oldest = "select value from pgqueue.metrics() where name = 'pgqueue_queue_oldest_attempt_seconds' and value > 0"
+    assert value(conn, oldest) == 60

@@ -34,6 +34,23 @@ begin
     from queues q
     union all
     select
+        'pgqueue_queue_late_seconds', jsonb_build_object('queue', q.queue ->> 'queue', 'cause', coalesce(w.cause, 'on_time')),
+        coalesce(greatest(w.lag, w.stuck_for), 0)
+    from queues q
+    left join pgqueue.why_late() w on w.queue_name = q.queue ->> 'queue'
+    union all
+    -- An attempt that its worker has reported as running: every third of a lease.
+    select 'pgqueue_queue_oldest_attempt_seconds', jsonb_build_object('queue', q.queue ->> 'queue'), coalesce(max(e.seconds), 0)
+    from queues q
+    left join (
+        select j.queue, extract(epoch from v_now - j.reserved_at)::double precision as seconds
+        from pgqueue.jobs j
+        where j.state = 'executing' and j.lease_expires_at >= pgqueue._lease_head() and j.started = j.reservation
+        limit 10000
+    ) e on e.queue = q.queue ->> 'queue'
+    group by q.queue ->> 'queue'
+    union all
+    select
         'pgqueue_queue_paused', jsonb_build_object('queue', q.queue ->> 'queue'),
         (q.queue ->> 'paused_at' is not null)::integer::double precision
     from queues q
