@@ -55,6 +55,10 @@ class JobRow(NamedTuple):
     outcome: str
     note: str | None
 
+    def log_fields(self) -> dict[str, object]:
+        """Return the fields that a JSON line of the log has for this job."""
+        return {"job_id": self.id, "queue": self.queue, "task": self.task, "attempt": self.attempt}
+
 
 _COLUMNS = ", ".join(JobRow._fields).encode()
 

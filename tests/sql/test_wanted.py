@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from pgqueue.testing import Clock
-from tests.calls import call, enqueue, enqueue_many, maintain, reserve
+from tests.calls import call, enqueue, enqueue_many, maintain, reserve, value
 from tests.sql.plans import blocks
 
 
@@ -50,7 +50,9 @@ def test_a_fleet_that_was_scaled_to_zero_is_wanted_again_by_jobs_and_schedules(
     conn: psycopg.Connection, clock: Clock
 ) -> None:
     maintain(conn)
-    call(conn, "schedule", "report", "0 4 * * *", "make_report", queue="reports")
+    # Once a day, half a day from now.
+    hour = value(conn, "select extract(hour from pgqueue._clock() at time zone 'UTC' + interval '12 hours')::integer")
+    call(conn, "schedule", "report", f"0 {hour} * * *", "make_report", queue="reports")
     maintain(conn)
     enqueue(conn, queue="mail", delay="10 min")
     assert wanted(conn) == 0
@@ -83,7 +85,7 @@ def test_its_cost_does_not_grow_with_the_backlog(conn: psycopg.Connection) -> No
         read[jobs] = (counted, sampled)
         conn.execute("delete from pgqueue.samples")
     assert read[20_000][0] < 2 * read[1_000][0] + 100
-    assert read[20_000][1] < 200
+    assert read[20_000][1] < 2 * read[1_000][1] + 100
 
 
 @pytest.mark.parametrize("queues", [[], [""], [None]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import sys
 import threading
 from pathlib import Path
@@ -68,8 +69,10 @@ def test_there_is_no_lambda_where_workers_are_put_together() -> None:
 
 @pytest.mark.parametrize("is_async", [True, False])
 async def test_a_claimed_job_goes_down_by_few_steps(
-    database: Database, conn: psycopg.Connection, is_async: bool
+    database: Database, conn: psycopg.Connection, is_async: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    # As `pgqueue worker` has it: each end has its line.
+    caplog.set_level(logging.INFO, "pgqueue")
     app = App()
 
     async def on_loop() -> None:

@@ -193,8 +193,7 @@ class Held:
 
     def log_fields(self) -> dict[str, object]:
         """Return the fields that a JSON line of the log has for this job."""
-        row = self.row
-        return {"job_id": row.id, "queue": row.queue, "task": row.task, "attempt": row.attempt}
+        return self.row.log_fields()
 
     def __str__(self) -> str:
         row = self.row

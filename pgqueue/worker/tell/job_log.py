@@ -179,7 +179,7 @@ def _write_failure(held: Held, state: str, at: datetime | None, overrides: Seque
 
 
 def _write(level: int, held: Held, what: str, fields: Mapping[str, object]) -> None:
-    extra = {**held.log_fields(), **fields}
+    extra = {**held.row.log_fields(), **fields}
     if held.seconds is not None:
         extra["seconds"] = round(held.seconds, 6)
     message = f"{held.row.task}[{held.row.id}] {what}"
