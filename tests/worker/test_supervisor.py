@@ -384,7 +384,7 @@ def test_a_process_that_a_handler_has_started_does_not_keep_the_worker_running(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--max-memory", "lots"), "no amount of memory"),
+        (("--max-memory", "lots"), "is not an amount of memory"),
         (("--concurrency", "many"), "concurrency is 'many'"),
         (("--concurrency", "9:3"), "min-concurrency is 9"),
         (("--log-format", "xml"), "there is no log format 'xml'"),
