@@ -181,10 +181,11 @@ def test_a_queue_is_paused_configured_and_purged(filled: psycopg.Connection, pag
 @pytest.mark.long
 def test_limits_schedules_and_tasks(filled: psycopg.Connection, page: Page) -> None:
     page.goto("/limits")
-    page.get_by_label("Kind").select_option("task")
-    page.get_by_label("Of", exact=True).fill("report")
-    page.get_by_label("At most executing").fill("2")
-    page.get_by_role("button", name="Set").click()
+    limit = page.locator("form").filter(has=page.get_by_role("button", name="Set", exact=True))
+    limit.get_by_label("Kind").select_option("task")
+    limit.get_by_label("Of", exact=True).fill("report")
+    limit.get_by_label("At most executing").fill("2")
+    limit.get_by_role("button", name="Set", exact=True).click()
     page.get_by_role("button", name="Drop the limit of report").click()
     page.get_by_role("button", name="Drop", exact=True).click()
     wait_until(lambda: value(filled, "select count(*) from pgqueue.limits where target = 'report'") == 0)
