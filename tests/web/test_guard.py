@@ -68,7 +68,7 @@ def test_another_site_can_change_nothing(
     conn: psycopg.Connection, ask: Ask, headers: dict[str, str], code: int
 ) -> None:
     assert ask("POST", "/queue", headers=headers, name="mail", do="pause").status_code == code
-    assert value(conn, "select count(*) from pgqueue.queues") == (code == 303)
+    assert value(conn, "select count(*) from pgqueue.pauses") == (code == 303)
 
 
 def test_an_old_browser_is_known_by_its_origin(serve: Serve, ask: Ask) -> None:
