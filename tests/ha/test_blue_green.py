@@ -47,7 +47,9 @@ def new(server: str) -> Iterator[psycopg.Connection]:
 def _database(server: str, name: str) -> Iterator[psycopg.Connection]:
     with psycopg.connect(server, autocommit=True) as admin:
         admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-        with psycopg.connect(make_conninfo(server, dbname=name), autocommit=True) as conn:
+        # A commit is decoded once it is flushed, which a server that is not durable leaves for later.
+        flushed = make_conninfo(server, dbname=name, options="-c synchronous_commit=on")
+        with psycopg.connect(flushed, autocommit=True) as conn:
             yield conn
         admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
