@@ -12,10 +12,7 @@ declare
     v_count integer;
 begin
     if jsonb_typeof(write_log.lines) is distinct from 'array' or jsonb_array_length(write_log.lines) > 10000 then
-        perform pgqueue._refuse(
-            'lines must be an array of at most 10000 objects', null,
-            'Give lines as [{"job_id": 17, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO", "line": "sent"}].'
-        );
+        raise data_exception using message = 'it is no such array';
     end if;
     insert into pgqueue.job_logs (job_id, attempt, written_at, at, level, line)
     select l.job_id, l.attempt, pgqueue._clock(), coalesce(l.at, pgqueue._clock()), left(coalesce(l.level, 'INFO'), 16), left(l.line, 1024)
@@ -23,6 +20,11 @@ begin
     where l.job_id is not null and l.attempt is not null and l.line is not null;
     get diagnostics v_count = row_count;
     return v_count;
+exception when data_exception then
+    perform pgqueue._refuse(
+        'lines must be an array of at most 10000 objects', sqlerrm || '.',
+        'Give lines as [{"job_id": 17, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO", "line": "sent"}].'
+    );
 end
 $$;
 
