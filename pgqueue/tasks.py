@@ -6,7 +6,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -35,6 +35,9 @@ from pgqueue.typed import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# What other queues call enqueue.
+CALLED_ELSEWHERE = ("delay", "apply_async", "send", "defer", "perform_async")
+
 
 class Task(Target, Generic[P, R]):
     """A named function. Call it to run it here and now; `enqueue` it to have a worker run it.
@@ -45,6 +48,10 @@ class Task(Target, Generic[P, R]):
     The function may be a method of an object with its services (a database, an API client), or such an object with a
     `__call__`.
     """
+
+    # For messages: the options of a job by the names that `using` takes, and what comes first in enqueue.
+    options_of_jobs: Collection[str] = JobOptions.__annotations__.keys()
+    first_in_enqueue = "connection, "
 
     def __init__(self, name: str, function: Callable[P, R], options: TaskOptions, hooks: Hooks | None = None) -> None:
         self.name = name
@@ -89,7 +96,7 @@ class Task(Target, Generic[P, R]):
 
         def __getattr__(self, name: str) -> Any:
             # Only what other queues call it, and what is not there, comes here.
-            if name in ("delay", "apply_async", "send", "defer", "perform_async"):
+            if name in CALLED_ELSEWHERE:
                 raise AttributeError(
                     f"a task has no {name}(): enqueue it on a connection, in its transaction:"
                     f" {self.name}.enqueue(connection, ...)"
@@ -224,13 +231,7 @@ class Task(Target, Generic[P, R]):
     def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self.payloads_parameter is not None:
             return _payload(self.name, args, kwargs)
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidArgument(
-                f"these arguments do not fit task {self.name}{self._signature}: {error}",
-                hint="give the arguments that the function takes",
-            ) from error
+        bound = self._bound(args, kwargs)
         named: dict[str, Any] = {}
         for name, value in bound.arguments.items():
             kind = self._signature.parameters[name].kind
@@ -244,6 +245,22 @@ class Task(Target, Generic[P, R]):
             else:
                 named[name] = value
         return named
+
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+        try:
+            return self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidArgument(
+                f"these arguments do not fit task {self.name}{self._signature}: {error}",
+                hint=self._way_out(kwargs),
+            ) from error
+
+    def _way_out(self, kwargs: Mapping[str, Any]) -> str:
+        options = [each for each in kwargs if each in self.options_of_jobs and each not in self._signature.parameters]
+        if not options:
+            return "give the arguments that the function takes"
+        given = ", ".join(f"{each}=..." for each in options)
+        return f"give options of the job to using(): {self.name}.using({given}).enqueue({self.first_in_enqueue}...)"
 
 
 class JobTask(Task[P, R]):

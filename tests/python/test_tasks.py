@@ -182,6 +182,16 @@ def test_what_other_queues_call_it_says_what_it_is_here() -> None:
     assert not hasattr(task, "delayed")
 
 
+def test_an_option_of_the_job_among_the_arguments_is_told_where_it_belongs() -> None:
+    task = App().task(name="t")(lambda name, key=None: None)
+    with pytest.raises(InvalidArgument) as raised:
+        task.bind("Ada", delay=60, key="k")
+    assert "t.using(delay=...).enqueue(connection, ...)" in str(raised.value.hint)
+    with pytest.raises(InvalidArgument) as raised:
+        task.bind("Ada", nobody=1)
+    assert raised.value.hint == "give the arguments that the function takes"
+
+
 @pytest.mark.parametrize("value", ["Ada", {"name": "Ada"}, 17])
 def test_a_value_in_the_place_of_the_connection_is_told_so(value: Any) -> None:
     task = App().task(name="t")(lambda name: None)

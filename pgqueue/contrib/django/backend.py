@@ -7,24 +7,34 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from importlib import import_module
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from django.apps import apps
+from django.conf import settings
 from django.core import checks
 from django.db import connections
 from django.utils import timezone
 
 from pgqueue.contrib.django import results
 from pgqueue.contrib.django.api import CHECKS, BaseTaskBackend, Task, TaskResult, TaskResultStatus, signals
+from pgqueue.contrib.django.connections import check_no_connection
 from pgqueue.contrib.django.handlers import declare, declared
 from pgqueue.enqueue import one, send
+from pgqueue.errors import ConfigError
 from pgqueue.options import Interval, JobOptions, RetryPolicy, RetryRule, TaskOptions, check_job_options
+from pgqueue.tasks import CALLED_ELSEWHERE
 
 T = TypeVar("T")
 
 # Registers the check that asks the backends, also where our app, which does so too, is not installed.
 with suppress(ImportError):
     import_module(CHECKS)
+
+_APP = "pgqueue.contrib.django"
+_INSTALL = f"Add {_APP!r} to INSTALLED_APPS"
+
+# Options that are kept under another name: `task.delay(1)` is a call of other queues, and is answered as such.
+_KEPT_AS = {"delay": "job_delay"}
 
 # Options of a task that one of its jobs cannot have.
 _OF_TASKS = {"schedule", "aliases", *TaskOptions.__slots__} - JobOptions.__annotations__.keys()
@@ -40,7 +50,7 @@ class PgqueueTask(Task):
     of these, each with a "name". Without "timezone" it is read in the TIME_ZONE of Django's settings.
 
     The second block are options of one job, and the third are both, for `.using(...)` too: see `pgqueue.enqueue`. In
-    `@task(...)` they are those of every job that is enqueued through the task.
+    `@task(...)` they are those of every job that is enqueued through the task. `delay` is kept as `job_delay`.
     """
 
     aliases: Sequence[str] = ()
@@ -65,12 +75,12 @@ class PgqueueTask(Task):
     score: int | float | Decimal | None = None
     dedupe: str | None = None
     dedupe_for: Interval | None = None
-    on_conflict: Literal["skip", "replace", "merge", "debounce", "raise"] | None = None
+    on_conflict: Literal["skip", "replace", "merge", "debounce", "supersede", "raise"] | None = None
     debounce_max: Interval | None = None
     depends_on: Sequence[int] | None = None
     run_if: Literal["succeeded", "finished", "failed"] | None = None
     group_id: int | None = None
-    delay: Interval | None = None
+    job_delay: Interval | None = None
     headers: Mapping[str, Any] | None = None
     tags: Sequence[str] | None = None
     retention: Interval | None = None
@@ -88,6 +98,17 @@ class PgqueueTask(Task):
             check_job_options(self._own(JobOptions.__annotations__.keys() - set(TaskOptions.__slots__)))
             declare(self)
 
+    if not TYPE_CHECKING:  # To a type checker, a name that is not there is an error.
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what other queues call it, and what is not there, comes here.
+            if name in CALLED_ELSEWHERE:
+                raise AttributeError(
+                    f"a task has no {name}(): enqueue it, in the open transaction: {self.name}.enqueue(...),"
+                    f" or later: {self.name}.using(delay=60).enqueue(...)"
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def using(self, **changes: Any) -> PgqueueTask:
         """Return this task with other options for its next jobs.
 
@@ -97,7 +118,7 @@ class PgqueueTask(Task):
             raise TypeError(f"{name} is an option of the task and not of one job: give it to @task(...)")
         # The others are Django's to check.
         check_job_options({name: changes[name] for name in changes if name in _OPTIONS})
-        return replace(self, **{name: value for name, value in changes.items() if value is not None})
+        return replace(self, **_kept({name: value for name, value in changes.items() if value is not None}))
 
     def task_options(self) -> Mapping[str, Any]:
         """Return the options that a worker declares, as `pgqueue.options.TaskOptions` takes them."""
@@ -122,12 +143,21 @@ class PgqueueTask(Task):
         return {name: value for name, value in {**changed, **own}.items() if value is not None}
 
     def _own(self, names: Iterable[str]) -> dict[str, Any]:
-        found = ((name, getattr(self, name)) for name in names if name in _OPTIONS)
+        found = ((name, getattr(self, _KEPT_AS.get(name, name))) for name in names if name in _OPTIONS)
         return {name: value for name, value in found if value is not None}
 
 
 # The options of ours, as they stand above.
-_OPTIONS = frozenset(PgqueueTask.__annotations__)
+_OPTIONS = frozenset(PgqueueTask.__annotations__) - set(_KEPT_AS.values()) | _KEPT_AS.keys()
+
+
+def _is_in_settings() -> bool:
+    # A test with `available_apps` hides apps that the settings have.
+    return apps.is_installed(_APP) or any(each.startswith(_APP) for each in settings.INSTALLED_APPS)
+
+
+def _kept(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {_KEPT_AS.get(name, name): value for name, value in options.items()}
 
 
 def task(
@@ -155,7 +185,7 @@ def task(
             backend=backend,
             takes_context=takes_context,
             run_after=None,
-            **options,
+            **_kept(options),
         )
 
     return make if function is None else make(function)
@@ -178,11 +208,21 @@ class Backend(BaseTaskBackend, Generic[T]):
         self.database: str = self.options.get("database", "default")
 
     def enqueue(self, task: Any, args: Any, kwargs: Any) -> Any:
-        """Enqueue a call of a task, and return its pending result."""
+        """Enqueue a call of a task, and return its pending result.
+
+        Raises InvalidArgument for arguments that the function does not take, and ConfigError where our app, without
+        which nothing runs the job, is not installed.
+        """
+        # Nothing imports the checks in a project without our app and that of the tasks.
+        if not _is_in_settings():
+            raise ConfigError(self._lacks_app(), hint=_INSTALL)
         self.validate_task(task)
         native = declared[task.module_path]
+        check_no_connection(native.name, self.database, (*args, *kwargs.values()))
         if native.typed is not None:
             args, kwargs = (), native.bind(*args, **kwargs)
+        else:
+            native.check_call(args, kwargs)
         result = TaskResult(
             task=task,
             id="",
@@ -209,13 +249,8 @@ class Backend(BaseTaskBackend, Generic[T]):
 
     def check(self, **kwargs: Any) -> Iterable[checks.CheckMessage]:
         """Check the settings of this backend."""
-        if not apps.is_installed("pgqueue.contrib.django"):
-            yield checks.Error(
-                "INSTALLED_APPS lacks 'pgqueue.contrib.django', which the backend of "
-                f"TASKS[{self.alias!r}] needs: it migrates the queue's schema and runs the worker.",
-                hint="Add 'pgqueue.contrib.django' to INSTALLED_APPS.",
-                id="pgqueue.E001",
-            )
+        if not apps.is_installed(_APP):
+            yield checks.Error(f"{self._lacks_app()}.", hint=f"{_INSTALL}.", id="pgqueue.E001")
         if self.database not in connections.settings:
             yield checks.Error(
                 f"TASKS[{self.alias!r}] names the database {self.database!r}, and DATABASES has none of that name.",
@@ -233,3 +268,9 @@ class Backend(BaseTaskBackend, Generic[T]):
                 " another one it stays when that is rolled back.",
                 id="pgqueue.W001",
             )
+
+    def _lacks_app(self) -> str:
+        return (
+            f"INSTALLED_APPS lacks {_APP!r}, which the backend of TASKS[{self.alias!r}] needs:"
+            " it migrates the queue's schema and runs the worker"
+        )

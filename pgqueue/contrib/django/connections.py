@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import psycopg
 from django.db import connections, reset_queries
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.connection import ConnectionProxy
 from psycopg.conninfo import make_conninfo
 
-from pgqueue.errors import ConfigError
+from pgqueue.errors import ConfigError, InvalidArgument
+
+_CONNECTIONS = (ConnectionProxy, BaseDatabaseWrapper, psycopg.Connection, psycopg.AsyncConnection)
 
 # Options of psycopg that libpq does not know.
 _NOT_LIBPQ = {"context", "cursor_factory", "prepare_threshold", "row_factory", "autocommit", "isolation_level", "pool"}
@@ -28,6 +34,16 @@ def dsn_of(alias: str) -> str:
         if name not in _NOT_LIBPQ and value is not None
     }
     return make_conninfo("", **parameters)
+
+
+def check_no_connection(task: str, database: str, values: Iterable[Any]) -> None:
+    """Raise InvalidArgument for a connection among the arguments of a task: the backend has its own."""
+    if any(isinstance(each, _CONNECTIONS) for each in values):
+        raise InvalidArgument(
+            f"a task of Django's takes no connection: {task} is enqueued on that of the database {database!r},"
+            " in its transaction",
+            hint=f"leave the connection out: {task}.enqueue(...)",
+        )
 
 
 def clean_connections() -> None:

@@ -22,6 +22,7 @@ from pgqueue.contrib.django.results import call_of, error_of, worker_ids
 from pgqueue.errors import InvalidArgument, InvalidPayload
 from pgqueue.hooks import Dead
 from pgqueue.job import current_job
+from pgqueue.options import JobOptions
 from pgqueue.tasks import Task
 
 
@@ -45,6 +46,13 @@ class Native(Task[..., Any]):
     """One of Django's tasks as a task of the queue's; `django` is Django's own."""
 
     django: Any
+
+    options_of_jobs = {*JobOptions.__annotations__, "queue_name", "run_after", "backend"} - {"queue", "run_at"}
+    first_in_enqueue = ""
+
+    def check_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise InvalidArgument for arguments that the function does not take."""
+        self._bound(args, kwargs)
 
     def decode(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by their names, for types to read them. Raises InvalidPayload."""

@@ -1,5 +1,6 @@
 """What Django asks of a backend for its tasks, and what this one adds."""
 
+import copy
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import psycopg
+from django.apps import apps
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core import checks
@@ -101,6 +103,52 @@ class EnqueueTest(TestCase):
         self.assertEqual(tasks.noop.enqueue((1, 2), at={"k": b"bytes"}).args, [[1, 2]])
         with self.assertRaises(TypeError):
             tasks.noop.enqueue(object())
+
+    def test_arguments_that_the_function_does_not_take_are_refused(self):
+        for call, message, hint in (
+            (lambda: tasks.receipt.enqueue(), "missing a required argument: 'order_id'", "give the arguments that"),
+            (lambda: tasks.receipt.enqueue(1, nobody=2), "unexpected keyword argument 'nobody'", "give the arguments"),
+            (lambda: tasks.receipt.enqueue(1, delay=60), "argument 'delay'", "receipt.using(delay=...).enqueue(...)"),
+            (lambda: tasks.receipt.enqueue(1, queue_name="q"), "'queue_name'", ".using(queue_name=...).enqueue(...)"),
+            (lambda: tasks.due.enqueue(date(2026, 11, 1), key="k"), "'key'", "due.using(key=...).enqueue(...)"),
+            (lambda: tasks.context.enqueue(), "missing a required argument: 'n'", "give the arguments that"),
+            (lambda: tasks.count_orders.enqueue(1), "too many positional arguments", "give the arguments that"),
+        ):
+            with self.subTest(message), self.assertRaises(InvalidArgument) as raised:
+                call()
+            self.assertIn(message, raised.exception.message)
+            self.assertIn(hint, raised.exception.hint)
+        self.assertEqual(drain(["default", "mail"]).ids, [])
+
+    def test_a_connection_is_refused_with_the_way_out(self):
+        for task, args, named in (
+            (tasks.receipt, [connection, 1], {}),
+            (tasks.receipt, [connections["default"], 1], {}),
+            (tasks.receipt, [connection.connection, 1], {}),
+            (tasks.noop, [], {"connection": connection}),
+        ):
+            with self.subTest(args), self.assertRaisesMessage(InvalidArgument, "takes no connection") as raised:
+                task.enqueue(*args, **named)
+            self.assertIn(f"leave the connection out: {task.module_path}.enqueue(...)", raised.exception.hint)
+
+    def test_the_names_of_other_queues_are_answered_with_the_way_out(self):
+        for task in (tasks.noop, tasks.receipt, tasks.receipt.using(delay=60)):
+            for name in ("delay", "apply_async"):
+                with self.subTest(name), self.assertRaises(AttributeError) as raised:
+                    getattr(task, name)(1)
+                self.assertIn(f"a task has no {name}()", str(raised.exception))
+                self.assertIn(f"{task.name}.using(delay=60).enqueue(...)", str(raised.exception))
+        with self.assertRaisesMessage(AttributeError, "'PgqueueTask' object has no attribute 'nonsense'"):
+            _ = tasks.noop.nonsense
+
+    def test_a_delayed_task_is_a_value_as_other_tasks(self):
+        later = tasks.receipt.using(delay=60)
+        self.assertEqual(later, tasks.receipt.using(delay=60))
+        self.assertNotEqual(later, tasks.receipt)
+        self.assertEqual(copy.copy(later), later)
+        later.using(key="k").enqueue(1)
+        self.assertEqual(drain().succeeded, 0)
+        self.assertEqual(drain(scheduled=True).succeeded, 1)
 
     def test_an_error_is_the_results(self):
         for task, kind, message in (
@@ -548,6 +596,21 @@ class ChecksTest(TestCase):
         with self.modify_settings(INSTALLED_APPS={"remove": "pgqueue.contrib.django"}):
             [error] = default_task_backend.check()
         self.assertEqual((error.id, error.level), ("pgqueue.E001", checks.ERROR))
+
+    def test_nothing_is_enqueued_without_the_app(self):
+        with (
+            self.modify_settings(INSTALLED_APPS={"remove": "pgqueue.contrib.django"}),
+            self.assertRaisesMessage(ConfigError, "INSTALLED_APPS lacks 'pgqueue.contrib.django'") as raised,
+        ):
+            tasks.noop.enqueue()
+        self.assertIn("Add 'pgqueue.contrib.django'", raised.exception.hint)
+
+    def test_a_test_that_hides_the_app_enqueues(self):
+        apps.set_available_apps([])
+        try:
+            self.assertEqual(tasks.noop.enqueue().status, TaskResultStatus.READY)
+        finally:
+            apps.unset_available_apps()
 
     def test_all_is_well(self):
         self.assertEqual(check_schema(databases=["default"]), [])
