@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -183,7 +183,7 @@ class TaskOptions:
         """Raise TypeError for an option that tasks do not have."""
         for name in options:
             if name not in cls.__slots__:
-                raise TypeError(f"a task has no option {name!r}; it has {', '.join(cls.__slots__)}")
+                raise no_option("a task", name, cls.__slots__)
 
     def __post_init__(self) -> None:
         for name, (low, high) in _NUMBERS.items():
@@ -311,11 +311,40 @@ def check_interval(name: str, value: object, longest: timedelta = timedelta.max)
         raise ConfigError(f"{name} is {value!r}, which is not an interval", hint=_ASKED_FOR)
 
 
+# What Celery calls it, and what it is called here.
+CELERY = {
+    "countdown": "delay",
+    "eta": "run_at",
+    "expires": "expires_in",
+    "max_retries": "max_attempts",
+    "default_retry_delay": "retry_delay",
+}
+
+
+def no_option(of: str, name: str, known: Collection[str]) -> TypeError:
+    """Return the error for an option that `of` does not have: with the one that was meant, else with all it has."""
+    # Imported here: only a mistake needs it.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    said = f"{of} has no option {name!r}"
+    here = CELERY.get(name)
+    if name == "rate_limit":
+        return TypeError(f"{said}: a limit of the queue holds for all workers; set_limit() sets it: pgqueue limits set")
+    if here in known:
+        return TypeError(
+            f"{said}: here it is {here}{', which counts the first attempt, too' if name == 'max_retries' else ''}"
+        )
+    if name in JobOptions.__annotations__:
+        return TypeError(f"{said}: it is an option of a job, as in task.using({name}=...).enqueue(...)")
+    near = get_close_matches(name, known, 1)
+    return TypeError(f"{said}: did you mean {near[0]}?" if near else f"{said}; it has {', '.join(known)}")
+
+
 def check_job_options(options: Mapping[str, object]) -> None:
     """Raise TypeError for an option that jobs do not have, and InvalidArgument for a value that can be none of it."""
     for name, value in options.items():
         if name not in JobOptions.__annotations__:
-            raise TypeError(f"a job has no option {name!r}; it has {', '.join(JobOptions.__annotations__)}")
+            raise no_option("a job", name, JobOptions.__annotations__)
         try:
             if name in ("priority", "max_attempts"):
                 _check_number(name, value, *_NUMBERS[name])

@@ -21,7 +21,7 @@ from pgqueue.errors import ConfigError, InvalidArgument, InvalidPayload
 from pgqueue.hooks import Hooks
 from pgqueue.job import Job
 from pgqueue.middleware import Codec, EnqueueMiddleware, definition
-from pgqueue.options import Interval, JobOptions, TaskOptions, check_job_options
+from pgqueue.options import CELERY, Interval, JobOptions, TaskOptions, check_job_options
 from pgqueue.typed import (
     TypedArguments,
     TypedResult,
@@ -256,7 +256,8 @@ class Task(Target, Generic[P, R]):
             ) from error
 
     def _way_out(self, kwargs: Mapping[str, Any]) -> str:
-        options = [each for each in kwargs if each in self.options_of_jobs and each not in self._signature.parameters]
+        unknown = [CELERY.get(each, each) for each in kwargs if each not in self._signature.parameters]
+        options = [each for each in unknown if each in self.options_of_jobs]
         if not options:
             return "give the arguments that the function takes"
         given = ", ".join(f"{each}=..." for each in options)

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import output, ports
 from pgqueue.cli.database import database
 from pgqueue.cli.options import Dsn, LogLevel, commands
 from pgqueue.config import describe_dsn
@@ -51,6 +51,9 @@ def dev(
         raise ConfigError("no module with tasks was given", hint="name it: pgqueue dev -r package.module")
     if find_spec("watchfiles") is None:
         raise ConfigError("pgqueue dev needs the extra reload", hint="pip install 'pgqueue-sql[reload]'")
+    serves = pages and find_spec("uvicorn") is not None
+    if serves:
+        ports.check_free("127.0.0.1", port)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     # Ctrl-C ends all.
@@ -62,7 +65,7 @@ def dev(
         for module in require:
             worker += ["-r", module]
         shown = [_Child("worker", worker, found)]
-        if pages and find_spec("uvicorn") is not None:
+        if serves:
             shown.append(_Child("pages", ["web", "--port", str(port)], found))
         elif pages:
             output.message("No pages without the extra web: pip install 'pgqueue-sql[web]'", "yellow")

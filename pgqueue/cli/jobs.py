@@ -228,6 +228,8 @@ def show_logs(
 def show_stack(job_id: JobId, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Print where the handler of an executing job stands, as its worker answers."""
     with connected(dsn) as connection:
+        if perform(connection, observe.job(job_id)) is None:
+            output.no_job(job_id)
         last = max((each["n"] for each in _stack(connection, job_id, 0)), default=0)
         worker = perform(connection, operate.ask_stack(job_id))
         if worker is None:
@@ -328,7 +330,14 @@ def retry_jobs(
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
     if job_ids is not None and len(job_ids) == 1 and not given and not where:
         [job_id] = job_ids
-        _answer(job_id, ask(dsn, operate.retry(job_id)), "retried", "dead, cancelled or failed", as_json)
+        _answer(
+            job_id,
+            ask(dsn, operate.retry(job_id)),
+            "retried",
+            "dead, cancelled and failed ones are retried",
+            as_json,
+            dsn,
+        )
         return
     bulk.run("retry", "retried", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
@@ -359,7 +368,7 @@ def update_jobs(
         raise ConfigError("change what?", hint="give --args, --run-at, --priority, --queue or --limit-key")
     if job_ids is not None and len(job_ids) == 1 and not where:
         [job_id] = job_ids
-        _answer(job_id, ask(dsn, operate.update_job(job_id, changes)), "changed", "there", as_json)
+        _answer(job_id, ask(dsn, operate.update_job(job_id, changes)), "changed", "it cannot be changed", as_json, dsn)
         return
     bulk.update(job_ids, where, changes, chunk, yes, as_json, dsn)
 
@@ -387,9 +396,7 @@ def cancel_jobs(
         return
     [job_id] = job_ids
     outcome = ask(dsn, operate.cancel(job_id))
-    if outcome is None:
-        output.not_found("There is nothing to cancel")
-    _print_outcome(job_id, outcome, as_json)
+    _answer(job_id, outcome is not None, outcome or "", "there is nothing to cancel", as_json, dsn)
 
 
 @app.command(name="delete")
@@ -414,14 +421,18 @@ def delete_jobs(
     given = bulk.filters(queue, task, key, state, created_after, created_before, finished_after, finished_before)
     if job_ids is not None and len(job_ids) == 1 and not given and not where:
         [job_id] = job_ids
-        _answer(job_id, ask(dsn, operate.delete(job_id)), "deleted", "there, or it is executing (cancel it)", as_json)
+        _answer(job_id, ask(dsn, operate.delete(job_id)), "deleted", "cancel it before you delete it", as_json, dsn)
         return
     bulk.run("delete", "deleted", job_ids, given, everything, chunk, yes, as_json, dsn, where)
 
 
-def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+def _answer(job_id: int, done: bool, verb: str, otherwise: str, as_json: bool, dsn: str | None) -> None:
+    """Print what was done; where it was not, the state of the job, or that there is none, and exit with 1."""
     if not done:
-        output.not_found(f"Job {job_id} is not {otherwise}")
+        state = ask(dsn, operate.explain(job_id))["state"]
+        if state == "unknown":
+            output.no_job(job_id)
+        output.not_found(f"Job {job_id} is {state}: {otherwise}")
     _print_outcome(job_id, verb, as_json)
 
 

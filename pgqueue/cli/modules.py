@@ -21,10 +21,10 @@ from pgqueue.worker.run import django
 log = logging.getLogger("pgqueue.worker")
 
 
-def load(modules: list[str]) -> App:
-    """Import the user's modules and return one App with the tasks of all Apps in them."""
+def load(modules: list[str], command: str = "worker") -> App:
+    """Import the user's modules, for a command, and return one App with the tasks of all Apps in them."""
     if not modules:
-        raise ConfigError("no module with tasks was given", hint="name it: pgqueue worker -r package.module")
+        raise ConfigError("no module with tasks was given", hint=f"name it: pgqueue {command} -r package.module")
     here = working_directory()
     if here is not None:
         sys.path.insert(0, str(here))

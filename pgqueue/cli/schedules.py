@@ -107,13 +107,13 @@ def add_schedule(
 @app.command(name="pause")
 def pause_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Pause a schedule until it is resumed; deploys do not change that."""
-    _answer(name, ask(dsn, operate.pause_schedule(name)), "paused", "there, or it is paused", as_json)
+    _answer(name, ask(dsn, operate.pause_schedule(name)), "paused", "paused already", as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Resume a paused schedule."""
-    _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "paused", as_json)
+    _answer(name, ask(dsn, operate.resume_schedule(name)), "resumed", "not paused", as_json, dsn)
 
 
 @app.command(name="set")
@@ -128,7 +128,7 @@ def set_schedule(
     """Override the expression or the time zone of a schedule; deploys do not change that."""
     reset_names = [option.replace("-", "_") for option in reset or ()]
     done = ask(dsn, operate.configure_schedule(name, expression, timezone, reset_names))
-    _answer(name, done, "set", "there, or it is set so already", as_json)
+    _answer(name, done, "set", "set so already", as_json, dsn)
 
 
 @app.command(name="run")
@@ -146,20 +146,22 @@ def run_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -
 @app.command(name="remove")
 def remove_schedule(name: ScheduleName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Remove a schedule; its jobs remain. A worker that declares it adds it again at its next start."""
-    _answer(name, ask(dsn, operate.unschedule(name)), "removed", "there", as_json)
+    _answer(name, ask(dsn, operate.unschedule(name)), "removed", "removed meanwhile", as_json, dsn)
 
 
-def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool, dsn: str | None) -> None:
     if not done:
-        _not_found(name, f"Schedule {name} is not {otherwise}")
+        if ask(dsn, operate.find_schedule(name, 0)) is None:
+            _not_found(name)
+        output.not_found(f"Schedule {name} is {otherwise}")
     if as_json:
         output.print_json({"name": name, "outcome": verb})
     else:
         output.line(f"Schedule {name}: {verb}")
 
 
-def _not_found(name: str, message: str | None = None) -> NoReturn:
-    output.not_found(message or f"There is no schedule {name}")
+def _not_found(name: str) -> NoReturn:
+    output.not_found(f"There is no schedule {name}")
 
 
 def _rule(schedule: dict[str, Any]) -> str:

@@ -33,13 +33,13 @@ def schema(task: Tasks = None, require: Require = None) -> None:
     It needs no database. An accumulating task has the schema of one payload. "format" says which text a type is:
     date-time, date, time, duration (ISO 8601), uuid, base64url.
     """
-    schemas = {each.name: each.schema() for each in chosen(task, require)}
+    schemas = {each.name: each.schema() for each in chosen(task, require, "tasks schema")}
     output.line(json.dumps(schemas, indent=2, ensure_ascii=False))
 
 
-def chosen(names: list[str] | None, require: list[str] | None) -> list[Task[Any, Any]]:
+def chosen(names: list[str] | None, require: list[str] | None, command: str) -> list[Task[Any, Any]]:
     """Return the named tasks of the modules, or all, in the order of their names."""
-    app = load(require or [])
+    app = load(require or [], command)
     for name in names or ():
         if name not in app.tasks:
             raise ConfigError(f"there is no task {name!r}", hint=f"known: {', '.join(sorted(app.tasks)) or 'none'}")

@@ -35,5 +35,5 @@ def types(
     It asks no database. A producer enqueues values of these types as JSON; a date is a text there, whose format stands
     beside it.
     """
-    found = [TaskTypes(each.name, each.schema(), each.result_schema()) for each in chosen(task, require)]
+    found = [TaskTypes(each.name, each.schema(), each.result_schema()) for each in chosen(task, require, "tasks types")]
     output.lines(typescript(found) if lang is Language.TYPESCRIPT else go(found, package))

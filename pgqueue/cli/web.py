@@ -11,7 +11,7 @@ import psycopg
 import typer
 from psycopg.conninfo import make_conninfo
 
-from pgqueue.cli import output
+from pgqueue.cli import output, ports
 from pgqueue.cli.database import databases
 from pgqueue.cli.options import Dsns, commands
 from pgqueue.config import describe_dsn, name_databases
@@ -79,6 +79,7 @@ def web(
         origin=origin,
         trace_url=trace_url,
     )
+    ports.check_free(host, port)
     with databases(dsn) as found:
         pages = _pages(found, options, prefix)
         with ThreadPoolExecutor(len(found)) as threads:

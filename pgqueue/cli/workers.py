@@ -36,24 +36,26 @@ def list_workers(again: Watch = False, as_json: AsJson = False, dsn: Dsn = None)
 @app.command(name="quiet")
 def quiet_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Let a worker reserve no more jobs, and keep running; its running jobs continue."""
-    _answer(name, ask(dsn, operate.quiet_worker(name)), "asked to be quiet", "there, or it was asked already", as_json)
+    _answer(name, ask(dsn, operate.quiet_worker(name)), "asked to be quiet", "was asked already", as_json, dsn)
 
 
 @app.command(name="resume")
 def resume_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Let a worker that was asked to be quiet reserve jobs again."""
-    _answer(name, ask(dsn, operate.resume_worker(name)), "asked to resume", "quiet by a command", as_json)
+    _answer(name, ask(dsn, operate.resume_worker(name)), "asked to resume", "is not quiet by a command", as_json, dsn)
 
 
 @app.command(name="stop")
 def stop_worker(name: WorkerName, as_json: AsJson = False, dsn: Dsn = None) -> None:
     """Let a worker exit when its last job has ended, as SIGTERM does. Its supervisor may start another."""
-    _answer(name, ask(dsn, operate.stop_worker(name)), "asked to stop", "there, or it was asked already", as_json)
+    _answer(name, ask(dsn, operate.stop_worker(name)), "asked to stop", "was asked already", as_json, dsn)
 
 
-def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool) -> None:
+def _answer(name: str, done: bool, verb: str, otherwise: str, as_json: bool, dsn: str | None) -> None:
     if not done:
-        output.not_found(f"Worker {name} is not {otherwise}")
+        if all(each["worker"] != name for each in ask(dsn, operate.list_workers())):
+            output.not_found(f"There is no worker {name}")
+        output.not_found(f"Worker {name} {otherwise}")
     if as_json:
         output.print_json({"worker": name, "outcome": verb})
     else:

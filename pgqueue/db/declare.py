@@ -8,6 +8,7 @@ from typing import Any
 
 from pgqueue.db.call import Call, read_first
 from pgqueue.db.json import as_interval, interval_text, to_json
+from pgqueue.options import no_option
 
 
 def declare_task(name: str, options: Mapping[str, object]) -> Call[bool]:
@@ -74,7 +75,7 @@ def check_schedule_options(options: Mapping[str, object]) -> None:
     """Raise TypeError for an option that schedule does not have."""
     for name in options:
         if name not in SCHEDULE_TYPES:
-            raise TypeError(f"a schedule has no option {name!r}; it has {', '.join(SCHEDULE_TYPES)}")
+            raise no_option("a schedule", name, SCHEDULE_TYPES)
 
 
 def schedule(

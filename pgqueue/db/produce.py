@@ -13,7 +13,7 @@ from pgqueue.db.call import Call, as_text, read_first, read_id, read_ids
 from pgqueue.db.json import args_to_json, as_interval, from_json, interval_text, to_json
 from pgqueue.db.results import BatchResult, Enqueued
 from pgqueue.errors import InvalidArgument
-from pgqueue.options import Interval
+from pgqueue.options import Interval, no_option
 
 # The options of enqueue and the types they are cast to; an unknown one is the caller's TypeError.
 OPTION_TYPES = {
@@ -132,7 +132,7 @@ def _options(options: Mapping[str, object]) -> tuple[tuple[str, ...], list[objec
     values: list[object] = []
     for name, value in options.items():
         if name not in OPTION_TYPES:
-            raise TypeError(f"enqueue() has no option {name!r}; it has {', '.join(OPTION_TYPES)}")
+            raise no_option("a job", name, OPTION_TYPES)
         if value is None:
             continue
         _check_value(name, value)

@@ -293,7 +293,7 @@ def test_jobs_retry_runs_a_dead_job_again(run: Run, conn: psycopg.Connection, de
     assert state(conn, dead) == "waiting"
     again = run("jobs", "retry", dead, "--json")
     assert (again.code, again.out) == (1, "")
-    assert f"Job {dead} is not dead, cancelled or failed" in again.err
+    assert f"Job {dead} is waiting: dead, cancelled and failed ones are retried" in again.err
 
 
 @pytest.mark.covers("A6")
@@ -301,7 +301,7 @@ def test_jobs_cancel_is_effective_once(run: Run, conn: psycopg.Connection) -> No
     job_id = enqueue(conn)
     assert run("jobs", "cancel", job_id, "--json").json() == {"id": job_id, "outcome": "cancelled"}
     again = run("jobs", "cancel", job_id)
-    assert (again.code, again.out, again.err) == (1, "", "There is nothing to cancel\n")
+    assert (again.code, again.out, again.err) == (1, "", f"Job {job_id} is cancelled: there is nothing to cancel\n")
     running = enqueue(conn)
     reserve_one(conn)
     assert run("jobs", "cancel", running).out == f"Job {running}: requested\n"
@@ -314,7 +314,7 @@ def test_jobs_delete_removes_what_does_not_run(run: Run, conn: psycopg.Connectio
     assert state(conn, dead) is None
     refused = run("jobs", "delete", running)
     assert (refused.code, refused.out) == (1, "")
-    assert "executing" in refused.err
+    assert refused.err == f"Job {running} is executing: cancel it before you delete it\n"
     assert state(conn, running) == "executing"
 
 
@@ -592,3 +592,25 @@ def test_a_schedule_is_set_and_reset(run: Run, conn: psycopg.Connection) -> None
     assert "0 3 * * * (UTC)" in run("schedules", "list").out
     assert run("schedules", "set", "nightly", "--reset", "expression").code == 1
     assert run("schedules", "set", "nightly", "--expression", "0 4").code == 2
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("jobs show 99", "jobs explain 99", "jobs logs 99", "jobs stack 99", "jobs retry 99", "jobs cancel 99"),
+        *("jobs delete 99", "jobs update 99 --priority 3"),
+        *("schedules show 99", "schedules pause 99", "schedules resume 99", "schedules remove 99", "schedules run 99"),
+        *("schedules set 99 --timezone UTC", "workers quiet 99", "workers resume 99", "workers stop 99"),
+    ],
+)
+def test_each_command_on_what_does_not_exist_says_so(command: str, run: Run) -> None:
+    done = run(*command.split())
+    kind = command.split()[0].removesuffix("s")
+    assert (done.code, done.out, done.err) == (1, "", f"There is no {kind} 99\n")
+
+
+def test_a_command_that_changes_nothing_says_in_which_state_its_object_is(run: Run, conn: psycopg.Connection) -> None:
+    call(conn, "schedule", "nightly", "0 3 * * *", "report")
+    assert run("schedules", "resume", "nightly").err == "Schedule nightly is not paused\n"
+    assert run("schedules", "pause", "nightly").code == 0
+    assert run("schedules", "pause", "nightly").err == "Schedule nightly is paused already\n"

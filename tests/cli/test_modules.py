@@ -9,6 +9,7 @@ import pytest
 
 from pgqueue.cli.modules import load
 from pgqueue.errors import ConfigError
+from tests.cli.conftest import Run
 from tests.workers import write_module
 
 
@@ -118,3 +119,10 @@ def test_a_module_that_is_not_there_is_one_line() -> None:
     message, traceback = refusal("nowhere")
     assert message.startswith("there is no module 'nowhere'; give -r as")
     assert traceback == []
+
+
+@pytest.mark.parametrize("command", ["worker", "tasks schema", "tasks types --lang typescript", "dev"])
+def test_where_no_module_was_given_the_hint_names_the_command_that_was_typed(command: str, run: Run) -> None:
+    done = run(*command.split())
+    assert done.code == 2
+    assert f"name it: pgqueue {command.partition(' --')[0]} -r package.module" in done.err

@@ -31,7 +31,6 @@ NOT_RUN = {
     "mkdir first-job": "the tests have a directory for each page",
     "cd first-job": "the tests have a directory for each page",
     "python3 -m venv": "an environment for the next line",
-    ". venv/bin/activate": "an environment for the next line",
     "pip install": "installs from a registry; .ci/run installs both distributions",
     "pgqueue dev": "runs until Ctrl-C; tests/cli/test_dev.py starts it",
     "pgqueue demo": "takes a server of its own and ten seconds; tests/cli/test_commands.py runs it",

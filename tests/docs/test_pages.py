@@ -100,8 +100,9 @@ def test_the_first_screen_of_the_readme_has_the_two_commands_of_a_fresh_clone() 
     assert [line.split("#")[0].strip() for line in lines if line.startswith("make ")] == ["make demo", "make test"]
 
 
-def test_the_readme_shows_the_demo_first_to_a_reader_who_installs_the_package() -> None:
-    first = [command.split("#")[0].strip() for command in _commands_of("README.md")][:2]
+def test_the_readme_shows_the_demo_first_to_a_reader_who_installs_the_package_in_an_environment() -> None:
+    environment, *first = [command.split("#")[0].strip() for command in _commands_of("README.md")][:3]
+    assert environment == "python3 -m venv .venv && . .venv/bin/activate"
     assert first == ["pip install './pgqueue[embedded]'", "pgqueue demo"]
 
 

@@ -171,6 +171,10 @@ def test_an_option_of_none_is_as_if_it_had_been_left_out(conn: psycopg.Connectio
     ("options", "kind", "said"),
     [
         ({"nope": 1}, TypeError, "a job has no option 'nope'; it has queue, priority"),
+        ({"delya": 60}, TypeError, "a job has no option 'delya': did you mean delay?"),
+        ({"countdown": 60}, TypeError, "a job has no option 'countdown': here it is delay"),
+        ({"eta": 60}, TypeError, "a job has no option 'eta': here it is run_at"),
+        ({"expires": 60}, TypeError, "a job has no option 'expires': here it is expires_in"),
         ({"priority": 500}, InvalidArgument, "priority is 500; give a whole number from -100 to 100"),
         ({"max_attempts": 0}, InvalidArgument, "max_attempts is 0"),
         ({"delay": "soon"}, InvalidArgument, "delay is 'soon', which is not an interval"),
@@ -467,13 +471,13 @@ def test_wrong_args_are_an_invalid_argument(args: Any, conn: psycopg.Connection)
         pgqueue.enqueue(conn, "t", args)
 
 
-def test_an_unknown_option_is_a_type_error_that_names_the_known_ones(conn: psycopg.Connection) -> None:
+def test_an_unknown_option_is_a_type_error_that_names_the_nearest_one(conn: psycopg.Connection) -> None:
     for attempt in (
         lambda: pgqueue.enqueue(conn, "t", dealy="1 s"),
         lambda: pgqueue.enqueue_many(conn, "t", [{}], dealy="1 s"),
         lambda: send.using(dealy="1 s").enqueue(conn, "a"),
     ):
-        with pytest.raises(TypeError, match="no option 'dealy'; it has queue, priority, run_at, delay"):
+        with pytest.raises(TypeError, match=r"no option 'dealy': did you mean delay\?"):
             attempt()
     assert jobs(conn) == []
 
@@ -576,4 +580,16 @@ async def test_an_await_that_was_forgotten_is_told_with_the_call_and_the_task(
     async with await psycopg.AsyncConnection.connect(database.dsn, autocommit=True) as connection:
         with pytest.warns(RuntimeWarning, match=rf"^coroutine '{named}' was never awaited"):
             call(connection)
+    assert jobs(conn) == []
+
+
+@pytest.mark.parametrize(("given", "option"), [("delay", "delay"), ("queue", "queue"), ("countdown", "delay")])
+def test_an_option_of_a_job_among_the_arguments_is_told_where_it_belongs(
+    given: str, option: str, conn: psycopg.Connection
+) -> None:
+    says = rf"; give options of the job to using\(\): mail.send.using\({option}=...\).enqueue\(connection, ...\)"
+    with pytest.raises(InvalidArgument, match=says):
+        send.enqueue(conn, "a", **{given: 60})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match=says):
+        send.enqueue_many(conn, [{"to": "a", given: 60}])
     assert jobs(conn) == []

@@ -292,3 +292,18 @@ def test_a_former_name_that_is_taken_or_none_is_refused_and_declares_nothing() -
     with pytest.raises(ConfigError, match="aliases is 'mail'; give a list of names"):
         app.task(name="send_email", aliases="mail")(lambda: None)
     assert list(app.tasks) == ["mail"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("max_retries", "here it is max_attempts, which counts the first attempt, too"),
+        ("default_retry_delay", "here it is retry_delay"),
+        ("rate_limit", r"a limit of the queue holds for all workers; set_limit\(\) sets it: pgqueue limits set"),
+        ("max_attempt", r"did you mean max_attempts\?"),
+        ("delay", r"it is an option of a job, as in task.using\(delay=...\).enqueue\(...\)"),
+    ],
+)
+def test_an_option_that_tasks_do_not_have_is_refused_with_the_one_that_was_meant(option: str, said: str) -> None:
+    with pytest.raises(TypeError, match=f"a task has no option '{option}': {said}$"):
+        App().task(**{option: 3})(lambda: None)

@@ -1,0 +1,28 @@
+"""The port that a command is to listen on: whether it is free, before anything else is started."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from pgqueue.errors import ConfigError
+
+# What this machine has no address for; the others of the same name may do.
+_PASSED_OVER = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def check_free(host: str, port: int) -> None:
+    """Raise ConfigError for a port that cannot be listened on."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ConfigError(f"there is no address {host} to listen on: {error.strerror}", hint="give --host") from error
+    for family, _, _, _, address in found:
+        try:
+            socket.create_server(address[:2], family=family).close()
+        except OSError as error:
+            if error.errno in _PASSED_OVER:
+                continue
+            taken = error.errno == errno.EADDRINUSE
+            why = "is taken by another program" if taken else f"cannot be listened on: {error.strerror}"
+            raise ConfigError(f"port {port} of {host} {why}", hint="give another one with --port") from error
