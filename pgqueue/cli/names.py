@@ -28,6 +28,13 @@ def require(connection: psycopg.Connection[Any], kind: str, name: str, create: b
         output.not_found("To go ahead with this name, repeat the command with --create")
 
 
+def look_up(connection: psycopg.Connection[Any], kind: str, name: str) -> None:
+    """Exit with 1 where nothing has the name that is asked about, and name the nearest."""
+    known = perform(connection, _NAMES[kind])
+    if name not in known:
+        output.not_found(f"There is no {kind} {name}{_nearest(name, known)}")
+
+
 def doubt(connection: psycopg.Connection[Any], kind: str, name: str | None) -> str | None:
     """Return a note for where nothing has this name, and something has one like it."""
     known = [] if name is None else perform(connection, _NAMES[kind])

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from pgqueue.cli import output
+from pgqueue.cli import names, output
 from pgqueue.cli.completion import queues
-from pgqueue.cli.database import ask
+from pgqueue.cli.database import connected
 from pgqueue.cli.options import AsJson, Dsn, commands
 from pgqueue.db import observe
+from pgqueue.db.call import perform
 
 app = commands()
 
@@ -31,14 +32,18 @@ def why(
     It prints the cause, its evidence, and a command that removes it. Without a queue, it does so for each queue that is
     late: its oldest due job by 30 s, or a blocked one by 5 min.
     """
-    found = ask(dsn, observe.why_late(queue))
+    with connected(dsn) as connection:
+        found = perform(connection, observe.why_late(queue))
+        # Where there is a cause there are jobs, so there is such a queue.
+        if queue is not None and all(each["cause"] == "on_time" for each in found):
+            names.look_up(connection, "queue", queue)
     if as_json:
         output.print_json(found)
         return
     if not found:
         output.line("No queue is late.")
     for each in found:
-        late = "" if each["lag"] < 1 else f", late by {output.lasting(each['lag'])}"
+        late = "" if each["lag"] < 1 or each["cause"] == "on_time" else f", late by {output.lasting(each['lag'])}"
         stuck = "" if each["stuck_for"] < 1 else f", stuck for {output.lasting(each['stuck_for'])}"
         output.line(f"{each['queue_name']}: {each['cause']}{late}{stuck}", output.COLOURS[each["severity"]])
         output.line(f"    {each['evidence']}")

@@ -177,13 +177,25 @@ def test_a_task_whose_jobs_workers_give_back_is_named(run: Run, conn: psycopg.Co
 def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connection, clock: Clock) -> None:
     assert run("why").out == "No queue is late.\n"
     enqueue(conn, queue="mail")
-    assert "mail: on_time\n    its oldest due job waits for" in run("why", "mail").out
+    clock.advance("16 s")
+    assert run("why", "mail").out.startswith("mail: no_worker, late by 16 s\n    1 jobs are due since")
+    call(conn, "hello", "w", ["mail"])
+    call(conn, "beat", "w")
+    assert run("why", "mail").out.startswith("mail: on_time\n    its oldest due job waits for 16 s\n")
     clock.advance("3 min")
     said = run("why").out
     assert said.startswith("mail: no_worker, late by 3 min\n    1 jobs are due since")
     assert said.endswith("do: pgqueue worker -r MODULE --queue mail\n")
     [found] = json.loads(run("why", "mail", "--json").out)
     assert (found["queue_name"], found["cause"], found["severity"]) == ("mail", "no_worker", "critical")
+
+
+def test_why_of_a_queue_that_nothing_has_is_refused_with_the_nearest_name(run: Run, conn: psycopg.Connection) -> None:
+    enqueue(conn, queue="mail")
+    refused = run("why", "mial")
+    assert (refused.code, refused.out) == (1, "")
+    assert "There is no queue mial: did you mean mail?" in refused.err
+    assert run("why", "default").out.startswith("default: on_time\n")
 
 
 def test_workers_that_died_and_leases_that_lapsed_are_marked(run: Run, conn: psycopg.Connection, clock: Clock) -> None:

@@ -33,6 +33,7 @@ SET_UP = {
     ),
     "docs/operate/failover.md": SetUp(files={"tasks.py": TASKS}),
     "docs/operate/roles.md": SetUp(clean_up="drop owned by shop_web, shop_worker; drop role shop_web, shop_worker"),
+    "docs/operate/monitoring.md": SetUp(sql="select pgqueue.configure_queue('mail', weight => 2)"),
     "docs/operate/operating.md": SetUp(
         sql="select pgqueue.enqueue_many('t', array_fill('{}'::jsonb, '{20}'));"
         "select pgqueue.configure_queue('mail', weight => 2);"

@@ -111,6 +111,8 @@ def test_the_job_that_blocks_a_key_is_named_though_nothing_is_due(conn: psycopg.
 
 def test_a_queue_without_a_living_worker_and_one_whose_worker_is_quiet(conn: psycopg.Connection, clock: Clock) -> None:
     enqueue(conn, queue="mail")
+    assert (why(conn, "mail").severity, why(conn, "mail").cause) == ("info", "no_worker")
+    assert table(conn, "why_late") == []
     clock.advance("1 min")
     assert (why(conn, "mail").severity, why(conn, "mail").cause) == ("critical", "no_worker")
     assert why(conn, "mail").remedy == "pgqueue worker -r MODULE --queue mail"

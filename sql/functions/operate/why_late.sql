@@ -44,7 +44,7 @@ $$;
 
 comment on function pgqueue.why_late(text) is
     'Why jobs of a queue wait: the first cause that holds, with its evidence and the command that mends it. Without a queue: a row for each that is late, '
-    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, limit, key (behind one job), no_worker, unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
+    'its oldest due job by 30 s or a stuck one by 5 min, the worst first. cause: on_time, paused, limit, key (behind one job), no_worker (as soon as a job is due), unknown_task (or no living worker has it), slots (taken by jobs that do not end), '
     'starved (workers serve other queues first), flood (of one tenant or task), database (old snapshot, dead rows, locks, notifications), workers (too few). subject: the limit, key, task, tenant or worker that it is about. '
     'lag: the age of the oldest due job in seconds; stuck_for: that of the oldest job that waits for a limit or behind its key, or whose task no worker knows, unless the queue is paused. '
     'select cause, evidence, remedy from pgqueue.why_late(''mail'');';
@@ -93,7 +93,7 @@ begin
         select l.* into cause, subject, evidence, remedy
         from pgqueue._late_by_rule(v_first, case when lag < 30 then 0 else v_due end, v_blocked.jobs, v_blocked.limit_name, v_blocked.job_id, p_now) l;
     end if;
-    if cause is null and lag >= 30 and not exists (select from pgqueue._living_workers_of(p_queue, p_now)) then
+    if cause is null and v_due > 0 and not exists (select from pgqueue._living_workers_of(p_queue, p_now)) then
         cause := 'no_worker';
         subject := p_queue;
         select x.* into evidence, remedy from pgqueue._late_without_worker(p_queue, v_due, v_first.ready_at) x;
