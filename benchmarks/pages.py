@@ -80,7 +80,7 @@ def _asked(connection: Connection) -> dict[str, Callable[[], object]]:
         return find
 
     return {
-        "overview: stats(recent => true)": ask(observe.stats()),
+        "overview: stats(recent => true)": ask(observe.stats(recent=True)),
         "overview: why_late()": ask(observe.why_late()),
         "overview: what executes": ask(observe.executing()),
         "overview: rates of queues": ask(observe.lately(60)),

@@ -100,5 +100,5 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
     if with_jobs:
         jobs.show()
     for database, stats in found.items():
-        counted = f"{len(stats['workers'])} workers; counted {output.when(stats['sampled_at']) or 'never'}."
+        counted = f"{len(stats['workers'])} workers; counted {output.when(stats['sampled_at'] or stats['at'])}."
         output.line(f"{database}: {counted}" if place else counted)

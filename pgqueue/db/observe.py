@@ -24,8 +24,11 @@ class Page:
     is_cut: bool
 
 
-def stats(*, recent: bool = True) -> Call[dict[str, Any]]:
-    """Read the numbers of the queue from its last samples, or count them now."""
+def stats(*, recent: bool | None = None) -> Call[dict[str, Any]]:
+    """Read the numbers of the queue from its last samples, or count them now.
+
+    None: from the samples while a worker takes them, else counted up to a bound, and `sampled_at` is None.
+    """
     return Call(b"select pgqueue.legible(pgqueue.stats(recent => %s::boolean))", (recent,), read_first)
 
 

@@ -283,7 +283,10 @@ class Top(App[None]):
         }
         numbers = {"lag s": max(total["lag"] for total in totals)}
         numbers.update({name: observe.counted(whole, name) for name in _STATES})
-        numbers.update(workers=sum(len(each["workers"]) for each in stats), counted=str(stats[0]["sampled_at"])[11:19])
+        numbers.update(
+            workers=sum(len(each["workers"]) for each in stats),
+            counted=str(stats[0]["sampled_at"] or stats[0]["at"])[11:19],
+        )
         if len(self._dsns) > 1:
             numbers["databases"] = f"{len(stats)} of {len(self._dsns)}"
         shown = "   ".join(f"{name} {value}" for name, value in numbers.items())

@@ -183,7 +183,7 @@ async def limit(context: Context) -> Response:
         return context.go("limits", said="it is resumed")
     if one(form, "do") == "drop":
         if one(form, "confirm") != "yes":
-            stats = await context.database.shared("stats", 1.0, observe.stats)
+            stats = await context.database.stats()
             known = next((each for each in stats["limits"] if (each["kind"], each["target"]) == (kind, target)), None)
             return context.page("drop_limit.html", kind=kind, target=target, limit=known)
         await change(context, operate.drop_limit(kind, target))

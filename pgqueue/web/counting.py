@@ -52,7 +52,7 @@ async def about(database: PageDatabase, found: Filter, order: str) -> int | None
     states = set(found.get("states", ()))
     if not states or not states <= {"waiting", "failed", "blocked", "executing", "dead"}:
         return None
-    stats = await database.shared("stats", 1.0, observe.stats)
+    stats = await database.stats()
     chosen = [each for each in stats["queues"] if "queues" not in found or each["queue"] in found["queues"]]
     if any(each["counted_to"] for each in chosen):
         return None

@@ -76,6 +76,13 @@ class PageDatabase:
         shared: T = await asyncio.shield(asking)
         return shared
 
+    async def stats(self) -> dict[str, Any]:
+        """Return the numbers of the queue: of the last sample, or counted, once in 3 s, where none is taken."""
+        found = await self.shared("stats", 3.0, observe.stats)
+        if found["sampled_at"] is None:
+            return found
+        return await self.shared("stats", 1.0, observe.stats)
+
     async def _ask(self, key: object, call: Call[T]) -> T:
         [answer] = await self.read(call)
         if len(self._answers) > 200:

@@ -27,7 +27,7 @@ async def overview(context: Context) -> Response:
     """Say whether something is late, and show the queues, the workers, and what jobs die of."""
     shared = context.database.shared
     now = context.now()
-    stats = await shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     findings = await context.part(FINDINGS, shared("doctor", 60.0, observe.doctor), [])
     groups = await context.part(DEATHS, shared(("dead", None), 60.0, lambda: observe.dead_groups(None)), [])
     trends = await context.part(TRENDS, shared("trends", 10.0, observe.trends), [])
@@ -43,7 +43,7 @@ async def overview(context: Context) -> Response:
     return context.page(
         "overview.html",
         stats=stats,
-        verdict=verdict.reach(late, findings, queues),
+        verdict=verdict.reach(late, findings, queues, len(alive)),
         findings=[each for each in findings if each["severity"] != "info"],
         queues=[
             {

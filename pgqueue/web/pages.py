@@ -39,7 +39,7 @@ _LIVE = {"waiting", "executing", "failed", "blocked"}
 
 async def queues(context: Context) -> Response:
     """All queues, the ones in trouble first."""
-    stats = await context.database.shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     options = await context.database.shared("queues", 5.0, observe.queues)
     trends = await context.part("the trends", context.database.shared("trends", 10.0, observe.trends), [])
     return context.page(
@@ -50,7 +50,7 @@ async def queues(context: Context) -> Response:
         ],
         sparklines=render.sparklines(trends),
         options={each["name"]: each for each in options},
-        sampled_at=stats["sampled_at"],
+        counted_at=stats["sampled_at"] or stats["at"],
         now=context.now(),
     )
 
@@ -58,7 +58,7 @@ async def queues(context: Context) -> Response:
 async def queue(context: Context) -> Response:
     """One queue: why it is late, its numbers, what runs, its options, its workers, its dead jobs."""
     name, now, shared = context.query("name"), context.now(), context.database.shared
-    stats = await shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     options = await shared("queues", 5.0, observe.queues)
     numbers = next((each for each in stats["queues"] if each["queue"] == name), None)
     known = next((each for each in options if each["name"] == name), {})
@@ -212,7 +212,7 @@ async def task(context: Context) -> Response:
 
 async def limits(context: Context) -> Response:
     """Limits, with the jobs that they count and that wait for them."""
-    stats = await context.database.shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     return context.page("limits.html", limits=stats["limits"], pauses=stats["pauses"], now=context.now())
 
 
@@ -220,7 +220,7 @@ async def dead(context: Context) -> Response:
     """The dead jobs, by their last error."""
     name, now, shared = context.query("queue") or None, context.now(), context.database.shared
     groups = await shared(("dead", name), 60.0, lambda: observe.dead_groups(name))
-    stats = await shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     return context.page(
         "dead.html",
         groups=groups,
@@ -242,7 +242,7 @@ async def audit(context: Context) -> Response:
 async def health(context: Context) -> Response:
     """The findings of doctor(), versions and settings."""
     findings = await context.part(FINDINGS, context.database.shared("doctor", 60.0, observe.doctor), [])
-    stats = await context.database.shared("stats", 1.0, observe.stats)
+    stats = await context.database.stats()
     rows = await context.part("the numbers of the server", context.database.shared("metrics", 2.0, observe.metrics), [])
     [installed, settings] = await context.database.read(consume.version(), observe.settings())
     return context.page(

@@ -53,9 +53,15 @@ def age(numbers: Mapping[str, Any]) -> float:
 
 
 def reach(
-    late: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, str]], queues: Sequence[Mapping[str, Any]]
+    late: Sequence[Mapping[str, Any]],
+    findings: Sequence[Mapping[str, str]],
+    queues: Sequence[Mapping[str, Any]],
+    alive: int | None = None,
 ) -> Verdict:
-    """Reach the verdict: the worst of the queues that are `late`, else a critical finding, else that all is well."""
+    """Reach the verdict: the worst of the queues that are `late`, else a critical finding, else that all is well.
+
+    With `alive` = 0 workers, all is well only while no job is due.
+    """
     troubled = [each for each in late if each["severity"] != "info"]
     if troubled:
         first, *others = troubled
@@ -67,7 +73,13 @@ def reach(
     if critical is not None:
         words = f"{critical['topic'].replace('_', ' ')}: {critical['subject']}"
         return Verdict("critical", "", 0.0, words, critical["evidence"], critical["remedy"])
-    worst = max((each for each in queues if not each["paused_at"]), key=lambda each: each["lag"], default=None)
+    running = [each for each in queues if not each["paused_at"]]
+    worst = max(running, key=lambda each: each["lag"], default=None)
+    due = sum(each["due"] for each in running)
+    if alive == 0 and worst is not None and due:
+        words = f"{due:,} {'jobs wait' if due > 1 else 'job waits'}, and no worker is alive: start one"
+        evidence = f"the oldest is due in queue {worst['queue']}"
+        return Verdict("late", "", 0.0, words, evidence, "pgqueue worker -r MODULE")
     if worst is None or not worst["lag"]:
         return Verdict("ok")
     return Verdict("ok", worst["queue"], float(worst["lag"]))

@@ -6,11 +6,18 @@ import re
 
 import psycopg
 
-from tests.calls import maintain
+from tests.calls import call, maintain
 from tests.sql.test_samples import block_jobs
 from tests.web.test_guard import Ask
 
 REASONS = "4 by key, 2 by limit, 3 by parents"
+
+
+def sample(conn: psycopg.Connection) -> None:
+    """Take a sample while a worker lives: the pages read it, and do not count."""
+    call(conn, "hello", "w")
+    call(conn, "beat", "w")
+    maintain(conn)
 
 
 def words(page: str) -> str:
@@ -27,14 +34,14 @@ def test_the_pages_of_queues_show_what_blocked_jobs_wait_for(conn: psycopg.Conne
 
 def test_a_count_that_stopped_says_that_the_reasons_are_of_those_counted(conn: psycopg.Connection, ask: Ask) -> None:
     block_jobs(conn)
-    maintain(conn)
+    sample(conn)
     conn.execute("update pgqueue.samples set counted_to = 9")
     assert f"Blocked 9+ of those counted: {REASONS}" in words(ask("GET", "/queue?name=q").text)
 
 
 def test_a_sample_of_before_shows_no_reasons(conn: psycopg.Connection, ask: Ask) -> None:
     block_jobs(conn)
-    maintain(conn)
+    sample(conn)
     conn.execute("update pgqueue.samples set blocked_by_limit = null, blocked_by_parents = null")
     page = words(ask("GET", "/queue?name=q").text)
     assert "Blocked 9" in page

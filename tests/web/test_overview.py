@@ -63,6 +63,48 @@ def test_a_warning_of_the_doctor_does_not_hide_that_all_is_on_time(
     assert '<a href="/health">1 finding</a>: schedule, nightly' in page
 
 
+def test_without_a_worker_the_pages_count_what_waits_and_do_not_say_that_none_does(
+    conn: psycopg.Connection, ask: Ask, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "doctor", lambda: Call(b"select 1 where false", (), read_column))
+    clock.advance("-10 s")
+    maintain(conn)
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    page = ask("GET", "/").text
+    assert said(page) == "1 job waits, and no worker is alive: start one."
+    assert 'data-copy="pgqueue worker -r MODULE"' in page
+    assert '<div class="n count">1</div>' in rows(page)["mail"]
+    assert "none waits" not in page
+
+
+def test_what_is_late_without_a_sample_is_late_in_every_part_of_the_pages(
+    conn: psycopg.Connection, ask: Ask, clock: Clock
+) -> None:
+    clock.advance("-6 min")
+    maintain(conn)
+    enqueue(conn, queue="mail")
+    clock.back_to_real()
+    page = ask("GET", "/").text
+    assert re.match(r"mail is 6(\.\d)? min late: no worker serves it", said(page))
+    assert 'class="lag critical"' in rows(page)["mail"]
+    assert '<div class="n count">1</div>' in rows(page)["mail"]
+    assert "none waits" not in page
+    assert 'class="lag critical"' in ask("GET", "/queues").text
+
+
+def test_numbers_of_no_sample_are_counted_up_to_a_bound(conn: psycopg.Connection) -> None:
+    enqueue_many(conn, 10_001, queue="mail")
+    found = call(conn, "stats", recent=None)
+    [mail] = found["queues"]
+    assert found["sampled_at"] is None
+    assert (mail["due"], mail["counted_to"]) == (10_000, 10_000)
+    register(conn, "w", ["mail"], 4)
+    call(conn, "beat", "w")
+    maintain(conn)
+    assert call(conn, "stats", recent=None)["sampled_at"] is not None
+
+
 def test_it_names_the_queue_that_is_late_the_cause_and_the_command(
     conn: psycopg.Connection, ask: Ask, clock: Clock
 ) -> None:

@@ -1,6 +1,7 @@
 -- stats: numbers for people and monitors, as one JSON document. Reads only. Counts live jobs by their indexes, which takes
 -- about a second with millions of them; with recent => true it reads the last samples instead, whatever the backlog. The
--- samples are counted by the same statement.
+-- samples are counted by the same statement. With recent => null it reads them while a worker lives that takes them, and
+-- counts a bounded number of jobs otherwise: an old sample says nothing of now.
 
 create or replace function pgqueue.stats(recent boolean default false)
 returns jsonb
@@ -9,7 +10,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_now timestamptz := pgqueue._clock();
-    v_numbers jsonb := pgqueue._numbers(v_now, stats.recent);
+    v_numbers jsonb := pgqueue._numbers(v_now, coalesce(stats.recent, nullif(pgqueue._is_sampled(v_now), false)));
 begin
     return v_numbers || jsonb_build_object(
         'at', v_now,
@@ -38,7 +39,7 @@ begin
             )
             from pgqueue.effective_schedules s
         ),
-        'limits', pgqueue._limits_now(case when stats.recent then 10000 else 1000000000 end),
+        'limits', pgqueue._limits_now(case when stats.recent is not false then 10000 else 1000000000 end),
         'pauses', (select coalesce(jsonb_agg(to_jsonb(p)), '[]') from (select x.* from pgqueue._standing(v_now) x limit 1000) p),
         'housekeeping', (
             select jsonb_build_object(
@@ -75,9 +76,28 @@ comment on function pgqueue.stats(boolean) is
     'dead, lag (age of the oldest due job in seconds), stuck_for (that of the oldest job that waits for a limit or behind its key, or, by the samples, whose task no worker knows; 0 in a paused queue); of each queue blocked_by, its blocked jobs by what they wait for (key, limit, parents); workers; schedules (count, paused, lag, failures: the error of each schedule that has one); '
     'limits (for each: executing; parked, the jobs that wait for it: those that it blocks, and the due ones of a queue that is at its limit; used, what of max_executing is taken; started, what of rate is; of a limit_key with *, those of the value that has the most, used_by and started_by); pauses (what is paused or throttled: kind, target, source, since, until, reason, by; the first thousand); housekeeping, the state of maintenance (last_at; rescued: leases taken back; unparked: jobs that were blocked without a reason; hidden: ready jobs below the head of their lane; failures: steps that fail or were ended by statement_timeout, with the error; behind: steps that had no turn or too little time; overdue_partitions). '
     'recent => true: the numbers of queues are those of the last sample (sampled_at), at most ten seconds old while maintain() runs; its cost does not depend on the backlog. '
+    'recent => null: as with true while a worker lives and the last sample is at most 30 s old; otherwise they are counted now, up to 10,000 of each lane (counted_to), and sampled_at is null. '
     'counted_at: a queue of more than 10,000 jobs was last counted then, at most ten minutes ago; null: in this sample. counted_to: it was not counted yet, and numbers that high mean at least that many.';
 
--- Queues and total of stats(), counted now, or from the last samples.
+-- Whether the last sample tells of now: a worker lives, as the pages show it, and maintenance has taken one within 30 s.
+create or replace function pgqueue._is_sampled(p_now timestamptz)
+returns boolean
+language sql stable parallel safe
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off set jit = off
+as $$
+    select
+        coalesce((select max(s.at) from pgqueue.samples s where s.span = 10) between p_now - interval '30 s' and p_now, false)
+        and exists (
+            select
+            from pgqueue.workers w
+            where (
+                select b.at from pgqueue.heartbeats b where b.worker = w.name order by b.worker desc, b.n desc limit 1
+            ) > p_now - interval '65 s'
+        )
+$$;
+
+-- Queues and total of stats(): from the last samples, counted now, or (null) counted up to 10,000 of each lane.
 create or replace function pgqueue._numbers(p_now timestamptz, p_recent boolean)
 returns jsonb
 language sql stable parallel safe
@@ -94,9 +114,10 @@ as $$
         union all
         select
             c.queue, c.waiting, c.due, c.scheduled, c.failed, c.blocked, c.executing, c.dead, c.blocked_by_limit,
-            c.blocked_by_parents, null, null, p_now - c.oldest_due_at, p_now - c.oldest_stuck_at
-        from pgqueue._count_queues(p_now, 2147483647) c
-        where not p_recent
+            c.blocked_by_parents, case when p_recent is null and c.is_cut then 10000 end, null, p_now - c.oldest_due_at,
+            p_now - c.oldest_stuck_at
+        from pgqueue._count_queues(p_now, case when p_recent is null then 10000 else 2147483647 end) c
+        where p_recent is not true
     ),
     listed as (
         select
