@@ -63,7 +63,7 @@ class Form:
         """Check a value or read it: `of` is what to call for its parts."""
         found = first_foreign(value, "")
         if found is not None:
-            raise Misfit(f"nothing says that it is a {type(found[1]).__name__}: annotate it more precisely")
+            raise Misfit(f"nothing says that it is of type {type(found[1]).__name__}: annotate it more precisely")
         return value
 
 

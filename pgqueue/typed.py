@@ -108,7 +108,7 @@ def check_kept(task: str, args: Mapping[str, Any]) -> None:
     path, value = found
     name, kind = path.partition(".")[0], type(value).__qualname__
     raise InvalidArgument(
-        f"argument {path} of task {task} is a {kind}, and no annotation of the function restores one from JSON",
+        f"argument {path} of task {task} is of type {kind}, and no annotation of the function restores one from JSON",
         hint=f"annotate the parameter ({name}: {kind}), or {way_out(value)}",
     )
 

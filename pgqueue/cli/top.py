@@ -100,5 +100,7 @@ def _print_tables(found: dict[str, dict[str, Any]], with_jobs: bool) -> None:
     if with_jobs:
         jobs.show()
     for database, stats in found.items():
-        counted = f"{len(stats['workers'])} workers; counted {output.when(stats['sampled_at'] or stats['at'])}."
+        workers = len(stats["workers"])
+        when = output.when(stats["sampled_at"] or stats["at"])
+        counted = f"{workers} worker{'' if workers == 1 else 's'}; counted {when}."
         output.line(f"{database}: {counted}" if place else counted)

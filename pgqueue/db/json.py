@@ -47,8 +47,8 @@ def args_to_json(args: object, what: str) -> str:
     if found is not None and not isinstance(found[1], orjson.Fragment):
         path, value = found
         raise InvalidArgument(
-            f"{what} cannot be written as JSON: {path or 'it'} is a {type(value).__qualname__}, which nothing restores"
-            " where only the name of the task is given",
+            f"{what} cannot be written as JSON: {path or 'it'} is of type {type(value).__qualname__}, which nothing"
+            " restores where only the name of the task is given",
             hint=f"enqueue it through the task, with the parameter annotated, or {way_out(value)}",
         )
     return to_json(args, what)

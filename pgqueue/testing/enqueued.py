@@ -126,10 +126,14 @@ def assert_enqueued(
     def check(found: list[EnqueuedJob], all_jobs: list[EnqueuedJob]) -> EnqueuedJob | None:
         if (found and count is None) or len(found) == count:
             return found[0] if found else None
-        expected = "no job fits" if count is None else f"{len(found)} jobs fit, not {count}"
+        expected = "no job fits" if count is None else f"{_fit(found)}, not {count}"
         raise AssertionError(f"{expected}: {_described(task, wanted)}\n{_listing(task, wanted, all_jobs)}")
 
     return _ask(connection, task, wanted, check)
+
+
+def _fit(found: list[EnqueuedJob]) -> str:
+    return "1 job fits" if len(found) == 1 else f"{len(found)} jobs fit"
 
 
 def refute_enqueued(connection: Any, task: str | Named | None = None, **wanted: Any) -> Any:
@@ -138,7 +142,7 @@ def refute_enqueued(connection: Any, task: str | Named | None = None, **wanted: 
     def check(found: list[EnqueuedJob], all_jobs: list[EnqueuedJob]) -> None:
         if found:
             lines = "\n".join(f"  {_line(job)}" for job in found[:_SHOWN])
-            raise AssertionError(f"{len(found)} jobs fit, and none should: {_described(task, wanted)}\n{lines}")
+            raise AssertionError(f"{_fit(found)}, and none should: {_described(task, wanted)}\n{lines}")
 
     return _ask(connection, task, wanted, check)
 

@@ -67,7 +67,7 @@ def test_a_job_shows_what_it_waits_for(conn: psycopg.Connection, run: Run) -> No
     call(conn, "emit_event", "paid:17")
     held = reserve_one(conn)
     call(conn, "suspend", held.id, held.reservation, depends_on=[other])
-    assert f"waits for 1 jobs: {other} waiting" in run("jobs", "show", str(held.id)).out
+    assert f"waits for 1 job: {other} waiting" in run("jobs", "show", str(held.id)).out
     call(conn, "complete", other, reserve_one(conn).reservation)
     held = reserve_one(conn)
     call(conn, "sleep_step", held.id, held.reservation, "cool down", "1 day")

@@ -178,13 +178,13 @@ def test_why_names_the_cause_of_each_late_queue(run: Run, conn: psycopg.Connecti
     assert run("why").out == "No queue is late.\n"
     enqueue(conn, queue="mail")
     clock.advance("16 s")
-    assert run("why", "mail").out.startswith("mail: no_worker, late by 16 s\n    1 jobs are due since")
+    assert run("why", "mail").out.startswith("mail: no_worker, late by 16 s\n    the queue has 1 job due since")
     call(conn, "hello", "w", ["mail"])
     call(conn, "beat", "w")
     assert run("why", "mail").out.startswith("mail: on_time\n    its oldest due job waits for 16 s\n")
     clock.advance("3 min")
     said = run("why").out
-    assert said.startswith("mail: no_worker, late by 3 min\n    1 jobs are due since")
+    assert said.startswith("mail: no_worker, late by 3 min\n    the queue has 1 job due since")
     assert said.endswith("do: pgqueue worker -r MODULE --queue mail\n")
     [found] = json.loads(run("why", "mail", "--json").out)
     assert (found["queue_name"], found["cause"], found["severity"]) == ("mail", "no_worker", "critical")

@@ -246,7 +246,7 @@ def test_an_argument_that_no_annotation_restores_is_refused_with_the_way_out(
 ) -> None:
     t = task_of(hint) if hint else App().task(lambda plain, value=None: None, name="t")  # type: ignore[call-overload]
     for given, path in ((value, "plain"), ({"a": [1, value]}, "plain.a.1")):
-        with pytest.raises(InvalidArgument, match=rf"argument {path} of task t is a .*annotate .*{instead}"):
+        with pytest.raises(InvalidArgument, match=rf"argument {path} of task t is of type .*annotate .*{instead}"):
             t.bind(plain=given, value=None if hint is None else date(2030, 1, 1))
 
 
@@ -263,7 +263,7 @@ def test_by_name_json_and_what_has_one_text_pass_and_the_rest_is_refused(conn: p
             lambda: pgqueue.enqueue_copy(conn, [{"task": "t", "args": {"a": [value]}}]),  # noqa: B023
         ):
             with pytest.raises(
-                InvalidArgument, match=r"^args.* cannot be written as JSON: a\.0 is a .*through the task"
+                InvalidArgument, match=r"^args.* cannot be written as JSON: a\.0 is of type .*through the task"
             ):
                 call()
 

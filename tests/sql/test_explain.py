@@ -197,16 +197,16 @@ def test_a_job_that_is_due_says_how_many_are_ahead(conn: psycopg.Connection, clo
     first, *_, last = enqueue_many(conn, 5)
     enqueue_many(conn, 3, priority=1)
     enqueue_many(conn, 3, delay="1 h")
-    assert "4 jobs are ahead of it in priority 0 of queue default" in explain(conn, last).detail
+    assert "behind 4 jobs in priority 0 of queue default" in explain(conn, last).detail
     change(conn, last, resumed=True)
-    assert "0 jobs are ahead" in explain(conn, last).detail
-    assert "1 jobs are ahead" in explain(conn, first).detail
+    assert "behind 0 jobs in" in explain(conn, last).detail
+    assert "behind 1 job in" in explain(conn, first).detail
     conn.execute(
         "insert into pgqueue.jobs (queue, task, args, priority, run_at, ready_at, created_at)"
         " select 'default', 't', '{}', 0, at, at, at from (select '2030-01-01 11:00+00'::timestamptz as at) x,"
         " generate_series(1, 1500)"
     )
-    assert "1000 or more jobs are ahead" in explain(conn, first).detail
+    assert "behind 1000 or more jobs in" in explain(conn, first).detail
 
 
 @pytest.mark.parametrize(

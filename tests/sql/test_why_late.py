@@ -70,7 +70,7 @@ def test_a_limit_is_named_with_how_many_wait_for_it(conn: psycopg.Connection, cl
     hello(conn)
     found = why(conn)
     assert (found.severity, found.cause, found.subject, found.lag) == ("warning", "limit", "limit_key:tenant:a", 0)
-    assert "1 of 1 jobs execute under the limit limit_key:tenant:a; 4 jobs wait for it" in found.evidence
+    assert "1 of 1 jobs execute under the limit limit_key:tenant:a; it holds back 4 jobs" in found.evidence
     assert found.stuck_for == 600
     assert found.remedy.endswith("pgqueue limits set limit_key tenant:a --max-executing N")
 
@@ -82,7 +82,7 @@ def test_a_limit_of_the_queue_holds_back_jobs_that_are_due(conn: psycopg.Connect
     clock.advance("1 min")
     hello(conn)
     assert (why(conn).cause, why(conn).subject) == ("limit", "queue:default")
-    assert "4 jobs wait for it" in why(conn).evidence
+    assert "it holds back 4 jobs" in why(conn).evidence
 
 
 def test_the_job_that_blocks_a_key_is_named_though_nothing_is_due(conn: psycopg.Connection, clock: Clock) -> None:
@@ -97,8 +97,7 @@ def test_the_job_that_blocks_a_key_is_named_though_nothing_is_due(conn: psycopg.
     found = why(conn)
     assert (found.cause, found.subject, found.lag, found.stuck_for) == ("key", "order:1", 0, 1200)
     assert (
-        f"37 jobs of the queue are blocked, most behind key order:1: job {first} of key order:1 executes"
-        in found.evidence
+        f"the queue has 37 jobs blocked, most behind key order:1: job {first} of key order:1 executes" in found.evidence
     )
     assert f"pgqueue jobs cancel {first}" in found.remedy
     # The number that alerts stand on.
@@ -195,7 +194,9 @@ def test_a_flood_says_of_whom_how_many_and_since_when(conn: psycopg.Connection, 
     hello(conn)
     found = why(conn)
     assert (found.cause, found.subject) == ("flood", "import" if kind == "task" else "tenant:a")
-    assert found.evidence.startswith(f"about 91 % of the 44 due jobs are of {kind} {found.subject}, enqueued since")
+    assert found.evidence.startswith(
+        f"about 91 % of the 44 jobs that are due are of {kind} {found.subject}, enqueued since"
+    )
     assert ("within a day it had 5 %" in found.evidence) == (kind == "task")
 
 

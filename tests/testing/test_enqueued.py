@@ -78,7 +78,7 @@ def test_an_executing_or_finished_job_is_not_enqueued_any_more(conn: psycopg.Con
 
 def test_a_refuted_job_is_shown(conn: psycopg.Connection) -> None:
     mail.enqueue(conn, "a@b.c")
-    with pytest.raises(AssertionError, match=r"1 jobs fit, and none should: mail\n  job 1: mail"):
+    with pytest.raises(AssertionError, match=r"1 job fits, and none should: mail\n  job 1: mail"):
         refute_enqueued(conn, mail)
 
 

@@ -40,7 +40,7 @@ begin
         when v_open = 0 then 'the jobs that it waits for have ended; maintain() releases it'
         else concat(
             case
-                when p_job.blocked_on = '@jobs' then format('waits for %s jobs: ', v_open)
+                when p_job.blocked_on = '@jobs' then format('waits for %s: ', pgqueue._counted(v_open))
                 else format('waits for %s of %s parents: ', v_open, cardinality(p_job.depends_on))
             end,
             v_named,
@@ -138,7 +138,7 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off set jit = off set enable_bitmapscan = off set enable_sort = off
 as $$
-    select case when count(*) = 1000 then '1000 or more' else count(*)::text end
+    select case when count(*) = 1000 then '1000 or more jobs' else pgqueue._counted(count(*)) end
     from (
         select
         from (values (true), (false)) s (resumed)

@@ -93,7 +93,7 @@ as $$
     )
     select
         'flood', s.name,
-        format('%s of the %s due jobs are of %s %s, enqueued since %s%s', case when s.share > 0.99 then 'nearly all' else 'about ' || round(100 * s.share) || ' %' end,
+        format('%s of the %s that are due are of %s %s, enqueued since %s%s', case when s.share > 0.99 then 'nearly all' else 'about ' || round(100 * s.share) || ' %' end,
             pgqueue._counted(p_due), case s.kind when 'task' then 'task' else 'tenant' end, s.name, s.since,
             format('; of the starts within a day it had %s %%', round(100 * s.usual))),
         format('let fewer of them run at a time: pgqueue limits set %s %s --max-executing 2', s.kind, pgqueue._shell_quoted(s.name)),
@@ -240,12 +240,12 @@ as $$
     ) f
 $$;
 
--- A number that was counted up to 10,000, as words.
+-- A number of jobs that was counted up to 10,000, as words.
 create or replace function pgqueue._counted(p_jobs bigint)
 returns text
 language sql immutable parallel safe
 as $$
-    select case when p_jobs >= 10000 then 'about ' else '' end || p_jobs
+    select case when p_jobs >= 10000 then 'about ' else '' end || p_jobs || case when p_jobs = 1 then ' job' else ' jobs' end
 $$;
 
 -- A time as people say it: 40 s, 38 min, 7 h, 3 d.

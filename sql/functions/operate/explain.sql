@@ -128,7 +128,7 @@ begin
         select
             'turn',
             concat(
-                format('it is due and waits its turn: %s jobs are ahead of it in priority %s of queue %s',
+                format('it is due and waits its turn behind %s in priority %s of queue %s',
                     pgqueue._jobs_ahead(v_job, v_now), v_job.priority, v_job.queue),
                 '; its workers serve first: ' || pgqueue._lanes_ahead(v_job, v_now),
                 '; ' || (

@@ -86,7 +86,7 @@ begin
         cause := 'paused';
         subject := p_queue;
         since := v_paused_at;
-        evidence := format('the queue is paused since %s, and %s jobs of it are due', v_paused_at, pgqueue._counted(v_due));
+        evidence := format('the queue is paused since %s, and has %s due', v_paused_at, pgqueue._counted(v_due));
         remedy := format('select pgqueue.resume(''queue'', %L, %L);', p_queue, (select s.source from pgqueue._standing(p_now) s where s.kind = 'queue' and s.target = p_queue));
     end if;
     if cause is null then
@@ -151,7 +151,7 @@ begin
         select e.detail, e.behind into v_detail, v_behind from pgqueue._explain_key(v_job, p_now) e;
         cause := 'key';
         subject := v_job.key;
-        evidence := format('%s jobs of the queue are blocked, most behind key %s: %s', pgqueue._counted(p_blocked), v_job.key, v_detail);
+        evidence := format('the queue has %s blocked, most behind key %s: %s', pgqueue._counted(p_blocked), v_job.key, v_detail);
         remedy := coalesce(
             format('pgqueue jobs explain %1$s; if it does not end: pgqueue jobs cancel %1$s', v_behind), 'select pgqueue.maintain();'
         );
@@ -180,7 +180,7 @@ begin
     cause := 'limit';
     subject := v_name;
     evidence := format(
-        '%s; %s jobs wait for it', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
+        '%s; it holds back %s', coalesce(v_detail, format('the limit %s has capacity now', v_name)),
         pgqueue._counted((
             select count(*)
             from (
@@ -199,7 +199,7 @@ create or replace function pgqueue._late_without_worker(
 language sql stable
 as $$
     select
-        format('%s jobs are due since %s, and no living worker claims from the queue%s', pgqueue._counted(p_due), p_since,
+        format('the queue has %s due since %s, and no living worker claims from it%s', pgqueue._counted(p_due), p_since,
             '; worker ' || q.worker || ' serves it, and an operator made it quiet'),
         case
             when q.worker is null then 'pgqueue worker -r MODULE --queue ' || pgqueue._shell_quoted(p_queue)
@@ -254,7 +254,7 @@ begin
         cause := 'workers';
         subject := v_queue;
         evidence := concat(
-            format('the oldest of %s due jobs is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
+            format('the oldest of %s is due since %s, and ', pgqueue._counted(p_due), p_first.ready_at),
             coalesce(format('%s of %s slots of %s are taken', v_slots.executing, v_slots.slots, v_slots.workers), v_slots.workers || ' serve it'),
             '; ' || pgqueue._rates_of(v_queue, p_due, p_now)
         );
