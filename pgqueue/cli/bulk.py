@@ -77,11 +77,11 @@ def run(
     with connected(dsn) as connection:
         if wanted:
             if not yes:
-                _ask_for_found(connection, action, wanted, where)
+                _ask_for_found(connection, action, wanted, where, as_json)
             run_chunks = _run_found(connection, action, wanted, chunk)
         else:
             if not job_ids and not yes:
-                _ask(connection, action, given, described)
+                _ask(connection, action, given, described, as_json)
             # Before: a deleted one is gone after.
             known = perform(connection, operate.jobs_of(job_ids or []))
             run_chunks = _run_chunks(connection, action, given, chunk)
@@ -118,7 +118,7 @@ def update(
     with connected(dsn) as connection:
         if where and not yes:
             states = ["waiting", "blocked", *(["failed"] if list(changes) == ["args"] else [])]
-            _ask_for_found(connection, "update", {"states": states, **wanted}, where)
+            _ask_for_found(connection, "update", {"states": states, **wanted}, where, as_json)
         changed, skipped = _counted("update", "changed", _update_chunks(connection, wanted, changes, chunk))
     if as_json:
         output.print_json({"action": "update", "changed": changed, "passed_over": skipped})
@@ -166,16 +166,21 @@ def _fitting(action: str, given: dict[str, object]) -> str:
     return ", ".join([str(given.get("state") or " or ".join(states)), *(f"{n} {v}" for n, v in filters.items())])
 
 
-def _ask(connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str) -> None:
+def _ask(
+    connection: psycopg.Connection[Any], action: str, given: dict[str, object], described: str, as_json: bool
+) -> None:
     """Print how many jobs match, and ask."""
     with connection.transaction(force_rollback=True):
         found = perform(connection, operate.count(action, given))
     number = found.changed + found.passed_over + found.left_over
-    _confirm(action, number, found.is_exact, found.next_after is not None, described)
+    _confirm(action, number, found.is_exact, found.next_after is not None, described, as_json)
 
 
-def _confirm(action: str, number: int, is_exact: bool, is_more: bool, described: str) -> None:
+def _confirm(action: str, number: int, is_exact: bool, is_more: bool, described: str, as_json: bool) -> None:
     if number == 0 and not is_more:
+        if as_json:
+            # Its answer is that none was changed.
+            return
         output.line(f"No job to {action}.")
         raise typer.Exit
     matches = f"{number:,}" if is_exact else f"at least {number:,}"
@@ -212,10 +217,10 @@ def _filter(action: str, where: str) -> Filter:
     return {"states": _STATES[action], **wanted}
 
 
-def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, where: str) -> None:
+def _ask_for_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, where: str, as_json: bool) -> None:
     found = perform(connection, observe.search("newest", wanted, None, 10_000, ROWS))
     is_more = found.next is not None
-    _confirm(action, len(found.ids), not is_more, is_more, printable(where))
+    _confirm(action, len(found.ids), not is_more, is_more, printable(where), as_json)
 
 
 def _run_found(connection: psycopg.Connection[Any], action: str, wanted: Filter, chunk: int) -> Iterator[_Chunk]:
