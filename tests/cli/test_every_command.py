@@ -120,6 +120,8 @@ LEFT_OUT = {
     ("dev",): {"require"},
     ("status",): {"again"},
     ("jobs", "list"): {"again"},
+    # It ends with the job.
+    ("jobs", "logs"): {"follow"},
     ("workers", "list"): {"again"},
 }
 FORCED = {
