@@ -11,20 +11,22 @@ as $$
 declare
     v_count integer;
 begin
-    if jsonb_typeof(write_log.lines) is distinct from 'array' or jsonb_array_length(write_log.lines) > 10000 then
-        raise data_exception using message = 'it is no such array';
-    end if;
-    insert into pgqueue.job_logs (job_id, attempt, written_at, at, level, line)
-    select l.job_id, l.attempt, pgqueue._clock(), coalesce(l.at, pgqueue._clock()), left(coalesce(l.level, 'INFO'), 16), left(l.line, 1024)
-    from jsonb_to_recordset(write_log.lines) l (job_id bigint, attempt integer, at timestamptz, level text, line text)
-    where l.job_id is not null and l.attempt is not null and l.line is not null;
-    get diagnostics v_count = row_count;
+    begin
+        if jsonb_typeof(write_log.lines) is distinct from 'array' or jsonb_array_length(write_log.lines) > 10000 then
+            raise data_exception using message = 'it is no such array';
+        end if;
+        insert into pgqueue.job_logs (job_id, attempt, written_at, at, level, line)
+        select l.job_id, l.attempt, pgqueue._clock(), coalesce(l.at, pgqueue._clock()), left(coalesce(l.level, 'INFO'), 16), left(l.line, 1024)
+        from jsonb_to_recordset(write_log.lines) l (job_id bigint, attempt integer, at timestamptz, level text, line text)
+        where l.job_id is not null and l.attempt is not null and l.line is not null;
+        get diagnostics v_count = row_count;
+    exception when data_exception then
+        perform pgqueue._refuse(
+            'lines must be an array of at most 10000 objects', sqlerrm || '.',
+            'Give lines as [{"job_id": 17, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO", "line": "sent"}].'
+        );
+    end;
     return v_count;
-exception when data_exception then
-    perform pgqueue._refuse(
-        'lines must be an array of at most 10000 objects', sqlerrm || '.',
-        'Give lines as [{"job_id": 17, "attempt": 1, "at": "2030-01-01 12:00+00", "level": "INFO", "line": "sent"}].'
-    );
 end
 $$;
 
