@@ -47,7 +47,7 @@ class Paced:
 
 
 def drain(queue: Queue, dsn: str, jobs: int, processes: int = 1) -> Drain:
-    """Drain `jobs` jobs by so many workers, in an empty database."""
+    """Drain `jobs` jobs by `processes` workers, in an empty database."""
     with Program(queue, dsn, "produce") as producer:
         producer.mark()
         producer.order(jobs, 0)

@@ -219,7 +219,7 @@ def _referred(schema: Schema) -> str:
 
 
 def _camel(name: str) -> str:
-    """Return a name that both languages take, such as SendEmail for shop.send_email's last words."""
+    """Return a name that both languages take, such as SendEmail for shop.send_email, by the last part of its name."""
     words = re.findall(r"[A-Za-z0-9]+", name)
     joined = "".join(f"{word[0].upper()}{word[1:]}" for word in words)
     return joined if joined and not joined[0].isdigit() else f"T{joined}"

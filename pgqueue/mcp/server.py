@@ -63,7 +63,7 @@ Where = Annotated[
         f" args.user.id:17'. Words: {', '.join(f'{word}:' for word in WORDS)}. Empty: every job."
     ),
 ]
-Limit = Annotated[int, Field(ge=1, le=200, description="At most so many jobs.")]
+Limit = Annotated[int, Field(ge=1, le=200, description="The most jobs to return.")]
 After = Annotated[str | None, Field(description="The field next of the answer before, for the jobs after those.")]
 
 
@@ -99,7 +99,7 @@ def build(dsn: str, options: Options) -> MCPServer:
 
 
 class Reading:
-    """The tools that read. Their docstrings are what an agent is told."""
+    """The tools that read. An agent receives their docstrings."""
 
     def __init__(self, dsn: str, options: Options) -> None:
         self._dsn = dsn
